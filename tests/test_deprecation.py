@@ -1,4 +1,4 @@
-"""Renamed commands, options, settings and Python names work under their old names, each with one warning."""
+"""Test that renamed commands, options, settings and Python names work under their old names with one warning each."""
 
 import argparse
 import json

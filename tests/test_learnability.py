@@ -1,4 +1,4 @@
-"""The model learns to copy and to reverse sequences that it has never seen: `benchmarks/learnability.py`, shortened."""
+"""Test that the model learns to copy and reverse unseen sequences: a short form of `benchmarks/learnability.py`."""
 
 import json
 import os

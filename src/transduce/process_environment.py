@@ -81,9 +81,13 @@ def release_freed_memory() -> None:
 
 
 def release_mapped_pages(address: int, size: int) -> None:
-    """Release the resident memory of a private mapping of a file, which is read again on the next access (Linux only).
+    """Release the resident memory of a privately mapped file, whose pages are read again on access (Linux only).
 
     Pages that the process has written lose what was written.
+
+    Args:
+        address: the address of the mapping.
+        size: its size in bytes.
     """
     if platform.system() == "Linux":
         start = address & -mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Products in bfloat16 by float32 are those of PyTorch, but for the order of the sums."""
+"""Test that emulated bfloat16 matrix multiplications equal PyTorch's up to the order of sums."""
 
 import importlib
 import sys

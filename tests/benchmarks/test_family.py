@@ -1,4 +1,4 @@
-"""The corpus of `benchmarks/family.py`: joined sentences correspond, and every variant is a model."""
+"""Test the corpus of `benchmarks/family.py`: joined sentences correspond, and every variant is a valid model."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The small form of `benchmarks/joined_sentences.py`: a model's joined sentences are translated as alone."""
+"""Test a small form of `benchmarks/joined_sentences.py`: joined sentences are translated as they are alone."""
 
 import importlib
 import sys

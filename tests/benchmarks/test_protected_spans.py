@@ -1,4 +1,4 @@
-"""The small form of `benchmarks/protected_spans.py`: planted spans are kept, and the rest is translated as without."""
+"""Test a small form of `benchmarks/protected_spans.py`: spans are kept, and the rest is translated the same."""
 
 import importlib
 import sys

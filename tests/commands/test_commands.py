@@ -1,4 +1,4 @@
-"""The command line: what goes where, what a mistake says, and what scripts rely on."""
+"""Test the command line: output streams, error messages, and exit codes that scripts rely on."""
 
 import io
 import json
@@ -35,7 +35,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Standard input that is no terminal, in a locale that knows ASCII only."""
+    """Replace standard input by bytes, as from a pipe in a locale that supports ASCII only."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
 

@@ -13,7 +13,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """Four sentences, three translations of which are wrong."""
+    """Write a source and its translation, three of whose four lines are wrong, and return both files."""
     source, target = tmp_path / "in.zh", tmp_path / "out.en"
     source.write_text("我吃鱼\n\n我吃鱼\n我吃鱼\n", "utf-8")
     target.write_text("the the the the\n\n我吃鱼\n\n", "utf-8")

@@ -1,4 +1,4 @@
-"""`transduce generate`, from options to text."""
+"""Test `transduce generate`, from options to text."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command as a process of its own: closed pipes, bare locales, terminals."""
+"""Test the command in a separate process: closed pipes, locales without UTF-8, terminals."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`transduce score`: a figure a line, and what they come to."""
+"""Test `transduce score`: a figure per line, and their mean."""
 
 import json
 import math

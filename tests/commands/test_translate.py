@@ -1,4 +1,4 @@
-"""`transduce translate` for large files: shards, workers, and going on after a kill; and its options on search."""
+"""Test `transduce translate` on large files (shards, workers, resuming after a kill) and its search options."""
 
 import io
 import os

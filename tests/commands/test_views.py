@@ -1,4 +1,4 @@
-"""`transduce inspect`, `transduce align` and `transduce plot`, as they are typed."""
+"""Test the commands `transduce inspect`, `transduce align` and `transduce plot`."""
 
 import json
 import shutil
@@ -96,7 +96,7 @@ def test_inspect_shows_where_the_heads_look_from_a_pronoun(
 
 @pytest.fixture
 def texts(write_lines: WriteLines) -> dict[str, Path]:
-    """Twelve pairs with their words and alignments."""
+    """Write twelve pairs with their words and alignments, and return the files by name."""
     subjects, things = {"我": "I", "你": "you", "他": "he"}, {"鱼": "fish", "茶": "tea", "书": "books", "水": "water"}
     pairs = [(a, b, x, y) for a, x in subjects.items() for b, y in things.items()]
     return {

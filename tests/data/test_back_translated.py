@@ -1,4 +1,4 @@
-"""Pairs whose source a machine wrote: tagged, and never what a model is judged by."""
+"""Test back-translated pairs: their sources are tagged, and they never become dev pairs."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -16,7 +16,7 @@ HOLD_OUT = HoldOutSettings(share=0.1, enough_pairs=0)
 
 @pytest.fixture
 def files(write_lines: WriteLines) -> CorpusFiles:
-    """300 pairs that people wrote; of 500 that a machine wrote, the first 300 have the same targets in capitals."""
+    """Return a corpus of 300 human and 500 back-translated pairs, the first 300 of which have the same targets."""
     human = [f"der hund {number} geht" for number in range(300)], [f"the dog {number} walks" for number in range(300)]
     machine = [f"hunde {number}" for number in range(500)], [f"The dog {number} walks." for number in range(500)]
     names = [

@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, the same for the same seed, reachable without replay, little padding."""
+"""Test batches: every pair once per epoch, equal for equal seeds, access to any position, little padding."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSett
 
 
 class SyntheticCorpus:
-    """Pairs of random lengths, each side made of the pair's number; counts how often ids are read."""
+    """A corpus of pairs of random lengths whose tokens are the pair's number, which counts how often ids are read."""
 
     source_pad_id = target_pad_id = -1
 

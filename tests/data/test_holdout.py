@@ -1,4 +1,4 @@
-"""Holding out a dev set in one pass."""
+"""Test holding out a dev set in one pass over the pairs."""
 
 import random
 
@@ -13,7 +13,7 @@ from transduce.text.corpus import PairBlock
 
 
 def run(pairs: list[Pair], settings: HoldOutSettings) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Pairs to train on, held-out pairs, and the other pairs of their sources."""
+    """Return the pairs to train on, the held-out pairs, and the other pairs with the sources of held-out ones."""
     hold_out = HoldOut(settings)
     keys = source_keys([pair.source for pair in pairs])
     block = PairBlock(0, "", 1, [pair.source for pair in pairs], [pair.target for pair in pairs])

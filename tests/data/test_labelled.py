@@ -1,4 +1,4 @@
-"""Labelled texts in batches: each once an epoch, cut to their length, any batch reached at once."""
+"""Test batches of labeled texts: each text once per epoch, truncated, with access to any batch."""
 
 import numpy as np
 import pytest

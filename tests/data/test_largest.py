@@ -1,4 +1,4 @@
-"""The stand-ins for the largest batches have the shapes that the plan's batches really reach."""
+"""Test that stand-ins for the largest batches have the largest shapes of a plan's batches."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from transduce.data.id_files import IdRun
 
 
 class SyntheticCorpus:
-    """Pairs of random lengths, a few of them long."""
+    """A corpus of pairs of random lengths, a few of them long."""
 
     source_pad_id = target_pad_id = 0
 

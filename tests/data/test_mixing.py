@@ -1,4 +1,4 @@
-"""Shares of corpora over a run, their streams, and the batches of both."""
+"""Test shares of corpora over a run, the corpora's streams, and the resulting batches."""
 
 from collections import Counter
 from collections.abc import Sequence

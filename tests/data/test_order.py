@@ -1,4 +1,4 @@
-"""The order of pairs: permutations, blocks, lengths, cuts — each checked by hand."""
+"""Test the order of pairs in cases solved by hand: permutations, blocks, lengths, batch boundaries."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Training pairs get placeholders on both sides, at words that translate each other, as seed and epoch decide."""
+"""Test that training pairs get placeholders on both sides, at aligned words, determined by seed and epoch."""
 
 from collections.abc import Callable, Iterable
 from itertools import product

@@ -1,4 +1,4 @@
-"""`transduce prepare` and what trains from its folder."""
+"""Test `transduce prepare` and training from its folder."""
 
 import json
 import os

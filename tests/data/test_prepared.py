@@ -1,4 +1,4 @@
-"""The corpus on disk: what is written, read back, replaced and refused."""
+"""Test the corpus on disk: what is written, read back, replaced and refused."""
 
 import gzip
 import hashlib

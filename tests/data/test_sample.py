@@ -1,4 +1,4 @@
-"""The sample that a vocabulary is learnt from."""
+"""Test the sample of pairs that a vocabulary is learned from."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -14,7 +14,7 @@ WriteLines = Callable[[str, Iterable[str]], Path]
 
 @pytest.fixture
 def files(write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch) -> CorpusFiles:
-    """500 pairs in blocks of 64."""
+    """Return a corpus of 500 pairs in blocks of 64."""
     monkeypatch.setattr(corpus, "BLOCK_LINES", 64)
     source = write_lines("a.de", [f'Satz {number} "\\ ' for number in range(500)])
     target = write_lines("a.en", [f"sentence {number}\u2028" for number in range(500)])

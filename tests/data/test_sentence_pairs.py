@@ -1,4 +1,4 @@
-"""Rows of two stretches: half of the second ones follow, no row mixes documents, any batch is reached at once."""
+"""Test rows of two segments: half of the second ones follow, no row mixes documents, access to any batch."""
 
 from itertools import pairwise
 
@@ -46,7 +46,7 @@ def unmasked(batch: SentencePairBatch) -> np.ndarray:
 
 
 def stretches(batch: SentencePairBatch) -> list[tuple[list[int], list[int]]]:
-    """Both stretches of each row, as they stand in the text."""
+    """Return both segments of each row, with their original tokens."""
     found = []
     for row in unmasked(batch).tolist():
         pieces = [id for id in row if id]

@@ -1,4 +1,4 @@
-"""Tables of numbers, their scale, and the windows that are cut out of them."""
+"""Test tables of time series, their scale, and their windows."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_a_scale_of_impossible_numbers_is_refused() -> None:
 
 
 def numbered(*lengths: int) -> WindowedSeries:
-    """Stretches of 0, 1, 2, … each, and 1,000 more in each further stretch."""
+    """Return windows over sections of these lengths; section n counts up from 1,000 × n."""
     stretches = [1_000.0 * number + np.arange(float(length))[:, None] for number, length in enumerate(lengths)]
     return WindowedSeries(stretches, past=3, horizon=2)
 

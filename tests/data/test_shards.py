@@ -24,12 +24,12 @@ HOLD_OUT = HoldOutSettings(share=0.1, max_pairs=30)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a small corpus has many; processes that are started do not see it."""
+    """Make the blocks of corpora small in this process, so that a small corpus has many of them."""
     monkeypatch.setattr(corpus, "BLOCK_LINES", 16)
 
 
 def lines(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """Pairs with all that filters look at: repeated pairs and sources, empty, long, equal sides, odd characters."""
+    """Return sources and targets of which some are repeated, empty, long, equal or have unusual characters."""
     choose = random.Random(seed)
     sources, targets = [], []
     for _ in range(count):
@@ -57,7 +57,7 @@ def lines(count: int, seed: int) -> tuple[list[str], list[str]]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> CorpusFiles:
-    """Three pairs of files, the second one compressed, of lengths that no block size divides."""
+    """Return a corpus of three pairs of files, the second compressed, whose lengths are no multiples of a block."""
     paths: tuple[list[str], list[str]] = ([], [])
     for number, count in enumerate((259, 101, 16)):
         for side, language, text in zip(paths, ("de", "en"), lines(count, number), strict=True):

@@ -1,4 +1,4 @@
-"""BPE-dropout and sampling by a unigram model: the texts stay, the draws are those of the papers and repeatable."""
+"""Test BPE-dropout and sampling by a unigram model: texts stay, and draws are repeatable and follow the papers."""
 
 from collections import Counter
 from itertools import pairwise
@@ -40,7 +40,7 @@ def bpe() -> Tokenizer:
 
 
 def reference_dropout(text: str, scores: dict[str, float], rate: float, random: Random) -> tuple[str, ...]:
-    """Algorithm 1 of Provilkov et al. 2020 to the letter: each step drops each possible merge on its own."""
+    """Return the tokens of a text by algorithm 1 of Provilkov et al. 2020, which drops merges anew in each step."""
     parts = list(text)
     while True:
         merges = [

@@ -1,4 +1,4 @@
-"""The demonstration's corpus: its English, its split, its alignments, and that it is always the same."""
+"""Test the demonstration's corpus: its English, its split, its alignments, and its reproducibility."""
 
 import hashlib
 import os
@@ -214,7 +214,7 @@ def test_english_is_a_function_of_chinese() -> None:
 
 
 def draws() -> list[AlignedPair]:
-    """All that the rules say in 30,000 draws, repeated sentences included."""
+    """Return 1,000 draws of each rule of the grammar, repeated sentences included."""
     chance = random.Random(4)
     return [pair_of(rule(chance)) for rule, _ in RULES for _ in range(1000)]
 

@@ -1,4 +1,4 @@
-"""Tables 3 and 4 and the attention figures of the paper, with small models; and the command `transduce paper`."""
+"""Test `transduce paper`, and Tables 3 and 4 and the attention figures of the paper with small models."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Training and search on a device that pretends to be a GPU: no tensor of the processor among its own, the results of
-the processor, and no more waiting than a GPU can afford. Where there is a GPU, the same on that one, with its kernels.
+"""Test training and search on a simulated GPU, and on a real one with its kernels where there is one.
+
+Results must equal those of the CPU. No operation may mix tensors of both devices, and the CPU may wait only rarely.
 """
 
 import json
@@ -113,7 +114,7 @@ def approximately(value: Any) -> Any:
 def trained_everywhere(
     toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
 ) -> Results:
-    """Every variant, trained for three steps on the processor and on the devices."""
+    """Train every variant for three steps on the CPU and on the devices, and return the results."""
     settings = toy_settings | {
         "model.dropout": 0.0,
         "training.steps": 3,
@@ -162,7 +163,7 @@ def test_recorded_training_goes_as_on_the_processor(trained_everywhere: Results,
 def searched_everywhere(
     toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
 ) -> Results:
-    """Every search for some sentences with the trained model, on the processor and on the devices."""
+    """Translate some sentences by every search on the CPU and on the devices, and return the results."""
     folder = tmp_path_factory.mktemp("searches")
     sentences, translations = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:7] for side in ("zh", "en"))
     given = {"model": str(trained), "sentences": sentences}
@@ -264,7 +265,7 @@ def tasks_everywhere(
     tmp_path_factory: pytest.TempPathFactory,
     on_gpu: dict[str, str] | None,
 ) -> Results:
-    """Every task, trained for three steps on the processor and on the devices; the processor's models, used on all."""
+    """Train every task for three steps on each device, use the CPU's models on all of them, and return the results."""
     used = tmp_path_factory.mktemp("tasks")
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
     lora = files | {"init_from": str(trained), "training.lora_rank": 4, "training.steps": 3}

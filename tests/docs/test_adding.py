@@ -1,4 +1,4 @@
-"""docs/adding.md is followed literally: a copy of the project gets its changes and runs its commands."""
+"""Test docs/adding.md literally: a copy of the project gets the page's changes and runs its commands."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Chinese pages have the code of the English ones, lead to them and back, and are written in the agreed words."""
+"""Test that Chinese pages have the code of the English ones, link to them, and use the agreed terms."""
 
 import re
 from pathlib import Path
@@ -29,6 +29,7 @@ EQUAL = {
     "experiments.md",
     "multilingual.md",
     "monolingual.md",
+    "preparing.md",
     "distillation.md",
 }
 # Their outputs are in Chinese, too.

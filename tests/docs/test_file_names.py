@@ -1,4 +1,4 @@
-"""Files and folders that pages and benchmarks name exist in the repository."""
+"""Test that files and folders named by pages and benchmarks exist in the repository."""
 
 import re
 from pathlib import Path

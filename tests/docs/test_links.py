@@ -1,4 +1,4 @@
-"""Links of the pages lead to a file that is there, and those with an anchor to a heading that is there."""
+"""Test that links of the pages lead to existing files and headings."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _NAMED = re.compile(r'<a id="([^"]+)">')
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub makes of a heading: small letters, no punctuation but - and _, spaces become hyphens."""
+    """Return the anchor that GitHub makes of a heading: lower case, spaces as hyphens, no punctuation but - and _."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
 
@@ -34,7 +34,7 @@ def anchors(page: str) -> set[str]:
 
 
 def links(page: str) -> Iterator[tuple[str, str]]:
-    """File and anchor of each link within the repository; the file is empty where it is the page itself."""
+    """Yield the file and anchor of each link within the repository; the file is empty for links within the page."""
     for link in _LINK.findall(_CODE.sub("", _FENCED.sub("", page))):
         if not re.match(r"[a-z]+:", link):
             file, _, anchor = link.partition("#")
@@ -42,7 +42,7 @@ def links(page: str) -> Iterator[tuple[str, str]]:
 
 
 def broken_links(path: Path) -> list[str]:
-    """The links of a page that lead nowhere."""
+    """Return the links of a page whose file or heading does not exist."""
     page = path.read_text("utf-8")
     broken = []
     for file, anchor in links(page):

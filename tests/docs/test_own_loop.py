@@ -1,4 +1,4 @@
-"""The blocks of docs/own_loop.md run one after the other."""
+"""Test that the blocks of docs/own_loop.md run in order."""
 
 import re
 import shutil

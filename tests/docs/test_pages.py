@@ -1,4 +1,4 @@
-"""Lists on the pages are complete: what stands in the code stands on the page."""
+"""Test that lists on the pages are complete: everything that the code defines is listed."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ KERNELS = ROOT / "src" / "transduce" / "kernels" / "cpu"
 
 
 def first_cells(page: str) -> set[str]:
-    """All that stands in backticks in the first column of a page's tables."""
+    """Return the texts in backticks in the first column of a page's tables."""
     rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 

@@ -1,4 +1,4 @@
-"""Every block of the questions and the errata runs, prints what the page says, and is the same in both languages."""
+"""Test that every block of the questions and errata runs, prints what is shown, and is equal in both languages."""
 
 import contextlib
 import importlib.util
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Question(NamedTuple):
-    """A question's title, and its blocks: kind (python, text) and content."""
+    """A question of the page: its title, and the kind (python, text) and content of its blocks."""
 
     title: str
     blocks: list[tuple[str, str]]
@@ -36,7 +36,7 @@ QUESTIONS = [
 
 
 def run_blocks(question: Question) -> list[tuple[str, str]]:
-    """Runs the blocks in one namespace; for each what it printed, and the text block that follows it."""
+    """Run a question's blocks in one namespace; return what each printed, and the text block that follows it."""
     namespace: dict[str, Any] = {"__name__": "question"}
     outputs: list[tuple[str, str]] = []
     followers = [*question.blocks[1:], ("", "")]

@@ -21,12 +21,12 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    """The page's blocks of one kind, in order."""
+    """Return the blocks of one kind on a page, in order."""
     return [content for found, content in _BLOCK.findall((ROOT / page).read_text("utf-8")) if found == kind]
 
 
 def commands(page: str) -> list[str]:
-    """Blocks of commands; those of make are not among them."""
+    """Return the blocks of commands on a page, except those that run make."""
     return [block for block in blocks(page, "sh") if "make " not in block]
 
 
@@ -36,7 +36,7 @@ def without_comments(block: str) -> str:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    """The files that the READMEs name, by name."""
+    """Return the contents of the files that the READMEs use, by file name."""
     from transduce.demonstration.grammar import generate
 
     corpus = generate()
@@ -48,7 +48,7 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, texts: dict[str, str]) -> Path:
-    """A folder with these files."""
+    """Return a folder with the files that the READMEs use."""
     for name, text in texts.items():
         (tmp_path / name).write_text(text, "utf-8", newline="\n")
     return tmp_path

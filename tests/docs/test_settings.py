@@ -1,4 +1,4 @@
-"""docs/settings.md is what docs/generate_settings.py makes of the code as it is now."""
+"""Test that docs/settings.md is what docs/generate_settings.py writes for the current code."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The site of `make docs` builds without warnings in both languages, needs no other address and has no broken link."""
+"""Test that the site of `make docs` builds without warnings in both languages, works offline and has no broken link."""
 
 import json
 import os
@@ -24,7 +24,7 @@ OWN_ADDRESS = re.compile(r"https?://(?:127\.0\.0\.1|localhost)\b")
 
 
 class Page(HTMLParser):
-    """A page's anchors, links, what it loads, and how many elements of each kind are in its article."""
+    """A parsed page of the site: anchors, links, loaded files, and numbers of elements by kind in its article."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The tutorial's pages run, build the same model as transduce's, and agree with its files and notebooks."""
+"""Test that the tutorial's pages run, build the same model as transduce's, and agree with its files and notebooks."""
 
 import importlib.util
 import json

@@ -15,7 +15,7 @@ _PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 
 
 def defined_names(path: Path) -> set[str]:
-    """Functions and classes of a module, methods as Class.method, and its constants."""
+    """Return the names of a module's functions, classes, methods (as Class.method) and constants."""
     names: set[str] = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

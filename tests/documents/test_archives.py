@@ -1,4 +1,4 @@
-"""Office files and e-books: texts and formatting; and archives that are made to do harm."""
+"""Test Office files and e-books: texts and formatting, and malicious archives."""
 
 import io
 import random
@@ -20,7 +20,7 @@ openpyxl = pytest.importorskip("openpyxl")
 
 
 class Fake:
-    """A translator that has some translations; other texts stay as they are."""
+    """A translator with some translations, which returns other texts unchanged."""
 
     def __init__(self, **translations: str) -> None:
         self.translations = translations

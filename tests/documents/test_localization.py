@@ -1,4 +1,4 @@
-"""Gettext catalogs and XLIFF: what is missing is translated, and what is there stays."""
+"""Test gettext catalogs and XLIFF: missing translations are added, and existing ones stay."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Markdown: inline elements stay in their sentence, and everything else stays as it is."""
+"""Test Markdown: inline elements stay in their sentence, and everything but text stays the same."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""HTML, XML and XLIFF: tags are kept and balanced, entities stay intact, and what is between is translated."""
+"""Test HTML, XML and XLIFF: tags stay balanced, entities stay intact, and text is translated."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def translate(
     settings: MarkupSettings | None = None,
     spaced: bool = True,
 ) -> str:
-    """Texts by a dictionary; others in capitals. Marked parts by another one; others stay where they are."""
+    """Translate a document: known texts by a dictionary, others to capitals; marked parts move where `parts` says."""
     plan = markup_plan(document, settings, spaced=spaced)
     found = [(known or {}).get(sentence, sentence.upper()) for sentence in plan.sentences]
 

@@ -1,4 +1,4 @@
-"""Random documents: tags stay balanced wherever they are put, no text is lost, and nothing changes without need."""
+"""Test random documents: tags stay balanced at any position, no text is lost, and nothing else changes."""
 
 import random
 import re
@@ -72,7 +72,7 @@ _DAMAGE = ("<", ">", "</b>", "</p>", "<i>", "<a href='", "<!--", "</", "<p", '"'
 
 
 class MarkupGenerator:
-    """A source of random documents."""
+    """A generator of random documents."""
 
     def __init__(self, seed: int, words: Sequence[str] = _WORDS) -> None:
         self.random = random.Random(seed)
@@ -134,7 +134,7 @@ _VOID = ("br", "img", "wbr", "input")
 
 
 def _tags(document: str) -> Iterator[tuple[str, str]]:
-    """Yields the name and the source of every tag; other markup has no name."""
+    """Yield the name and the source of every tag and other piece of markup; others have an empty name."""
     for match in _TAG.finditer(document):
         yield match["name"] or "", match[0]
 
@@ -152,7 +152,7 @@ def _is_balanced(document: str) -> bool:
 
 
 class _Shuffled:
-    """Translations with the words in another order, and with marks and protected elements anywhere."""
+    """Translations of a plan with words in random order, and marks and protected elements at random positions."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Translation changes nothing in a document but its text: random documents, and files made by other programs."""
+"""Test that translation changes only the text of random documents and of files by other programs."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Subtitles: sentences across cues, dialogues, tags and line lengths."""
+"""Test subtitles: sentences across cues, dialogues, tags and line lengths."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ SRT = """1
 
 
 class Fake:
-    """A translator that has a translation for each text, and remembers what it was asked for."""
+    """A translator that returns given translations in order, and records the texts that it gets."""
 
     def __init__(self, *translations: str) -> None:
         self.translations = list(translations)

@@ -1,4 +1,4 @@
-"""Plain text, JSON and tables: what is translated, and what stays."""
+"""Test which texts of plain text, JSON and tables are translated, and that the rest stays the same."""
 
 import re
 from collections.abc import Sequence

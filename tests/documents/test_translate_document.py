@@ -1,4 +1,4 @@
-"""`transduce.translate_document` and `transduce translate` with documents: files, resuming, and mistakes."""
+"""Test `transduce.translate_document` and `transduce translate` with documents: files, resuming, and errors."""
 
 import io
 import os
@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 class InterruptedWorkError(Exception):
-    """Raised by a translator that stops in the middle."""
+    """An error of a translator that stops in the middle of a document."""
 
 
 def test_an_interrupted_translation_is_resumed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy and macro F1 of labels, against figures worked out by hand."""
+"""Test accuracy and macro F1 of labels in cases solved by hand."""
 
 import pytest
 

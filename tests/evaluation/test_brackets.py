@@ -1,4 +1,4 @@
-"""Labelled brackets as EVALB counts them: five trees counted by hand, and what may not be skipped."""
+"""Test labeled brackets as EVALB counts them: five trees counted by hand, and refused input."""
 
 import pytest
 

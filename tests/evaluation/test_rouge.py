@@ -1,4 +1,4 @@
-"""ROUGE: cases counted by hand."""
+"""Test ROUGE in cases counted by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Scores: equal to the sacrebleu command's, with signature, and with warnings where they mislead."""
+"""Test that scores and signatures equal the sacrebleu command's, and that misleading scores cause warnings."""
 
 import gzip
 import hashlib
@@ -35,7 +35,7 @@ CHINESE_OUTPUT = ["我真的关心你的未来。", "你进入了危险区域。
 
 
 def shorten(lines: list[str], separator: str) -> list[str]:
-    """A made-up system: every third word (or character) is lost."""
+    """Return lines as a bad system would translate them: every third word (or character) is missing."""
     words = (line.split(separator) if separator else list(line) for line in lines)
     return [separator.join(word for index, word in enumerate(group) if index % 3 != 1) for group in words]
 

@@ -1,4 +1,4 @@
-"""Paired tests: right about equal, clearly and randomly different systems, and agreeing with sacreBLEU."""
+"""Test paired significance tests on equal, clearly and randomly different systems, and against sacreBLEU."""
 
 import math
 import random
@@ -54,7 +54,7 @@ def make_references(sentences: int, seed: int = 1) -> list[str]:
 
 
 def corrupt(lines: list[str], share: float, seed: int) -> list[str]:
-    """A made-up system that gets this share of the words wrong."""
+    """Return lines in which a random share of the words is replaced by others."""
     generator = random.Random(seed)
 
     def translate(line: str) -> str:

@@ -1,4 +1,4 @@
-"""The examples that make corpora out of books."""
+"""Test the examples that make corpora from books."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The kernels for GPUs: on one, where there is one, and otherwise interpreted; and compiled, which needs none."""
+"""Test the GPU kernels on a GPU if there is one, otherwise interpreted; and their compilation, which needs no GPU."""
 
 import importlib.util
 import json

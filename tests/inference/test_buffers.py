@@ -1,4 +1,4 @@
-"""A component with ordinary buffers trains, resumes and loads with the buffers' real values."""
+"""Test that a component with ordinary buffers trains, resumes and loads with the buffers' real values."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SHORT = {"training.steps": 4, "training.validate_every": 4, "training.save_every
 
 @pytest.fixture
 def with_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every feed-forward layer gets buffers of all kinds, and its output depends on each of them."""
+    """Give every feed-forward layer buffers of several kinds, on each of which its output depends."""
     build: Callable[..., None] = FeedForward.__init__
     plain: Callable[..., Tensor] = FeedForward.forward
 

@@ -1,4 +1,4 @@
-"""Large inputs: portions and shards, and a file that can be gone on with."""
+"""Test large inputs: portions, shards, and resuming an incomplete output file."""
 
 import multiprocessing
 import threading

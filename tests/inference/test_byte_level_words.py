@@ -17,7 +17,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 @pytest.fixture(scope="module")
 def vocabulary() -> ImportedVocabulary:
-    """All bytes, and a few words with the space before them or without."""
+    """Return a byte-level vocabulary with a few words, with or without a space before them."""
     bytes_ = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
     pieces, merges = [*SPECIAL, *bytes_], []
     for word in ("Ġapple", "Ġthe", "apple", "pine"):

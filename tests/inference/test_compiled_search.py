@@ -54,7 +54,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
-    """Both searches normalise and choose by the same kernels, whatever the tests before left."""
+    """Make both searches use the same kernels to normalize and select, whatever earlier tests have set."""
     install_search_kernels()
     before = use_kernels(NativeReductions())
     yield
@@ -154,7 +154,7 @@ def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
 
 
 class Watching:
-    """An observer that records what it is called with, and gives sentences up at some steps."""
+    """An observer that records its calls, and abandons sentences at specified steps."""
 
     def __init__(self, giving_up: dict[int, list[int]]) -> None:
         self.giving_up = giving_up
@@ -332,7 +332,7 @@ def test_the_same_tokens_are_drawn_while_an_observer_watches() -> None:
 
 
 class Unknown(MinimumLength):
-    """A rule of another class."""
+    """A rule of a class that the compiled search does not know."""
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Options that contradict each other, and values that are none: a sentence says so, or the page about search does."""
+"""Test that contradictory options and invalid values are refused with a message, or documented on the search page."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Translating by examples: votes by hand, pairs that a model learns without being trained, and what is refused."""
+"""Test kNN retrieval: probabilities by hand, pairs that a model uses without training, and refused input."""
 
 import json
 import math
@@ -32,7 +32,7 @@ Pairs = tuple[list[str], list[str]]
 
 @pytest.fixture(scope="module")
 def pairs(toy_corpus: Path) -> Pairs:
-    """The corpus, but for every tea a beer, which no translation that it was trained on has."""
+    """Return the toy corpus with "beer" for "tea" in the targets, which the model was not trained on."""
     sources, targets = ((toy_corpus / f"train.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
     return sources, [target.replace("tea", "beer") for target in targets]
 

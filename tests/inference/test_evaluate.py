@@ -1,4 +1,4 @@
-"""`transduce.evaluate`: the scores of `transduce evaluate`, from lists of sentences."""
+"""Test that `transduce.evaluate` gives the scores of `transduce evaluate` for lists of sentences."""
 
 from pathlib import Path
 

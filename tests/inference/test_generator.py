@@ -1,4 +1,4 @@
-"""Going on with a text: the cache against reading everything anew, drawing, beams, streams, lines."""
+"""Test text generation: the KV cache against recomputation, sampling, beams, streams, lines."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Translations contain what a glossary says, in one go, in streams, in long texts and in portions of large files."""
+"""Test that translations contain glossary terms: of single texts, streams, long texts and portions of large files."""
 
 from pathlib import Path
 from typing import Any

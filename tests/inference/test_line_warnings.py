@@ -1,4 +1,4 @@
-"""`transduce translate` warns of a source in another language and of lost sentences, once a run."""
+"""Test that `transduce translate` warns once per run of sources in another language and of lost sentences."""
 
 import io
 from pathlib import Path

@@ -23,7 +23,7 @@ SENTENCE = "老师喜欢苹果。"
 
 
 def with_limit(trained: Path, folder: Path, limit: str) -> Path:
-    """The folder of a run that said so of `max_tokens`."""
+    """Copy a run to a folder with another line for `max_tokens` in its settings, and return the folder."""
     shutil.copytree(trained, folder)
     (folder / "training_lines.json").unlink()  # as of versions that did not measure lines
     settings = folder / "settings.toml"
@@ -121,7 +121,7 @@ def test_learned_positions_end_a_source_and_what_is_written(translator: Translat
 
 
 class Characters(Vocabulary):
-    """A vocabulary in which spaces are tokens too, as in some imported ones."""
+    """A vocabulary of characters in which spaces are tokens too, as in some imported vocabularies."""
 
     def __init__(self) -> None:
         self.before, self.after = (), (1,)

@@ -1,4 +1,4 @@
-"""Protected spans reach the translation exactly once, with and without placeholder tokens in the vocabulary."""
+"""Test that protected spans occur exactly once in the translation, with and without placeholder tokens."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ SEARCHES = [
 
 @pytest.fixture(scope="module")
 def with_tokens() -> Translator:
-    """A model with random weights, which writes placeholders where it likes, if at all."""
+    """Return a translator with placeholder tokens and random weights, which may write placeholders anywhere."""
     pairs = [Pair("我喜欢苹果。", "I like apples.", n, "") for n in range(40)]
     pairs += [Pair("老师今天买书，他吃鱼。", "the teacher buys books today, he eats fish.", n, "") for n in range(40)]
     settings = TokenizerSettings(vocabulary_size=120, byte_fallback=False, user_symbols=PLACEHOLDER_TOKENS)

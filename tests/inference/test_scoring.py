@@ -1,4 +1,4 @@
-"""Scores of given translations: the model's own log-probabilities, and what search reports."""
+"""Test scores of given translations against the model's log-probabilities and those that search reports."""
 
 from pathlib import Path
 

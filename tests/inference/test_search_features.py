@@ -39,7 +39,7 @@ def assert_alike(found: list[Translation], expected: list[Translation]) -> None:
 
 
 class GiveUp:
-    """An observer that gives sentences up at a step, and records the sentences of each step."""
+    """An observer that abandons sentences at one step, and records the sentences of each step."""
 
     def __init__(self, places: set[int], at_step: int = 1) -> None:
         self.places = places

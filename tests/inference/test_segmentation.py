@@ -1,4 +1,4 @@
-"""Texts are divided into sentences and layout, and the layout of the source survives in the translation."""
+"""Test the division of texts into sentences and layout, and that translations keep the source's layout."""
 
 import time
 from typing import Any
@@ -33,7 +33,7 @@ def segment(text: str, separator: str = " ", language: str | None = "zh", **sett
 
 
 def written(segmented: SegmentedText, translate: Any = str) -> str:
-    """The text with each sentence translated by a function."""
+    """Return a segmented text with each sentence translated by a function."""
     writer, text = LayoutWriter(segmented), ""
     for sentence in segmented.sentences:
         text += writer.next_gap() + writer.write(translate(sentence.text))
@@ -291,7 +291,7 @@ def test_ten_thousand_sentences_in_a_line(translator: Translator) -> None:
 
 
 class Reader:
-    """An observer that follows texts, whose final starts never change."""
+    """An observer that follows partial translations, and checks that their final parts never change."""
 
     def __init__(self) -> None:
         self.final: dict[int, str] = {}

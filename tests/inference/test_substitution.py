@@ -18,7 +18,7 @@ from transduce.text.vocabulary import Vocabulary
 
 
 class Opinions:
-    """A model that holds words for unlikely (5 nats) without their causes in the source, and dislikes some texts."""
+    """A model to which a word is unlikely without its cause in the source, and some texts always are."""
 
     def __init__(
         self, vocabulary: Vocabulary, causes: dict[str, str], dislikes: Sequence[str] = (), nats: float = 5.0
@@ -51,8 +51,8 @@ def vocabulary(translator: Translator) -> Vocabulary:
     return translator.tokenizer.target
 
 
-def unasked(texts: Sequence[str]) -> list[Translation]:
-    """The toy translations are of a script with spaces, where nobody asks how terms are translated by themselves."""
+def not_called(texts: Sequence[str]) -> list[Translation]:
+    """Fail if terms are to be translated by themselves, which scripts with spaces do not need."""
     assert list(texts) == []
     return []
 
@@ -63,7 +63,7 @@ CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
 def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
     glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
     opinions = Opinions(vocabulary, CAUSES, dislikes)
-    (changed,) = substitute([(source, text)], glossary, TermModel(vocabulary, opinions.score, unasked))
+    (changed,) = substitute([(source, text)], glossary, TermModel(vocabulary, opinions.score, not_called))
     return None if changed is None else changed.target
 
 
@@ -121,7 +121,7 @@ def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> lis
     part, translation = lacking(*texts)
     score = Opinions(vocabulary, CAUSES).score
     glossary = Glossary([Term("鱼", ("milk",))])
-    found = insert_terms([part], {part.key: translation}, glossary, search, TermModel(vocabulary, score, unasked))
+    found = insert_terms([part], {part.key: translation}, glossary, search, TermModel(vocabulary, score, not_called))
     return [each.text for each in found[part.key].alternatives] if found else None
 
 
@@ -151,7 +151,8 @@ def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
     cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
     glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
     assert (
-        insert_terms([part], {part.key: cut}, glossary, SearchSettings(), TermModel(vocabulary, score, unasked)) == {}
+        insert_terms([part], {part.key: cut}, glossary, SearchSettings(), TermModel(vocabulary, score, not_called))
+        == {}
     )
 
 
@@ -168,7 +169,7 @@ def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
     opinions = Opinions(vocabulary, CAUSES)
     part, translation = lacking("we eat milk")
     glossary = Glossary([Term("鱼", ("milk",))])
-    model = TermModel(vocabulary, opinions.score, unasked)
+    model = TermModel(vocabulary, opinions.score, not_called)
     assert insert_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
     assert opinions.asked == []
 
@@ -207,7 +208,7 @@ def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 
     """Return the translation with terms if re-decoding finds these alternatives."""
     part, translation = lacking(plain)
     answer = lacking(*again)[1]
-    model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
+    model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, not_called)
     found = translate_with_terms(
         [part],
         {part.key: translation},
@@ -258,7 +259,7 @@ def test_which_faults_a_term_adds(source: str, plain: str, text: str, is_corrupt
 def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:
     part = Part("45 鱼", 0, 0, [4, 5, 6, 1])
     translation = Translation(part.text, (Alternative("45", ("45",), (-0.1,), -1.0, True),))
-    model = TermModel(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, unasked)
+    model = TermModel(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, not_called)
     assert (
         insert_terms([part], {part.key: translation}, Glossary([Term("鱼", ("milk",))]), SearchSettings(), model) == {}
     )

@@ -1,4 +1,4 @@
-"""Text to text: what a Translator promises, checked against the model itself."""
+"""Test that a Translator's results equal those of the model itself."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A translator that is called from Python warns of texts in another language than the model reads."""
+"""Test that a translator called from Python warns of texts in another language than the model's."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Word alignment: heads are chosen by known alignments, and what they find is right."""
+"""Test word alignment: heads are chosen by known alignments, and their alignments are right."""
 
 import unicodedata
 from pathlib import Path
@@ -40,7 +40,7 @@ OBJECTS = {"苹果": "apples", "书": "books", "茶": "tea", "鱼": "fish"}
 
 @pytest.fixture(scope="module")
 def known() -> list[ReferenceAlignment]:
-    """Sentences of the toy corpus with 今天 and their alignments; articles have none."""
+    """Return sentences of the toy corpus with 今天 and their reference alignments, in which articles have no links."""
     found = []
     for subject, subject_english in SUBJECTS.items():
         for verb, verb_english in VERBS.items():

@@ -46,7 +46,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def build(tokenizer: Tokenizer) -> Callable[..., Reader]:
-    """A function that builds a model of a kind with random weights, the same at every call."""
+    """Return a function that builds a model of a kind with random weights, equal at every call."""
 
     def make(kind: str, **settings: Any) -> Reader:
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Costs of layers and of training: paths and chains that can be counted by hand, and the paper's arithmetic."""
+"""Test the costs of layers and of training: path lengths counted by hand, and the paper's figures."""
 
 import math
 

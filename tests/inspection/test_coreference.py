@@ -1,4 +1,4 @@
-"""From a pronoun to the word that it stands for: attention by hand, by words, in encoders and decoders."""
+"""Test the attention from a pronoun to its antecedent: by hand, by words, in encoders and decoders."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ SENTENCE = "The animal didn't cross the street because it was tired."
 
 
 def by_hand(*heads: dict[str, float], antecedent: str = "animal", left_to_right: bool = False) -> PronounAttention:
-    """One layer, whose heads spend these weights."""
+    """Return the attention of a pronoun in one layer whose heads have these weights by word."""
     return PronounAttention(
         words=WORDS,
         pronoun=7,

@@ -1,4 +1,4 @@
-"""The corpus doctor: planted faults are found and counted, at their lines, and a sound corpus has none."""
+"""Test that the corpus doctor finds and counts inserted faults with their lines, and none in a sound corpus."""
 
 import gzip
 import random
@@ -39,7 +39,7 @@ def de_en(data_folder: Path) -> Sides:
 
 @pytest.fixture(params=["zh_en", "de_en"])
 def corpus(request: pytest.FixtureRequest) -> Sides:
-    """Real pairs, 6,000 of each of two language pairs."""
+    """Return 6,000 real pairs of a language pair; tests run for each of two language pairs."""
     sides: Sides = request.getfixturevalue(request.param)
     return sides
 
@@ -49,7 +49,7 @@ def found(source: list[str], target: list[str]) -> Alignment:
 
 
 def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | None]]:
-    """First lines and lags."""
+    """Return the first line and the lag of each misaligned stretch that is found."""
     return [(stretch.first_line, stretch.lag) for stretch in found(source, target).stretches]
 
 

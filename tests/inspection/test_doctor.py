@@ -1,4 +1,4 @@
-"""The doctor on sound models: ours in its shapes, PyTorch's own; what a report says, and from settings."""
+"""Test the doctor on sound models of this package and of PyTorch, its reports, and its use with settings."""
 
 import dataclasses
 import math
@@ -80,7 +80,7 @@ def test_a_model_that_is_meant_to_have_no_positions_is_not_asked_for_them() -> N
 
 
 class Leaking(Transformer):
-    """Ours, whose decoder sees everything while it trains."""
+    """A Transformer of this package whose decoder attends to future tokens in training."""
 
     def decode(self, target_input_ids: Tensor, *arguments: Any, **named: Any) -> Tensor:
         length = target_input_ids.shape[1]
@@ -98,7 +98,7 @@ def test_our_model_with_a_planted_fault_fails() -> None:
 
 
 class Wrapped(nn.Module):
-    """nn.Transformer between an embedding and a projection."""
+    """A model of torch's `nn.Transformer` between an embedding and a projection."""
 
     def __init__(self, *, norm_first: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`transduce doctor`: what it prints, what it writes, and its exit codes."""
+"""Test `transduce doctor`: its output, its files, and its exit codes."""
 
 import json
 from collections.abc import Callable, Iterable

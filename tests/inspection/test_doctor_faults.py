@@ -1,4 +1,4 @@
-"""A textbook Transformer with one fault at a time: the doctor finds each by its check, and passes it without.
+"""Test that the doctor finds each of many faults in a textbook Transformer, and none without a fault.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -54,7 +54,7 @@ Order = Literal["pre", "post"]
 
 
 def table(length: int, fault: Fault) -> Tensor:
-    """Sine and cosine in turn, written out as section 3.5 says it."""
+    """Return a table of sinusoidal positions as in section 3.5, with a fault in some variants."""
     rows = torch.zeros(length, D)
     for place in range(length):
         for pair in range(D // 2):
@@ -68,7 +68,7 @@ def table(length: int, fault: Fault) -> Tensor:
 
 
 class Attention(nn.Module):
-    """One head. The mask is True where attending is allowed, (B or 1, Q or 1, L)."""
+    """An attention with one head and faults; the mask, (B or 1, Q or 1, L), is True where attention is allowed."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return weights
 
     def _by_heads(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Two heads, whose scores are scaled at the query, by the wrong width, or not at all."""
+        """Return attention with two heads, whose scores are scaled wrongly in some faults."""
         query, key, value = (
             of(each).unflatten(-1, (2, D // 2)).transpose(1, 2)
             for of, each in ((self.query, x), (self.key, memory), (self.value, memory))
@@ -103,7 +103,7 @@ class Attention(nn.Module):
 
 
 class PositionNorm(nn.LayerNorm):
-    """Normalizes each feature over the positions of a sentence."""
+    """A faulty norm that normalizes each feature over the positions of a sentence."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, deviation = x.mean(dim=1, keepdim=True), x.std(dim=1, keepdim=True, unbiased=False)
@@ -111,7 +111,7 @@ class PositionNorm(nn.LayerNorm):
 
 
 class Block(nn.Module):
-    """A sub-layer with its residual and norm."""
+    """A sub-layer with its residual connection and norm."""
 
     def __init__(self, sublayer: nn.Module, order: Order, fault: Fault) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Block(nn.Module):
         self.norm = PositionNorm(D) if fault == "norm over positions" else nn.LayerNorm(D)
 
     def forward(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
-        """x: (B, T, D); among the inputs, None stands for the normed x itself (self-attention)."""
+        """Return the output for x (B, T, D); an input of None is replaced by the normed x (self-attention)."""
         y = self.norm(x) if self.order == "pre" else x
         out = self.sublayer(y, *(y if each is None else each for each in inputs))
         out = F.dropout(out, 0.1, training=self.fault == "dropout in evaluation" or self.training)
@@ -132,7 +132,7 @@ class Block(nn.Module):
 
 
 class Textbook(nn.Module):
-    """One encoder layer and two decoder layers."""
+    """A Transformer with one encoder layer and two decoder layers, written as in textbooks, with one of many faults."""
 
     def __init__(self, order: Order, fault: Fault) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Textbook(nn.Module):
         return self.decode(target, memory, mask)
 
     def decode_steps(self, source: Tensor, target: Tensor) -> Tensor:
-        """Each layer keeps its normed inputs, which keys and values are made of."""
+        """Return the logits of step-by-step decoding, in which each layer caches its normed inputs."""
         memory, mask = self.encode(source)
         kept: list[list[Tensor]] = [[] for _ in self.decoder]
         logits = []

@@ -1,4 +1,4 @@
-"""`transduce check-install`: what is installed, what is selected here, and why a fast path is refused."""
+"""Test `transduce check-install`: installed packages, selected kernels, and reasons why a fast path is refused."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""The pictures say what is true: their numbers by hand, drawn in the terminal and in files."""
+"""Test plots against numbers computed by hand, in the terminal and in files."""
 
 import json
 import math

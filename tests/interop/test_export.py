@@ -1,4 +1,4 @@
-"""`transduce export`: every form of a trained model, compared before it has a name; and all that is refused."""
+"""Test `transduce export`: every format of a trained model, compared before it is published; and refused requests."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def need(form: str) -> None:
-    """Skips a test where the form's packages are missing."""
+    """Skip a test if packages for an export format are missing."""
     missing = [name for name in PACKAGES[form] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed: pip install 'transduce[export,hf]'")

@@ -1,4 +1,4 @@
-"""Models that were imported go out again: with the tokenizer that they came with."""
+"""Test that imported models are exported with the tokenizer that they came with."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ LINES = ["我喜欢茶。", "I like tea.", "naïve 42"]
 
 @pytest.fixture
 def marian(make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path) -> Path:
-    """A folder as those of OPUS-MT, with random weights."""
+    """Return a folder like those of OPUS-MT models, with random weights."""
     made = write_folder(make_model(norm_order="post"), small_tokenizer, tmp_path / "made")
     folder = tmp_path / "marian"
     folder.mkdir()

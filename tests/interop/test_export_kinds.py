@@ -1,4 +1,4 @@
-"""`transduce export` of trained language models, encoders and recurrent models: what goes out, and what is refused."""
+"""Test `transduce export` of trained language models, encoders and recurrent models, and refused requests."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ CLASSES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> dict[str, Path]:
-    """A folder for each kind, trained for a moment."""
+    """Train a model of each kind for a few steps, and return the folders by name."""
     place = tmp_path_factory.mktemp("kinds")
     sentences = (toy_corpus / "train.en").read_text("utf-8").split("\n")[:200]
     (place / "text.en").write_text("\n".join(sentences) + "\n", "utf-8")

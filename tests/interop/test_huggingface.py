@@ -1,4 +1,4 @@
-"""A model folder is Hugging Face's: its classes open it offline, and compute what we compute."""
+"""Test that Hugging Face's classes open a model folder offline and compute the same results."""
 
 import importlib
 import json
@@ -181,7 +181,7 @@ def test_a_model_of_no_class_keeps_our_names() -> None:
 
 @pytest.fixture(scope="module")
 def open_folder() -> OpenFolder:
-    """Opens a folder by Hugging Face's automatic classes, without a network."""
+    """Return a function that opens a folder by Hugging Face's automatic classes, without a network."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transduce[hf]'")
     library = importlib.import_module("transformers")
@@ -196,7 +196,7 @@ def open_folder() -> OpenFolder:
 
 
 def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs: Tensor) -> float:
-    """The greatest difference of a logit, on positions that are not padding."""
+    """Return the largest difference of logits at positions without padding."""
     pad_id = translator.model.config.pad_id
     with torch.no_grad():
         our_logits = translator.model(sources, inputs)

@@ -1,4 +1,4 @@
-"""Folders of encoders, of language models and of models with two vocabularies are Hugging Face's too."""
+"""Test that Hugging Face opens folders of encoders, language models and models with two vocabularies."""
 
 import json
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def peers() -> Any:
 
 @pytest.fixture
 def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
-    """A folder of transformers' with random weights and a byte-level tokenizer that was trained on the toy corpus."""
+    """Return a function that writes a decoder of transformers with random weights and a byte-level tokenizer."""
 
     def make(architecture: str, *, name: str = "theirs", begins: bool = False, **settings: Any) -> Path:
         transformers, tokenizers = peers(), pytest.importorskip("tokenizers")

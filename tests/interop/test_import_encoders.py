@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face's with heads: classes and hidden words as transformers tells them, by our own commands."""
+"""Test imported Hugging Face encoders with heads: classes and masked words equal those of transformers."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def peers() -> Any:
 
 @pytest.fixture
 def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
-    """A folder of transformers' with random weights, and a tokenizer that was trained on the toy corpus."""
+    """Return a function that writes an encoder of transformers with random weights and a trained tokenizer."""
 
     def make(architecture: str, **settings: Any) -> Path:
         transformers, tokenizers = peers(), pytest.importorskip("tokenizers")

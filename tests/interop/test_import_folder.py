@@ -1,4 +1,4 @@
-"""Whole Hugging Face folders: opened as they are, imported by the command, and translated with their own settings."""
+"""Test whole Hugging Face folders: opened directly, imported by the command, translated with their own settings."""
 
 import json
 import shutil
@@ -164,8 +164,8 @@ def test_an_imported_folder_is_ours(nllb: Path, tmp_path: Path, capsys: pytest.C
         import_model_folder(out, tmp_path / "again")
 
 
-def nats_a_piece(folder: Path, corpus: Path) -> float:
-    """The loss on sentences that training does not see."""
+def loss_per_token(folder: Path, corpus: Path) -> float:
+    """Return a model's loss on the dev sentences, in nats per token."""
     sides = [(corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en")]
     translator = opened(folder)
     translator.search = SearchSettings()  # the tag's probability counts, whatever the folder's search makes of it
@@ -191,7 +191,7 @@ def test_training_goes_on_from_a_foreign_folder(
     source, target = str(toy_corpus / "train.zh"), str(toy_corpus / "train.en")
     out = tmp_path / "run"
     train(out=out, init_from=nllb, source=source, target=target, settings=settings, device="cpu", threads=1)
-    assert nats_a_piece(out, toy_corpus) < 0.9 * nats_a_piece(nllb, toy_corpus)  # from where the import stood
+    assert loss_per_token(out, toy_corpus) < 0.9 * loss_per_token(nllb, toy_corpus)  # from where the import stood
     assert opened(out).tokenizer.source.encode("茶") == opened(nllb).tokenizer.source.encode("茶")
 
 

@@ -1,4 +1,4 @@
-"""Models made by transformers from random weights: the same logits, and the same output as `generate`."""
+"""Test random models of transformers after import: the same logits, and the same output as `generate`."""
 
 import json
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ DECODERS = [
 
 
 def peer(name: str, settings: Mapping[str, Any], *, seed: int = 1, spread: float = 0.2) -> Any:
-    """A model of transformers with weights that are all random, biases and norms too."""
+    """Return a model of transformers whose parameters, including biases and norms, are all random."""
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
     torch.manual_seed(seed)
     kind = getattr(transformers, name)
@@ -122,7 +122,7 @@ def imported(model: Any, folder: Path) -> Any:
 
 
 def padded(pad_id: int) -> tuple[Tensor, Tensor]:
-    """Sources of several lengths, and which positions are no padding."""
+    """Return sources of several lengths, (3, 12), and an attention mask with 0 at padding."""
     lengths = torch.tensor([[12], [7], [1]])
     ids = torch.randint(5, V - 2, (3, 12))
     present = torch.arange(12) < lengths
@@ -270,7 +270,7 @@ def let_some_end(model: Any, *, share: float) -> None:
 
 
 class _NoVocabulary(Vocabulary):
-    """Search asks it only what translations begin and end with."""
+    """A vocabulary without texts, for a search that needs only the tokens at the start and end."""
 
     def __init__(self, eos_id: int) -> None:
         self.forced = ()
@@ -408,7 +408,7 @@ def test_what_cannot_be_computed_is_named(content: dict[str, Any], message: str)
 
 
 def small_bart() -> ImportedModel:
-    """Our own weights under their names, made without transformers."""
+    """Return an imported BART model from tensors with BART's names, made without transformers."""
     return import_model(bart_content(), StoredTensors(_bart_tensors(), "folder"), {"start_id": 2})
 
 

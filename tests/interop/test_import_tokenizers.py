@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders, trained here: the same ids as transformers on 1,000 lines of each language."""
+"""Test tokenizers of Hugging Face folders, trained here: ids equal transformers' on 1,000 lines of each language."""
 
 import gzip
 import io
@@ -23,7 +23,7 @@ BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "Robe
 
 
 class Texts(NamedTuple):
-    """Lines of Chinese, German and English: to train on, and others to compare on."""
+    """Lines of Chinese, German and English: some to train tokenizers on, and others to compare them on."""
 
     training: list[str]
     lines: list[str]

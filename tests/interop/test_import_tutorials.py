@@ -1,4 +1,4 @@
-"""Models written after the tutorials compute the same here."""
+"""Test that models written as in well-known tutorials compute the same after import."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ OWN_NAMES = TutorialNames(
 
 
 class TorchTranslator(nn.Module):
-    """torch.nn.Transformer between embeddings and an output layer, as PyTorch's own tutorial has it."""
+    """A model of `torch.nn.Transformer` between embeddings and an output layer, as in PyTorch's tutorial."""
 
     positions: Tensor
 
@@ -106,7 +106,7 @@ def test_torch_nn_transformer(norm_order: str, tied: bool) -> None:
 
 
 class Norm(nn.Module):
-    """The tutorial's norm, as the tutorial writes it."""
+    """The layer norm of the tutorial, with the tutorial's names."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -503,7 +503,7 @@ T = 12
 
 
 class Conv1D(nn.Module):
-    """GPT-2's linear layer, whose matrix is (inputs, outputs)."""
+    """The linear layer of GPT-2, whose weight is (inputs, outputs)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -552,7 +552,7 @@ class NanoGPT(nn.Module):
 
 
 class LectureGPT(nn.Module):
-    """The GPT of the lecture that starts from an empty file: a module for each head, ReLU, a bias on the logits."""
+    """A GPT as in the lecture "Let's build GPT": a module for each head, ReLU, and a bias on the logits."""
 
     blocks: Any
 

@@ -1,4 +1,4 @@
-"""Files of word2vec and GloVe fill a matrix of embeddings."""
+"""Test that files of word2vec and GloVe initialize an embedding matrix."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""ONNX graphs of language models, encoders and recurrent models compute what we compute, at all shapes."""
+"""Test that ONNX graphs of language models, encoders and recurrent models compute the same at all shapes."""
 
 from collections.abc import Callable
 from pathlib import Path

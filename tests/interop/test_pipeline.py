@@ -1,4 +1,4 @@
-"""`transduce.pipeline("translation", folder)` answers as transformers' pipeline did."""
+"""Test that `transduce.pipeline("translation", folder)` answers like the pipeline of transformers."""
 
 from pathlib import Path
 from typing import Any

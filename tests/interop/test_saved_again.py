@@ -1,4 +1,4 @@
-"""A model that was exported to Hugging Face, trained on there and saved comes back."""
+"""Test importing a model that was exported to Hugging Face, trained further there and saved."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def saved_again(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Opened by their library, changed, and saved; with their tokenizer, as after fine-tuning."""
+    """Return an exported folder that transformers has opened, changed and saved, as after fine-tuning."""
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
     folder = tmp_path_factory.mktemp("again")
     transduce.export(trained, folder / "exported", to="huggingface")

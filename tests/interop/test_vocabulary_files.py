@@ -1,4 +1,4 @@
-"""Vocabularies of one's own, in all forms: ids stay, special tokens are found or added, bad files are explained."""
+"""Test a user's vocabularies in all formats: ids stay, special tokens are found or added, bad files are explained."""
 
 import io
 import json

@@ -159,7 +159,7 @@ SINGLES = [changes for changes in (*LISTED.values(), *MORE) if changes]
 
 
 class Tolerance(NamedTuple):
-    """The greatest difference between a backend and the reference."""
+    """The largest permitted differences between a backend and the reference."""
 
     states: float
     """The norm of the difference of the last layer's output over the norm of that output."""
@@ -176,7 +176,7 @@ TOLERANCES = {
 
 
 def _pairs(count: int) -> Iterator[dict[str, Any]]:
-    """Two components that vary together, at random but always the same."""
+    """Yield `count` combinations of two component settings, drawn at random from a fixed seed."""
     generator = random.Random(48)
     while count:
         one, other = generator.sample(SINGLES, 2)
@@ -190,7 +190,7 @@ def _pairs(count: int) -> Iterator[dict[str, Any]]:
 
 
 def build(changes: dict[str, Any], kind: str = "transformer") -> Transformer | Decoder:
-    """A model with random weights, none of them zero."""
+    """Return a model with random weights, none of them zero."""
     torch.manual_seed(3)
     model = build_model(ModelConfig(**(SIZES | {"kind": kind} | changes))).eval()
     with torch.no_grad():
@@ -210,7 +210,7 @@ def _forward(model: Transformer | Decoder, sources: Tensor, targets: Tensor) -> 
 
 
 def variants(model: Transformer | Decoder, *, rounded: bool) -> Iterator[tuple[str, Transformer | Decoder]]:
-    """The model in float32, and with `rounded` at every precision, for whatever backend that selects."""
+    """Yield the model and its copies for other backends by name, with `rounded` also in bf16 and int8."""
     yield "reference", model
     for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if rounded else [])):
         prepacked = copy.deepcopy(model)
@@ -232,7 +232,7 @@ def own_start(model: Transformer | Decoder) -> DecodingState:
 
 
 def walk(state: DecodingState) -> Tensor:
-    """The last layers of beam search's use of a state: hypotheses are reordered, and sentences leave."""
+    """Return the last layer's outputs over steps of a beam search that reorders hypotheses and removes sentences."""
     generator, found = torch.Generator().manual_seed(1), []
     rows, tokens = 3, torch.full((3, 1), START)
     for step in range(6):
@@ -258,7 +258,7 @@ def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], flo
 
 
 def score(model: Transformer, sentence: int, tokens: list[int]) -> float:
-    """The sum of log-probabilities by `forward`."""
+    """Return the log-probability of a sentence's tokens, computed by the model's `forward`."""
     inputs = torch.tensor([[model.config.start_id, *tokens]])
     logits = model(SOURCES[sentence : sentence + 1, : LENGTHS[sentence]], inputs)[0, :-1]
     logits[:, model.config.forbidden_tokens] = float("-inf")
@@ -297,7 +297,7 @@ def test_two_components_by_every_backend(changes: dict[str, Any]) -> None:
 
 
 def build_encoder(changes: dict[str, Any]) -> Encoder:
-    """An encoder-only model with two layers and random weights."""
+    """Return an encoder-only model with two layers and random weights."""
     torch.manual_seed(3)
     config = ModelConfig(**(SIZES | {"kind": "encoder", "num_encoder_layers": 2} | changes))
     model = Encoder(config).eval()
@@ -308,7 +308,7 @@ def build_encoder(changes: dict[str, Any]) -> Encoder:
 
 
 def texts(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Token ids and segments of texts of these lengths, padded at the right."""
+    """Return random token ids and segments of texts of these lengths, padded at the right."""
     generator = torch.Generator().manual_seed(2)
     shape = len(lengths), max(lengths)
     ids, types = (torch.randint(least, most, shape, generator=generator) for least, most in ((3, V), (0, 2)))

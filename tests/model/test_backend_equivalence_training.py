@@ -259,7 +259,7 @@ def test_a_parametrization(name: str) -> None:
 
 
 class ToyNorm(nn.Module):
-    """A norm that no kernel knows: x / max |x|."""
+    """A norm that no kernel supports: x / max |x|."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class ToyNorm(nn.Module):
 
 
 class Bypass(nn.Module):
-    """A feed-forward network that no kernel knows."""
+    """A feed-forward network that no kernel supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ def replace_method(layer: Any) -> None:
 
 @contextmanager
 def replaced_on_the_class(_: Any) -> Iterator[None]:
-    """Replace `forward` of a whole class."""
+    """Replace `FeedForward.forward` on the class within the context."""
     forward = FeedForward.forward
     FeedForward.forward = lambda self, x: half(forward(self, x))  # type: ignore[method-assign]
     try:

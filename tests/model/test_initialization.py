@@ -1,4 +1,4 @@
-"""Initial weights: the scale of each matrix, and a first loss near ln V."""
+"""Test initial weights: the scale of each matrix, and a first loss near ln V."""
 
 import math
 
@@ -62,7 +62,7 @@ def xavier_bound(rows: int, columns: int) -> float:
 
 
 def check_uniform(part: torch.Tensor, bound: float) -> None:
-    """The greatest of some thousand uniform numbers lies just below the bound."""
+    """Check that the largest of some thousand uniform numbers is just below the bound."""
     assert 0.99 * bound < part.abs().max().item() <= bound * (1 + 1e-6)
 
 

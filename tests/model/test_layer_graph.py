@@ -1,4 +1,4 @@
-"""A component that nobody has listed takes the reference path in every search, and exporters refuse it."""
+"""Test that an unlisted component takes the reference path in every search, and that exporters refuse it."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -45,21 +45,21 @@ SIZES: dict[str, Any] = {
 
 
 class Gated(MultiHeadAttention):
-    """Halves what attention finds."""
+    """An attention that halves its output."""
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         return super().forward(*arguments, **named) / 2.0
 
 
 class ToyNorm(nn.Module):
-    """Divides by the greatest magnitude."""
+    """A norm that divides by the largest magnitude."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / x.abs().amax(dim=-1, keepdim=True)
 
 
 class Distances(StackPositions):
-    """Takes a number from scores for each position between query and key (ALiBi)."""
+    """A position scheme that lowers scores by the distance between query and key (ALiBi)."""
 
     def forward(self, x: Tensor, mask: Any, positions: Tensor | None = None, cache: Any = None) -> Any:
         known = 0 if cache is None else cache.length
@@ -75,7 +75,7 @@ class Distances(StackPositions):
 
 
 class Doubled(nn.Module):
-    """A parametrization of nobody's."""
+    """A parametrization that doubles a weight, which no kernel supports."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return 2.0 * weight
@@ -189,7 +189,7 @@ each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: chan
 
 
 def steps(model: Transformer) -> Tensor:
-    """The logits of search's steps along the targets."""
+    """Return the logits of decoding steps along the targets."""
     state = start_fast(model, SOURCES)
     return model.project(torch.cat([state.step(TARGETS[:, step : step + 1]) for step in range(4)], dim=1))
 

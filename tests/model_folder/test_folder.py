@@ -1,4 +1,4 @@
-"""The model folder: what is written reads back, damage is refused, and no moment of writing leaves it unreadable."""
+"""Test the model folder: content reads back, damage is refused, and an interrupted write leaves a readable folder."""
 
 import errno
 import json
@@ -58,14 +58,14 @@ def logits(model: Transformer) -> Tensor:
 
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the model folder, to damage."""
+    """Return a copy of the model folder, which tests may damage."""
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*", "tensorboard"))
     return folder
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    """Other tensors, with a manifest that calls them right."""
+    """Change the weights of a folder, and update its manifest so that their digest is right."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
@@ -233,7 +233,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
-    """From the given rename on (counted from 1) no rename happens any more; returns the names renamed to."""
+    """Raise `Killed` from the rename with this number (from 1) on; return a list that collects the earlier targets."""
     real = os.replace
     done: list[str] = []
 

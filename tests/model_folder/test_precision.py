@@ -1,4 +1,4 @@
-"""Precisions `int8` and `bf16`: what a user sees of them."""
+"""Test the precisions `int8` and `bf16` as users see them."""
 
 import re
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
-    """A model of a width that the kernels take."""
+    """Return the folder of a model that is wide enough for the kernels."""
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
     folder = tmp_path_factory.mktemp("wide") / "model"
     sizes = {"model.d_model": 64, "model.num_heads": 2, "training.steps": 30}
@@ -70,7 +70,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any])
 
 
 def load_by_kernels(folder: Path, precision: str) -> Translator:
-    """With two threads; skips where this processor has no such kernels."""
+    """Return a translator that runs by kernels on two threads; skip the test if the processor lacks them."""
     translator = open_translator(folder, precision=precision, device="cpu", threads=2)
     state = TransformerScorer(translator.model, torch.tensor([[5, 1]])).state
     if compiled_state(state) is None:

@@ -1,4 +1,4 @@
-"""`transduce.save`: what a loop trained comes back the same, and nothing else is written over."""
+"""Test `transduce.save`: a trained model reads back the same, and other files are not overwritten."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make(translator: Translator, **changes: Any) -> Transformer | Recurrent | Decoder:
-    """A model of random weights for the translator's vocabulary."""
+    """Return a model with random weights for the translator's vocabulary."""
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 2}
     size = translator.tokenizer.source.size
     torch.manual_seed(3)

@@ -41,14 +41,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treats files of tests as large ones that were written a while ago."""
+    """Make the weight cache treat small new files of tests as large files that were written a while ago."""
     monkeypatch.setattr(weight_cache, "_SMALL_BYTES", 0)
     monkeypatch.setattr(weight_cache, "_SETTLED_NS", 0)
 
 
 @pytest.fixture
 def write(translator: Translator, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a model folder with random weights of a shape that the kernels take."""
+    """Return a function that writes a model folder with random weights of a shape that the kernels support."""
     if not has_kernels():
         pytest.skip("there are no kernels for 8-bit weights here")
     tokenizer: Tokenizer = translator.tokenizer
@@ -90,7 +90,7 @@ def cached(folder: Path) -> list[Path]:
 
 
 class Weights:
-    """Weights by name, which are equal if every bit is."""
+    """The weights of a model by name, which are equal if all bits are."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.tensors = dict(model.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: the package keeps them, and a breach is caught."""
+"""Test that the package keeps the import contracts of pyproject.toml, and that a violation is detected."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def _python(code: str) -> str:
 
 
 def _skeleton(folder: Path, parts: tuple[str, ...]) -> Path:
-    """A package with the folders of transduce and nothing in them."""
+    """Write a package with the folders of transduce and empty modules, and return its folder."""
     for name in dict.fromkeys(("", "kernels", *parts)):  # a contract names the kernels
         part = folder / "transduce" / name
         part.mkdir()

@@ -1,4 +1,4 @@
-"""Docstrings are complete sentences, and names and texts use the field's words (CONTRIBUTING.md)."""
+"""Test that docstrings are complete sentences, and that names and texts use the field's terms (CONTRIBUTING.md)."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The plain path is short: how much of our code a training step and a greedy translation execute without kernels."""
+"""Test how many lines of the package a training step and a greedy translation execute without kernels."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The wheel that users install: complete, without the tests, and working away from the checkout."""
+"""Test that the wheel is complete, has no tests, and works outside of the repository."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel in it; its dependencies come from the environment that runs the tests."""
+    """Return a folder with the installed wheel; its dependencies come from the environment that runs the tests."""
     folder = tmp_path_factory.mktemp("installed")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install")
     _run(*pip, "--no-index", "--no-deps", "--target", folder, wheel, cwd=folder)

@@ -1,4 +1,4 @@
-"""Without Triton and llvmlite, which only some installations have, the command line works and a model trains."""
+"""Test that the command line works and a model trains without the optional Triton and llvmlite."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Without `transduce.kernels` a model trains, searches and scores, with the numbers of the model's own modules."""
+"""Test that a model trains, searches and scores without `transduce.kernels`, with the numbers of its own modules."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Training and translating in several threads or forked processes: the same results as alone, or a refusal."""
+"""Test training and translating in several threads or forked processes: the results of one thread, or a refusal."""
 
 import os
 import subprocess

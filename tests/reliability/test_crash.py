@@ -1,4 +1,4 @@
-"""Killed at every file-system call of a save, a run can still be resumed: `benchmarks/reliability_crash.py`."""
+"""Test that a run killed at any file-system call of a save can be resumed: `benchmarks/reliability_crash.py`."""
 
 import json
 import os

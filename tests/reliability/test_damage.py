@@ -1,4 +1,4 @@
-"""Sixty damaged checkpoints: all are refused, with the reason, and the one before is taken."""
+"""Test sixty damaged checkpoints: all are refused with a reason, and the previous one is used."""
 
 import random
 import shutil
@@ -23,7 +23,7 @@ def truncated(content: bytes, chance: random.Random) -> bytes:
 
 
 def zeroed(content: bytes, chance: random.Random) -> bytes:
-    """One page of zeros, where there was something else."""
+    """Return content with one random page replaced by zeros."""
     start = chance.randrange(max(1, len(content) // PAGE)) * PAGE
     page = content[start : start + PAGE]
     return content[:start] + bytes(len(page)) + content[start + PAGE :]
@@ -37,7 +37,7 @@ def flipped(content: bytes, chance: random.Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, tiny_run: Any) -> Path:
-    """A folder with two checkpoints, of steps 4 and 8."""
+    """Return the folder of a run with checkpoints of steps 4 and 8."""
     folder: Path = tmp_path_factory.mktemp("saved") / "run"
     tiny_run(folder, steps=8, save_every=4).trainer.run()
     return folder
@@ -50,7 +50,7 @@ def cases() -> Iterator[tuple[Damage, int]]:
 
 
 def damage_one(folder: Path, damage: Damage, number: int) -> str:
-    """Damages one file of the newest checkpoint, another one for each number; returns its name."""
+    """Damage one file of the newest checkpoint, chosen by a number, and return its name."""
     newest = next(checkpoints(folder / "checkpoints"))
     files = sorted(newest.iterdir())
     path, chance = files[number % len(files)], random.Random(number)

@@ -58,7 +58,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Learnt from the corpus without faults."""
+    """Return a tokenizer that was trained on the corpus without faults."""
     files = write(tmp_path_factory.mktemp("clean"), SOURCE, TARGET)
     return Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=400), adjust=True)
 
@@ -70,7 +70,7 @@ def write(folder: Path, source: list[bytes], target: list[bytes]) -> CorpusFiles
 
 
 def shifted_pairs(corpus: PreparedCorpus, tokenizer: Tokenizer) -> int:
-    """Pairs whose sides do not name the same number."""
+    """Return the number of pairs whose source and target contain different numbers."""
     sides = []
     for run, vocabulary in zip(corpus.read(0, corpus.pairs), (tokenizer.source, tokenizer.target), strict=True):
         texts = [vocabulary.decode(np.asarray(run.ids[a:b]).tolist()) for a, b in pairwise(run.offsets.tolist())]

@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file can grow beyond this, as if the disk were full: Python ignores the signal, and writing fails."""
+    """Limit the size of files within the context, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -33,7 +33,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 class Disk:
-    """Is full from one step on, until another."""
+    """A training run whose disk is full from one step on, until another."""
 
     def __init__(self, tiny_run: Any, folder: Path, *, full_at: int, room_at: int, **changes: object) -> None:
         self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)

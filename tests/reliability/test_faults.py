@@ -1,4 +1,4 @@
-"""Bad numbers and bad batches: nothing is contaminated, one step is skipped for each, and a hopeless run stops."""
+"""Test faulty losses and batches: each costs one step and nothing else, and a hopeless run stops."""
 
 import json
 import math
@@ -20,7 +20,7 @@ Change = Callable[[Loss], Loss]
 
 
 class _PoisonGradient(torch.autograd.Function):
-    """The identity, whose gradient is NaN: the loss looks healthy."""
+    """The identity function with a gradient of NaN, so that the loss looks right."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor) -> Tensor:  # noqa: ARG004
@@ -53,7 +53,7 @@ FAULTS = {
 
 
 def at(*steps: int, change: Change) -> Callable[[int, Loss], Loss]:
-    """Corrupt the micro-batches of these steps."""
+    """Return a function that changes the loss of the micro-batches with these numbers, from 1."""
     return lambda position, loss: change(loss) if position + 1 in steps else loss
 
 

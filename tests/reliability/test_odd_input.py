@@ -1,4 +1,4 @@
-"""Odd input ends in a translation; never in a crash, a shifted line, or much time and memory."""
+"""Test that unusual input is translated without crash, shifted lines, or much time and memory."""
 
 import io
 import resource

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of all files below a folder, with their names."""
+    """Return the SHA-256 of all files below a folder, including their names."""
     whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         whole.update(f"{path.relative_to(folder).as_posix()}\n".encode())

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is the run that was never stopped, bit by bit, wherever it was stopped."""
+"""Test that a run stopped at any point and resumed equals an uninterrupted one in every bit."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Signals at any moment: saved and gone at once, no finished step lost. A lost terminal ends nothing."""
+"""Test signals at any moment: the run saves and ends at once without losing a step; a lost terminal ends nothing."""
 
 import json
 import os
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such sig
 
 
 class Moment:
-    """Sends a signal to this process after some time, and notes when."""
+    """A timer that sends a signal to this process, and records when."""
 
     def __init__(self, number: signal.Signals, seconds: float) -> None:
         self.sent_at = 0.0
@@ -211,7 +211,7 @@ def test_a_run_goes_on_when_its_terminal_closes_and_obeys_sigterm_then(
 
 
 def _read_until(terminal: int | None, ready: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Reads what the run writes, as a person's terminal does; without that it would wait."""
+    """Read the output of the run, as a terminal does, until a condition is met; otherwise the run would block."""
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, "nothing happened"

@@ -33,7 +33,7 @@ def message_of(arguments: list[str], capsys: Capture) -> str:
 
 @pytest.fixture
 def files(trained: Path, toy_corpus: Path, tmp_path: Path) -> dict[str, str]:
-    """A model and texts of the user's own."""
+    """Return the files of a user, a model and texts, by the names that commands use for them."""
     shutil.copytree(trained, tmp_path / "m")
     for name in ("dev.zh", "dev.en"):
         shutil.copy(toy_corpus / name, tmp_path / name)

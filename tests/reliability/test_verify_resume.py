@@ -1,4 +1,4 @@
-"""`transduce verify-resume`: a user's own settings, killed and resumed, and what it says where runs differ."""
+"""Test `transduce verify-resume` with a user's own settings, and its report of differences."""
 
 import json
 import shutil

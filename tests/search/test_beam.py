@@ -1,4 +1,4 @@
-"""Beam search on trellises that can be solved by hand, and against the enumeration of all sequences."""
+"""Test beam search on trellises solved by hand, and against the enumeration of all sequences."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ Trellis = dict[str, dict[str, float]]
 
 
 class TrellisScorer:
-    """A model that is a trellis for each sentence. It keeps its own histories, so a wrong `reorder` shows."""
+    """A scorer with a trellis of probabilities per sentence, which keeps histories so that a wrong `reorder` shows."""
 
     def __init__(self, trellises: Sequence[Trellis]) -> None:
         self.trellises = list(trellises)
@@ -229,7 +229,7 @@ def test_fewer_sequences_than_the_beam_is_wide() -> None:
 
 
 def random_trellis(seed: int, depth: int) -> Trellis:
-    """Every prefix of up to `depth` words, each with its own probabilities for a, b, c and the end."""
+    """Return random probabilities of a, b, c and the end after every prefix of up to `depth` words."""
     generator = torch.Generator().manual_seed(seed)
     prefixes = ["".join(p) for n in range(depth + 1) for p in itertools.product("abc", repeat=n)]
     rows = torch.randn(len(prefixes), 4, generator=generator).mul(1.5).softmax(-1).tolist()
@@ -237,7 +237,7 @@ def random_trellis(seed: int, depth: int) -> Trellis:
 
 
 def all_sequences(trellis: Trellis, longest: int, alpha: float) -> list[tuple[str, float]]:
-    """Every sequence that ends in time or is cut, with its score, best first, those that end before all others."""
+    """Return all sequences up to a length with their scores: first those that end, then those cut off, best first."""
     found = []
     stack = [("", 0.0)]
     while stack:

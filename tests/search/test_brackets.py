@@ -1,4 +1,4 @@
-"""With the rule, any model at all writes trees over exactly the sentence's words."""
+"""Test that with the bracket rule any model writes trees over exactly the sentence's words."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def rule_for(*sentences: list[list[int]]) -> BalancedBrackets:
 
 
 class Noise:
-    """A model that writes at random, and closes brackets more often than it opens them, as trained ones do."""
+    """A scorer with random logits that closes brackets more often than it opens them, as trained models do."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Phrases that must be there: following them, sharing the beam out, and what is guaranteed."""
+"""Test phrases that a translation must contain: their state, the division of the beam, and the guarantee."""
 
 import itertools
 import math
@@ -155,7 +155,7 @@ def search(
 
 
 def best_by_enumeration(table: Tensor, spellings: list[tuple[int, ...]], longest: int) -> float:
-    """The best score of all sequences that end in time and contain the phrases."""
+    """Return the best score among all sequences up to a length that contain the phrases."""
     scores = table.log_softmax(-1).tolist()
     best = -math.inf
     for length in range(longest):

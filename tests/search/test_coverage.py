@@ -1,4 +1,4 @@
-"""The coverage penalty against its formula, and what it is for; models that decide together."""
+"""Test the coverage penalty against its formula and its effect; and ensembles of models."""
 
 import math
 
@@ -13,9 +13,7 @@ START, END, A, B = 0, 1, 2, 3
 
 
 class LookingScorer:
-    """A scorer that ends with 0.6 after each token or continues with 0.4, and attends to one source token after
-    another.
-    """
+    """A scorer that ends with probability 0.6 after each token, and attends to one source token after another."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -78,7 +76,7 @@ def test_hypotheses_take_their_coverage_along() -> None:
 
 
 class OneStepScorer:
-    """Fixed probabilities at the first step, then the end symbol."""
+    """A scorer with fixed probabilities at the first step and the end symbol at the second."""
 
     def __init__(self, probabilities: list[float], shift: float) -> None:
         self.probabilities = probabilities

@@ -17,7 +17,7 @@ History = tuple[int, ...]
 
 
 class RandomScorer:
-    """Logits drawn by the history alone."""
+    """A scorer whose random logits depend on the history alone."""
 
     def __init__(self, seed: int, vocabulary_size: int) -> None:
         self.seed, self.size = seed, vocabulary_size

@@ -1,4 +1,4 @@
-"""An observer of a search sees every step, and can abandon sentences at once."""
+"""Test that an observer of a search sees every step, and can abandon sentences at once."""
 
 from collections.abc import Collection
 
@@ -40,7 +40,7 @@ class SlowScorer:
 
 
 class Watcher:
-    """An observer that records its calls, and gives up specified sentences at a step."""
+    """An observer that records its calls, and abandons specified sentences at specified steps."""
 
     def __init__(self, orders: dict[int, set[int]] | None = None) -> None:
         self.orders = orders or {}
@@ -116,7 +116,7 @@ def test_giving_all_up_ends_the_search(beam_size: int) -> None:
 
 
 class UndecidedScorer:
-    """The end symbol has 0.4 and a 0.6, at every step."""
+    """A scorer with the same probabilities at every step: end symbol 0.4, a 0.6."""
 
     def step(self, pieces: Tensor) -> Tensor:
         return torch.tensor([0.0, 0.4, 0.6, 0.0]).log().repeat(*pieces.shape, 1)

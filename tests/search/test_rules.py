@@ -1,4 +1,4 @@
-"""Rules on scores, the search settings, and the messages about impossible ones."""
+"""Test rules on logits, the search settings, and the messages about impossible ones."""
 
 import math
 

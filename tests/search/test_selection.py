@@ -1,4 +1,4 @@
-"""Diverse beams: groups that avoid each other's choices, on steps that can be computed by hand."""
+"""Test diverse beam search, whose groups avoid each other's tokens, on steps computed by hand."""
 
 import math
 
@@ -15,7 +15,7 @@ FIRST = {END: 0.05, A: 0.5, B: 0.3, C: 0.15}
 
 
 class TwoStepScorer:
-    """One of a, b, c by FIRST, then the end symbol for certain; logits are not normalised."""
+    """A scorer that gives a, b and c the logits FIRST, without normalization, and then the end symbol."""
 
     def __init__(self) -> None:
         self.position = 0

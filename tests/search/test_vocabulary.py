@@ -1,4 +1,4 @@
-"""Reductions by blocks equal PyTorch's own, whatever the size of the vocabulary."""
+"""Test that reductions by blocks equal PyTorch's for any vocabulary size."""
 
 import pytest
 import torch

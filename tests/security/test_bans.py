@@ -1,4 +1,4 @@
-"""Nothing in the package can run what it finds in a file: no unpickling, no evaluation, no shell."""
+"""Test that no module of the package can run code from a file: no unpickling, no evaluation, no shell."""
 
 import ast
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def breaches(text: str) -> Iterator[str]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """Names in the module, and what they stand for."""
+    """Return the names that a module imports, each with the dotted name that it stands for."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -63,7 +63,7 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 
 
 def _full_name(node: ast.AST, names: dict[str, str]) -> str | None:
-    """The dotted name that an expression means, where it is one."""
+    """Return the dotted name that an expression stands for; None if it is not a name."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -83,7 +83,7 @@ def _banned_keywords(call: ast.Call) -> Iterator[str]:
 
 
 def _getattr_of(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
-    """getattr(torch, "load")."""
+    """Yield the banned functions that a call such as `getattr(torch, "load")` returns."""
     if isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) >= 2:
         owner, attribute = _full_name(call.args[0], names), call.args[1]
         if isinstance(attribute, ast.Constant) and f"{owner}.{attribute.value!s}" in BANNED:

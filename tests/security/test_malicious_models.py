@@ -31,7 +31,7 @@ WEIGHTS, VOCABULARY = "model.safetensors", "sentencepiece.model"
 
 
 def attack(name: str, message: str) -> Callable[[Attack], Attack]:
-    """Enters an attack, with what must be said about it."""
+    """Return a decorator that registers an attack, with the error message that must result."""
 
     def enter(function: Attack) -> Attack:
         ATTACKS[name] = function, message
@@ -41,14 +41,14 @@ def attack(name: str, message: str) -> Callable[[Attack], Attack]:
 
 
 class Bomb:
-    """Unpickled, it leaves a file behind."""
+    """An object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         return os.system, ("touch EXPLODED",)
 
 
 def sign(folder: Path, *names: str) -> None:
-    """A manifest that calls the changed files right."""
+    """Update the manifest with the digests of changed files."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     for name in names:
         manifest["sha256"][name] = [file_sha256(folder / name)]
@@ -67,7 +67,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 def header(entries: dict[str, Any], data: bytes = b"") -> bytes:
-    """A safetensors file."""
+    """Return the content of a safetensors file with this header and data."""
     content = json.dumps(entries).encode()
     return struct.pack("<Q", len(content)) + content + data
 
@@ -229,7 +229,7 @@ def _(folder: Path) -> None:
 
 
 def link(folder: Path, name: str, content: bytes) -> None:
-    """Puts a file's content outside, and a link to it into the folder."""
+    """Move a file with new content out of the folder, and leave a symbolic link to it."""
     outside = folder.parent / "secret"
     outside.write_bytes(content)
     (folder / name).unlink()

@@ -1,4 +1,4 @@
-"""Names that come out of a file or a request lead nowhere but into their folder."""
+"""Test that file names from files and requests never lead outside of their folder."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ HOSTILE = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder called model, with secrets around it, one in a sibling whose name begins alike."""
+    """Return a folder `model` with secrets around it, one of them in a sibling `model-evil`."""
     for place in ("model", "model-evil"):
         (tmp_path / place).mkdir()
     for secret in (tmp_path / "secret", tmp_path / "model-evil" / "secret"):

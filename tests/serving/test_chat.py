@@ -1,4 +1,4 @@
-"""OpenAI's API, as far as its clients need it to have a text translated."""
+"""Test the part of OpenAI's chat API that clients need for translation."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ def ask(live: Any, content: Any = "ein Satz", **fields: Any) -> Any:
 
 
 def fault(reply: Any) -> str:
-    """The sentence of an error, in the form of this API."""
+    """Return the message of an error in this API's form."""
     error = reply.json["error"]
     assert set(reply.json) == {"error"}
     assert error["type"] == ("server_error" if reply.status >= 500 else "invalid_request_error")
@@ -25,7 +25,7 @@ def fault(reply: Any) -> str:
 
 
 def chunks(live: Any, content: str, **fields: Any) -> list[Any]:
-    """The data of a stream's events, without the mark of the end."""
+    """Return the data of a stream's events, without the end marker."""
     body = {"model": "de-en", "messages": [{"role": "user", "content": content}], "stream": True} | fields
     with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)) as connection:
         connection.request("POST", ADDRESS, json.dumps(body), {"Content-Type": "application/json"})

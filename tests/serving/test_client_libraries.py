@@ -1,4 +1,4 @@
-"""The client libraries that people have, unchanged, against a live server."""
+"""Test a live server with the unchanged client libraries of other services."""
 
 from typing import Any
 

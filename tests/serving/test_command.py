@@ -1,4 +1,4 @@
-"""`transduce serve` with a real model: the same translations as offline, and options that are wrong."""
+"""Test `transduce serve` with a real model: the same translations as offline, and invalid options."""
 
 import json
 import os

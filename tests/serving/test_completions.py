@@ -1,4 +1,4 @@
-"""Completions by OpenAI's and Ollama's APIs: limits, stop sequences, tokens, and language models."""
+"""Test OpenAI's and Ollama's completion APIs: limits, stop sequences, tokens, and language models."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture(scope="module")
 def generator() -> ServedGenerator:
-    """A language model of single letters with random weights."""
+    """Return a character-level language model with random weights."""
     torch.manual_seed(3)
     pairs = [Pair("abc def ghi", "", 1), Pair("  gab  hid ", "", 2)]
     tokenizer = Tokenizer.train(lambda: pairs, TokenizerSettings(kind="character", byte_fallback=False))
@@ -53,7 +53,7 @@ def generator() -> ServedGenerator:
 
 @pytest.fixture(scope="module")
 def both(serve: Any, gated_model: Any, generator: ServedGenerator) -> Any:
-    """A server with a translation model and a language model."""
+    """Yield a server with a translation model and a language model."""
     with serve(gated_model(), generators=[generator]) as live:
         yield live
 

@@ -142,6 +142,6 @@ def test_the_second_head_on_a_connection_has_its_time_too(live_slow: Any) -> Non
 
 @pytest.fixture(scope="module")
 def live_slow(serve: Any, gated_model: Any) -> Any:
-    """A server that waits for nobody."""
+    """Yield a server that waits only 0.3 seconds for slow clients."""
     with serve(gated_model(), read_seconds=0.3) as server:
         yield server

@@ -1,4 +1,4 @@
-"""DeepL's API: texts, glossaries and documents."""
+"""Test DeepL's API: texts, glossaries and documents."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -62,7 +62,7 @@ def test_usage_counts_characters(serve: Any, gated_model: Any) -> None:
 
 
 def translate(live: Any, text: Any = "ein Satz", **fields: Any) -> Any:
-    """The answer to POST /v2/translate from German to English."""
+    """Send POST /v2/translate from German to English, and return the answer."""
     return live.ask("POST", "/v2/translate", {"text": text, "source_lang": "DE", "target_lang": "EN-US"} | fields)
 
 

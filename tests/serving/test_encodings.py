@@ -1,4 +1,4 @@
-"""JSON, forms and multipart forms → typed messages."""
+"""Test the conversion of JSON, forms and multipart forms to typed messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Terms over HTTP: the server's own glossary, and those that requests bring."""
+"""Test glossary terms over HTTP: the server's own glossary, and glossaries in requests."""
 
 from pathlib import Path
 from typing import Any

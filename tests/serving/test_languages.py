@@ -1,4 +1,4 @@
-"""Codes, routes, and telling languages apart."""
+"""Test language codes, the choice of models, and language detection."""
 
 from typing import Any
 

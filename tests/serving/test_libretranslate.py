@@ -1,4 +1,4 @@
-"""LibreTranslate's API, as its clients use it."""
+"""Test LibreTranslate's API as its clients use it."""
 
 import json
 import time
@@ -152,7 +152,7 @@ def test_health(live: Any) -> None:
 
 
 def form(fields: dict[str, str], name: str, content: bytes) -> tuple[bytes, dict[str, str]]:
-    """A multipart form with a file, and its header."""
+    """Return the body and the header of a multipart form with a file."""
     parts = [f'--mark\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
     file = f'--mark\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
     body = "".join(parts).encode() + file.encode() + content + b"\r\n--mark--\r\n"

@@ -1,4 +1,4 @@
-"""HTML in requests: its tags are aligned with the model of the request."""
+"""Test HTML in requests, whose tags are aligned with the model of the request."""
 
 import re
 from types import SimpleNamespace

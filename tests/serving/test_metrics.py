@@ -1,4 +1,4 @@
-"""Figures for Prometheus."""
+"""Test the metrics for Prometheus."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, made from the types, and true of a live server."""
+"""Test that the OpenAPI document is complete, made from the types, and true of a live server."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Loading models again, Unix domain sockets, TLS, and a path under which a proxy offers the server."""
+"""Test reloading models, Unix domain sockets, TLS, and the path under which a proxy offers the server."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 
 @contextmanager
 def running(server: Server, opened: socket.socket, wait_until: Any) -> Iterator[None]:
-    """A server that runs in a thread."""
+    """Run a server in a thread within the context."""
     thread = threading.Thread(target=serve, args=(server, opened))
     thread.start()
     try:
@@ -151,7 +151,7 @@ def test_a_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A self-signed certificate for localhost and its key."""
+    """Return the files of a self-signed certificate for localhost and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("tls")

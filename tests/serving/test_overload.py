@@ -46,7 +46,7 @@ def one_turn(live: Any) -> Iterator[None]:
 
 
 def connected(live: Any, count: int) -> list[socket.socket]:
-    """Connections that the server has taken."""
+    """Return connections that the server has accepted."""
     opened = [socket.create_connection(("127.0.0.1", live.port), timeout=10) for _ in range(count)]
     opened[-1].sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
     assert status(opened[-1]) == 200

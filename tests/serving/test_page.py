@@ -1,4 +1,4 @@
-"""The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
+"""Test the page of `transduce serve`: the server's answers, and its use in a real browser."""
 
 import os
 import re
@@ -27,14 +27,14 @@ OTHER = "我吃鱼。"
 
 @pytest.fixture(scope="module")
 def live(serve: Any, translator: Translator) -> Iterator[Any]:
-    """Two directions; the second only looks as if it were another one."""
+    """Yield a server with two directions, both with the same model."""
     models = [ServedModel(translator, languages=pair) for pair in (("zh", "en"), ("en", "zh"))]
     with serve(*models, views=inspection_views()) as server:
         yield server
 
 
 class Opened:
-    """Opens the page, and fails where a script fails or anybody but the server is asked."""
+    """A function that opens the page, and records script errors and requests to other addresses."""
 
     def __init__(self, browser: "Browser") -> None:
         self.browser = browser
@@ -72,7 +72,7 @@ def page(opened: Opened, live: Any) -> "Page":
 
 
 def until(page: "Page", expression: str, arg: Any = None) -> None:
-    """Waits from outside: the page's policy forbids to evaluate anything inside."""
+    """Wait until an expression is true in the page, by polling, because the page's policy forbids evaluation inside."""
     deadline = time.monotonic() + 20
     while not page.evaluate(expression, arg):
         assert time.monotonic() < deadline, f"it did not come about in time: {expression}"
@@ -84,7 +84,7 @@ def until_output(page: "Page", text: str) -> None:
 
 
 def write(page: "Page", text: str) -> None:
-    """Types, and waits until there is a translation whose first line has been looked into."""
+    """Type a text, and wait until it is translated and its first line is inspected."""
     page.locator("#text").fill(text)
     until(
         page, "line => found.inspection?.source === line && !document.querySelector('.stale')", text.split("\n", 1)[0]
@@ -97,7 +97,7 @@ def shown(pieces: Any) -> list[str]:
 
 
 def outcome(page: "Page", number: int) -> str:
-    """The translation before (0) or after (1) a change, once it is there."""
+    """Wait for the translation before (0) or after (1) a change, and return it."""
     return page.locator(".outcome .translation").nth(number).inner_text()
 
 
@@ -152,13 +152,13 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
 
 def test_typing_is_translating(page: "Page", live: Any, translator: Translator) -> None:
     page.locator("#text").press_sequentially(SENTENCE)
-    page.locator(".piece").first.wait_for()
+    page.locator(".token").first.wait_for()
     answer = live.translate(SENTENCE, source="zh", alternatives=3).json
     assert page.locator("#output").inner_text() == answer["translatedText"]
     assert page.locator(".others li").all_inner_texts() == answer["alternatives"]
     inspection = inspect_sentence(translator, SENTENCE)
-    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_tokens)
-    assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
+    assert page.locator(".token span").all_inner_texts() == shown(inspection.target_tokens)
+    assert page.locator(".token small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
     assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
 
 
@@ -169,7 +169,7 @@ def test_a_sample_is_translated_and_its_words_are_attributed(
     with serve(model, views=inspection_views()) as live:
         page = opened(live.url, bypass_csp=True)
         page.get_by_role("button", name=SENTENCE).click()
-        page.locator(".piece").first.wait_for()
+        page.locator(".token").first.wait_for()
         assert page.locator("#text").input_value() == SENTENCE
         assert page.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
         inspection = inspect_sentence(translator, SENTENCE, attributions=("value",))
@@ -224,10 +224,10 @@ def test_going_on_typing_gives_up_what_was_asked_before(
 
 def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
     write(page, f"{SENTENCE}\n\n{OTHER}")
-    first = page.locator(".piece span").all_inner_texts()
+    first = page.locator(".token span").all_inner_texts()
     page.get_by_label("Line to inspect").select_option(f"2: {OTHER}")
     until(page, "source => found.inspection.source === source", OTHER)
-    assert page.locator(".piece span").all_inner_texts() != first
+    assert page.locator(".token span").all_inner_texts() != first
     assert len(page.locator("#output").inner_text().split("\n")) == 3
 
 
@@ -287,7 +287,7 @@ def test_a_key_is_asked_for_where_the_server_wants_one(opened: Opened, serve: An
         page.get_by_text("An API key is needed here").wait_for()
         page.get_by_label("API key").fill("secret")
         page.keyboard.press("Enter")
-        page.locator(".piece").first.wait_for()
+        page.locator(".token").first.wait_for()
         page.close()
 
 
@@ -347,7 +347,7 @@ def test_a_token_can_be_forced_and_forbidden(page: "Page", translator: Translato
     place = next(number for number, other in enumerate(others) if other not in written)
     step, other = steps[place], others[place]
     write(page, SENTENCE)
-    page.locator(".piece").nth(place).click()
+    page.locator(".token").nth(place).click()
     page.get_by_role("button", name="force this token").first.click()
     page.locator(".comparison").wait_for()
     forced = intervene(translator, SENTENCE, Intervention(step=place, force=other))
@@ -404,10 +404,10 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     keyboard = page.keyboard
     keyboard.insert_text(OTHER)  # the field has the focus initially
     keyboard.press("Control+Enter")
-    page.locator(".piece").first.wait_for()
+    page.locator(".token").first.wait_for()
 
     def go_to(selector: str) -> None:
-        """With Tab alone: the views are one stop each."""
+        """Press Tab until an element is focused; each view is one stop."""
         for _ in range(15):
             keyboard.press("Tab")
             if page.evaluate("selector => document.activeElement.matches(selector)", selector):
@@ -417,12 +417,12 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     go_to(".word")
     keyboard.press("ArrowRight")
     assert page.locator(".word.from").count() == 1
-    go_to(".piece")
+    go_to(".token")
     keyboard.press("Home")
     keyboard.press("ArrowRight")
     keyboard.press("Enter")
-    assert page.locator(".piece").nth(1).get_attribute("aria-pressed") == "true"
-    assert page.locator(".piece:focus").count() == 1
+    assert page.locator(".token").nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".token:focus").count() == 1
     go_to(".small")
     keyboard.press("Enter")
     page.locator(".comparison").wait_for()

@@ -1,4 +1,4 @@
-"""The table of request fields in docs/serving.md agrees with the messages and with what the protocols document."""
+"""Test that the table of request fields in docs/serving.md agrees with the messages and the protocols."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ DOCUMENTED = {
 
 
 def table() -> dict[str, list[set[str]]]:
-    """The fields of each request that the page calls implemented, accepted and refused."""
+    """Return the fields of each request that the page lists as implemented, accepted and refused."""
     section = PAGE.read_text("utf-8").partition("### Request fields")[2].partition("\n## ")[0]
     rows = [line.strip("| \n") for line in section.split("\n") if line.startswith("| ") and "`/" in line]
     cells = [re.split(r" ?\| ?", row) for row in rows]

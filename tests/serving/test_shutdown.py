@@ -1,4 +1,4 @@
-"""The end: what was accepted is answered, what comes new is refused, and the process leaves with status 0."""
+"""Test shutdown: accepted requests are answered, new ones are refused, and the exit status is 0."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM 
 
 @contextmanager
 def gated_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The server around a gated model as a process of its own, and its port."""
+    """Run a server with a gated model in a process within the context; yield the process and the port."""
     process = subprocess.Popen(
         [*GATED, *arguments],
         stdin=subprocess.PIPE,
@@ -41,7 +41,7 @@ def gated_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]
 
 
 def ask(port: int, text: str, answers: dict[str, Any]) -> None:
-    """Enters the answer, or what went wrong."""
+    """Send a translation request, and store the answer or the error under the text."""
     body = json.dumps({"q": text, "source": "de", "target": "en"})
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
@@ -60,7 +60,7 @@ def metric(port: int, name: str) -> float:
 
 
 def read_answer(connection: socket.socket) -> bytes:
-    """Head and JSON, or nothing where the connection was closed."""
+    """Return the head and JSON body of an answer; empty if the connection was closed."""
     received = b""
     while not received.endswith(b"}") and (chunk := connection.recv(4096)):
         received += chunk
@@ -68,7 +68,7 @@ def read_answer(connection: socket.socket) -> bytes:
 
 
 def begin_ten(port: int) -> tuple[list[threading.Thread], dict[str, Any]]:
-    """Six requests that run, four that wait."""
+    """Send ten requests, six of which run while four wait; return their threads and the answers by text."""
     answers: dict[str, Any] = {}
     threads = [threading.Thread(target=ask, args=(port, f"Satz {number}", answers)) for number in range(10)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Server-sent events: what is certain so far, then the result."""
+"""Test server-sent events: the final part of the translation so far, then the result."""
 
 import http.client
 import itertools
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def events(live: Any, **fields: Any) -> list[tuple[str, Any]]:
-    """The events of a request, by name, with their data."""
+    """Return the name and data of each event of a streamed translation."""
     body = json.dumps({"q": "ein Satz", "source": "de", "target": "en", "stream": True} | fields)
     with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)) as connection:
         connection.request("POST", "/translate", body, {"Content-Type": "application/json"})

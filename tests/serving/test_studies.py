@@ -1,4 +1,4 @@
-"""POST /inspect and POST /intervene: what they answer, and that they keep to the rules that all requests keep to."""
+"""Test POST /inspect and POST /intervene: their answers, and the rules that all requests follow."""
 
 import http.client
 import json
@@ -188,7 +188,7 @@ def test_hostile_studies_are_refused_in_a_sentence(live: Any, load_benchmark: An
 
 
 class Gated:
-    """Views whose work begins and then waits at a gate, with heads off where it is an intervention."""
+    """Views that wait at a gate after they begin, and that switch heads off in interventions."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()

@@ -22,7 +22,7 @@ from transduce.text.word_spans import Span
 
 
 class Meeting:
-    """A model that tells how many threads it may use, alone and while another batch is decoded."""
+    """A model that records how many threads it may use, alone and while another batch is decoded."""
 
     source_language, target_language = "de", "en"
     search = SearchSettings(beam_size=1)
@@ -59,7 +59,7 @@ class Meeting:
         return bool(text) and bool(text_settings)
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """There is nothing that it cannot write."""
+        """Accept every glossary."""
 
     def align_spans(
         self,
@@ -85,7 +85,7 @@ class Meeting:
 
 @pytest.fixture
 def threads_stay() -> Iterator[None]:
-    """New threads begin with the number that was set last, wherever that was."""
+    """Restore PyTorch's number of threads after the test, because new threads start with the last number set."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

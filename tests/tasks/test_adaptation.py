@@ -1,4 +1,4 @@
-"""Runs that begin with what others have learnt: LoRA on a trained model, and embeddings from word vectors."""
+"""Test runs from trained weights: LoRA on a trained model, and embeddings from word vectors."""
 
 import json
 import shutil
@@ -65,8 +65,8 @@ def test_a_vocabulary_that_lacks_a_script_is_reported(
         assert "of the target's pieces" not in said
 
 
-def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
-    """The loss on the dev set of a folder's model."""
+def loss_per_token(folder: Path, files: dict[str, Any]) -> float:
+    """Return a model's loss on the dev set, in nats per token."""
     translator = open_translator(folder, precision="fp32", **COMPUTING)
     sides = [
         Path(files[name][0]).read_text("utf-8").split("\n")[:-1] for name in ("data.dev_source", "data.dev_target")
@@ -84,7 +84,7 @@ def checkpoint(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Leaves what a run has that was killed after this step's checkpoint."""
+    """Delete the checkpoints after a step, as if the run had been killed then."""
     for path in (folder / "checkpoints").iterdir():
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)
@@ -96,10 +96,10 @@ def forget_after(folder: Path, step: int) -> None:
 def test_a_trained_model_adapts_from_where_it_stood(
     lora_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = nats_a_piece(trained, lora_settings)
+    before = loss_per_token(trained, lora_settings)
     train(out=tmp_path / "run", settings=lora_settings, **COMPUTING)
     said = capsys.readouterr().err
-    assert nats_a_piece(tmp_path / "run", lora_settings) < 0.5 * before
+    assert loss_per_token(tmp_path / "run", lora_settings) < 0.5 * before
 
     was, now = weights(trained), weights(tmp_path / "run")
     assert was.keys() == now.keys()  # an ordinary folder

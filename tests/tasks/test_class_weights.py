@@ -1,4 +1,4 @@
-"""Weights of classes, the best model by macro F1, and the confusion table of a classifier."""
+"""Test weights of classes, the best model by macro F1, and the confusion table of a classifier."""
 
 import json
 import math

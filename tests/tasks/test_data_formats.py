@@ -1,4 +1,4 @@
-"""Every form of the same pairs trains the same model, bit by bit, as plain files."""
+"""Test that every format of the same pairs trains the same model as plain files, bit by bit."""
 
 import bz2
 import csv
@@ -25,7 +25,7 @@ Pairs = list[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def pairs(toy_corpus: Path) -> Pairs:
-    """Pairs with what each format has to escape."""
+    """Return pairs with characters that each format must escape."""
     sides = [(toy_corpus / name).read_text("utf-8").split("\n")[:300] for name in ("train.zh", "train.en")]
     odd = [('他说"不"。', 'He said "no".'), ("甲，乙<丙>&丁", "a, b <c> & d"), ("后\u2028面", "ends in a backslash\\")]
     return [*zip(*sides, strict=True), *odd]

@@ -1,4 +1,4 @@
-"""`--distill-from`: a model translates the sources first, and what it writes is learnt, in one command."""
+"""Test `--distill-from`: a model translates the sources, and a new model is trained on the result, in one command."""
 
 import copy
 import shutil
@@ -25,7 +25,7 @@ MADE = Path(TEACHER_FOLDER) / "taught-1.en"
 
 @pytest.fixture
 def request_(toy_corpus: Path, trained: Path, tmp_path: Path) -> dict[str, Any]:
-    """600 sources of the toy corpus, one of which is no text."""
+    """Return a distillation request with 600 sources of the toy corpus, one of which has no words."""
     lines = [*list(read_lines(toy_corpus / "train.zh"))[:599], "..."]
     (tmp_path / "text.zh").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
     return {
@@ -41,8 +41,8 @@ def request_(toy_corpus: Path, trained: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def undoubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A teacher of so few steps writes what would be left out."""
+def without_quality_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable quality warnings, which would drop the translations of a teacher with so few steps."""
     monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 

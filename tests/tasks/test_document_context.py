@@ -1,4 +1,4 @@
-"""Sentences of a document as context: what is trained, what is decoded, and what is refused."""
+"""Test context sentences from the same document: training, decoding, and refused settings."""
 
 import json
 import random

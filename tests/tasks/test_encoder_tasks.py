@@ -1,4 +1,4 @@
-"""Pretraining, then classification from it; and parsing: each trained for a moment, end to end, and used."""
+"""Test pretraining, classification from it, and parsing: each trained for a few steps, end to end, and used."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def run(out: Path, settings: dict[str, Any], **changed: Any) -> None:
 
 
 def books(folder: Path) -> Path:
-    """A text in which a sentence tells the next one: the same animal does the next thing."""
+    """Write a text in which each sentence follows from the one before: the same animal does the next action."""
     chooser = random.Random(1)
     lines = []
     for _ in range(300):
@@ -152,7 +152,7 @@ def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: lis
 
 
 def labelled(folder: Path) -> dict[str, list[str]]:
-    """Texts with an animal, which is the label, and things that it does."""
+    """Write texts about an animal, which is their label, and return the settings of their files."""
     chooser = random.Random(2)
     files: dict[str, list[str]] = {}
     for name, count in (("source", 200), ("dev_source", 40)):
@@ -363,7 +363,7 @@ def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
 
 
 def treebank(path: Path, count: int, seed: int) -> Path:
-    """Trees of a small grammar."""
+    """Write random trees of a small grammar, and return the file."""
     chooser = random.Random(seed)
 
     def noun_phrase() -> str:
@@ -607,7 +607,7 @@ def test_the_loss_of_pretraining_is_the_sum_of_two_means_however_short_rows_are(
 
 
 def records_of(folder: Path, counts: list[int]) -> dict[str, Any]:
-    """Settings of pretraining on documents of so many sentences."""
+    """Return settings of pretraining on documents with these numbers of sentences."""
     texts = [" ".join(f"The cat slept {number}." for number in range(count)) for count in counts]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
     return {

@@ -1,4 +1,4 @@
-"""Experiments: variants × seeds in processes, with an own component, resumed, reported; and their statistics."""
+"""Test experiments: variants × seeds in processes, with a user's component, resumed, reported; and their statistics."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def plugin(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """The tag follows from the word's last letter."""
+    """Write tagged sentences in which a word's tag is its last letter, and return the files by part."""
     words = [a + b for a in ("ka", "lo", "mi", "nu", "pe") for b in ("s", "t", "r")]
     paths = {}
     for name, count in (("train", 60), ("dev", 30), ("test", 30)):
@@ -245,7 +245,7 @@ def test_a_dry_run_names_missing_files_and_wrong_settings_of_every_variant(
 
 @pytest.fixture
 def started(tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[str]]]:
-    """A function that starts an experiment whose commands only copy files, and the list of these commands."""
+    """Return a function that starts an experiment whose commands only copy files, and the list of these commands."""
     commands = list[list[str]]()
 
     def execute(_: Any, run: ExperimentRun, arguments: list[str], __: str) -> bool:

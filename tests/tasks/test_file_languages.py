@@ -1,4 +1,4 @@
-"""Training files that are in other languages than the settings or their suffixes say are reported."""
+"""Test that training files in other languages than the settings or their suffixes name are reported."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A forecast adds up the durations of a run's parts, and a dry run measures them without leaving anything behind."""
+"""Test that a forecast adds up the durations of a run's parts, which a dry run measures without leaving files."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from transduce.training.loop import StepTimer
 
 @pytest.fixture
 def training(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
-    """The training settings of a run of 80 steps, with a validation each 20 and a checkpoint each 10."""
+    """Return settings of a run of 80 steps, with a validation every 20 and a checkpoint every 10 steps."""
     from transduce.tasks.run.run import RunRequest, prepare_run
     from transduce.tasks.settings.reading import put_setting
 
@@ -42,7 +42,7 @@ def training(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
 
 
 class Keeper(Callback):
-    """A callback that keeps forecasts."""
+    """A callback that collects forecasts."""
 
     def __init__(self) -> None:
         self.forecasts: list[RunForecast] = []
@@ -158,7 +158,7 @@ def test_sizes_are_readable() -> None:
 
 
 def curve(corpus: str, limit: float, delay: float, steps: int) -> RecordedRun:
-    """A run whose BLEU and chrF rise to a limit, half of it after `delay` steps."""
+    """Return a recorded run whose BLEU and chrF rise to a limit and reach half of it after `delay` steps."""
     points = []
     for step in range(50, steps + 1, 50):
         score = limit * step / (delay + step)

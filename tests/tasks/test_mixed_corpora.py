@@ -1,4 +1,4 @@
-"""Runs on several corpora of one direction: text of earlier runs, tags, and changing shares; and noise in text."""
+"""Test runs on several corpora of one direction: text of earlier runs, tags, changing shares; and noise in text."""
 
 import json
 from pathlib import Path

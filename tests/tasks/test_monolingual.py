@@ -1,4 +1,4 @@
-"""`--monolingual`: the other direction is trained, its text translated back, and all of it learnt, in one command."""
+"""Test `--monolingual`: a reverse model translates text back, and a model is trained on all of it, in one command."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ MADE = Path(REVERSE_FOLDER) / "back-translated-1.zh"
 
 @pytest.fixture
 def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
-    """300 pairs of the toy corpus, and 600 further lines of its target side with two that are no text."""
+    """Return a request with 300 pairs of the toy corpus and 600 lines of its target side, two without words."""
     zh, en = (list(read_lines(toy_corpus / f"train.{language}")) for language in ("zh", "en"))
     texts = {"pairs.zh": zh[:300], "pairs.en": en[:300], "alone.en": [*en[300:898], "", "..."]}
     for name, lines in texts.items():
@@ -140,7 +140,7 @@ def test_translations_are_not_put_beside_another_text(
 
 
 def stopping_before(out: Path, train_run: Any) -> Any:
-    """Trains the other direction, and stops before the run in this folder."""
+    """Return a function that trains the reverse direction, and stops before the run in this folder."""
 
     def stop_or_train(request: Any) -> Any:
         if request.out == out:

@@ -1,4 +1,4 @@
-"""Noise: what is taken away, how much of it, and that the text can be put together again."""
+"""Test denoising: which tokens are removed, how many, and that the text can be restored."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ def noised(length: int, seed: int = 1, **settings: object) -> Noised:
     return add_noise(np.arange(3, 3 + length), noise, marks, np.random.Generator(np.random.Philox(seed)))
 
 
-def put_together(found: Noised) -> list[int]:
-    """T5's text: each mark of the source stands for what follows the same mark of the target."""
+def restored_text(found: Noised) -> list[int]:
+    """Return the original text of T5's denoising: source marks are replaced by what follows them in the target."""
     spans: dict[int, list[int]] = {}
     mark = -1
     for piece in found.target.tolist():
@@ -34,7 +34,7 @@ def put_together(found: Noised) -> list[int]:
 @given(st.integers(1, 300), st.integers(0, 1000), st.floats(0.05, 0.9), st.floats(1.0, 8.0))
 def test_spans_put_instead_of_their_marks_are_the_text(length: int, seed: int, share: float, mean: float) -> None:
     found = noised(length, seed, kind="spans", share=share, mean_span=mean)
-    assert put_together(found) == list(range(3, 3 + length))
+    assert restored_text(found) == list(range(3, 3 + length))
     marks = [piece for piece in found.source.tolist() if piece >= 1000]
     assert marks == MARKS[: len(marks)]
     assert found.target.tolist()[-1] == MARKS[len(marks)]

@@ -1,4 +1,4 @@
-"""Runs with vocabularies of one's own: word lists, symbols, line feeds, extended base models, sampled tokens."""
+"""Test runs with a user's vocabularies: word lists, symbols, line feeds, extended base models, sampled tokens."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 
 def stop_after(folder: Path, step: int) -> None:
-    """Leave what a run has that was killed after this step's checkpoint."""
+    """Delete the checkpoints after a step, as if the run had been killed then."""
     for path in (folder / "checkpoints").iterdir():
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)

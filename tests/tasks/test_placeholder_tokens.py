@@ -1,4 +1,4 @@
-"""Translation models get placeholder tokens by default, and old runs, other tasks and small corpora do not."""
+"""Test that translation models get placeholder tokens by default, unlike old runs, other tasks and small corpora."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Training from what `transduce prepare` wrote."""
+"""Test training from a folder of `transduce prepare`."""
 
 import json
 import shutil

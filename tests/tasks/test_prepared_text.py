@@ -1,4 +1,4 @@
-"""Text alone, prepared ahead of training: for language models, denoising and masked language models."""
+"""Test text prepared ahead of training for language models, denoising and masked language models."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some thousand paragraphs, no two alike, in more blocks than one."""
+    """Return a text of some thousand different paragraphs, more than one block of them."""
     path = tmp_path_factory.mktemp("text") / "book.txt"
     lines = [
         line.replace("fish", f"fish number {number}").replace("boy", f"boy of {number % 17}")

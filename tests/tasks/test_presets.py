@@ -1,4 +1,4 @@
-"""Presets: each setting of section 5 of the paper, the sizes of published models, and runs with them."""
+"""Test presets: each setting of section 5 of the paper, the sizes of published models, and runs with them."""
 
 import json
 import re

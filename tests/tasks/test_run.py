@@ -1,4 +1,4 @@
-"""A run from files to a model folder: what it says, what it leaves behind, and that stopping changes nothing."""
+"""Test a run from files to a model folder: its output, its files, and that stopping changes nothing."""
 
 import json
 import os

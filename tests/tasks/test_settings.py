@@ -1,4 +1,4 @@
-"""Settings: from a TOML file and `--set`, checked before anything happens, and written so that they read back."""
+"""Test settings from a TOML file and `--set`: checked up front, and written so that they read back."""
 
 import tomllib
 from collections.abc import Callable, Iterable

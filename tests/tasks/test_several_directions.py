@@ -1,4 +1,4 @@
-"""Train one model for several language pairs: corpora, tokens of target languages, sampling, scores per direction."""
+"""Test one model for several language pairs: corpora, language tokens, sampling, scores per direction."""
 
 import json
 import tomllib

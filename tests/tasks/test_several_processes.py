@@ -1,4 +1,4 @@
-"""`torchrun … -m transduce train`: several processes train the run that one would, and take it up from each other."""
+"""Test `torchrun … -m transduce train`: several processes train the same run as one, and resume each other's runs."""
 
 import json
 import os
@@ -23,14 +23,14 @@ def train_together(count: int, settings: Path, out: Path, *options: str) -> subp
 
 
 def losses(out: Path) -> dict[int, float]:
-    """Mean loss of every report by its step; with `report_every` = 1, of every step."""
+    """Return the mean loss of every report by step; with `report_every` = 1, of every step."""
     events = [json.loads(line) for line in read_lines(out / "metrics.jsonl")]
     return {event["step"]: event["loss"] for event in events if event["event"] == "train"}
 
 
 @pytest.fixture
 def settings_file(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
-    """A run without dropout, whose random numbers would depend on the process, that reports every step."""
+    """Write settings without dropout, which would differ between processes, that report every step; return the file."""
     changes = {
         "model.dropout": 0.0,
         "model.num_heads": 2,  # wide enough for our own kernels

@@ -1,4 +1,4 @@
-"""Spaces and ▁, which a vocabulary changes, are reported before training and kept or restored in translation."""
+"""Test that spaces and ▁ that a vocabulary changes are reported before training and kept or restored afterwards."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tagging: files of columns, training from random and from pretrained weights, scores, the command, and bad input."""
+"""Test tagging: column files, training from random and pretrained weights, scores, the command, and bad input."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def sentence(chooser: random.Random) -> list[tuple[str, str]]:
-    """A name is a person before "sees" and a place after "in", whatever the word; each may have two words."""
+    """Return a tagged sentence in which names are persons before "sees" and places after "in", of one or two words."""
     person, place = (chooser.choices(NAMES + PLACES, k=chooser.choice([1, 2])) for _ in range(2))
     tagged = [(word, f"{'I' if number else 'B'}-PER") for number, word in enumerate(person)]
     tagged += [("sees", "O"), (chooser.choice(["tea", "fish"]), "O"), ("in", "O")]
@@ -228,7 +228,7 @@ def test_spans_are_those_of_seqeval(marks: str) -> None:
     chooser = random.Random(2)
 
     def tags() -> list[str]:
-        """Consistent and inconsistent tags of sentences of 6 words."""
+        """Return random tags of six words, consistent or not."""
         return [mark if mark == "O" else f"{mark}-{chooser.choice('AB')}" for mark in chooser.choices(marks, k=6)]
 
     right, found = ([tags() for _ in range(200)] for _ in range(2))

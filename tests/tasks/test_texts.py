@@ -1,4 +1,4 @@
-"""Files of JSON lines, an object with a text each, for the tasks that learn from text alone."""
+"""Test files of JSON lines with a text each, for tasks that learn from text alone."""
 
 import gzip
 import json

@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def wave(points: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Two columns: a wave on a rising line with a little noise, and one of another scale with a second period."""
+    """Return two noisy series, (points, 2): a wave with a trend, and one of another scale with a second period."""
     time = np.arange(points)
     noise = np.random.Generator(np.random.Philox(4)).normal(scale=0.1, size=(points, 2))
     first = np.sin(2.0 * np.pi * time / SEASON) + 0.05 * time

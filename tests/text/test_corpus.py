@@ -21,7 +21,7 @@ WriteLines = Callable[[str, Iterable[str]], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str, bytes], str]:
-    """Writes bytes below the test's folder and returns the file's name."""
+    """Return a function that writes bytes to a file in the test's folder, and returns its path."""
 
     def write_bytes(name: str, content: bytes) -> str:
         (tmp_path / name).write_bytes(content)

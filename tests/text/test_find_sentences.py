@@ -1,4 +1,4 @@
-"""Sentences to translate are found in any script, with abbreviations, ordinals, quotation marks and protected spans."""
+"""Test finding sentences in any script, with abbreviations, ordinals, quotation marks and protected spans."""
 
 import time
 

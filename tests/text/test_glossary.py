@@ -1,4 +1,4 @@
-"""Terms: which of them a text has, and whether a translation has theirs."""
+"""Test which glossary terms a text contains, and whether a translation contains their translations."""
 
 from pathlib import Path
 

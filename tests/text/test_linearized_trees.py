@@ -1,4 +1,4 @@
-"""Trees as symbols, and back: any symbols at all give a valid tree over exactly the sentence's words."""
+"""Test linearized trees: any symbols give a valid tree over exactly the sentence's words."""
 
 import pytest
 from hypothesis import given, settings

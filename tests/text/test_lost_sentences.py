@@ -1,4 +1,4 @@
-"""A translation with fewer sentences than its source is found; faithful ones are not."""
+"""Test that a translation with fewer sentences than its source is found, and faithful ones are not."""
 
 import pytest
 

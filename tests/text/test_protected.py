@@ -1,4 +1,4 @@
-"""Spans that translation must not change are found whatever stands around them, and in linear time."""
+"""Test that spans that translation must not change are found in any context, and in linear time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Hard-wrapped lines are joined and sentences split, so that "the next sentence" is one."""
+"""Test joining hard-wrapped lines and splitting sentences."""
 
 import textwrap
 from pathlib import Path

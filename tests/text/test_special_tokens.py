@@ -1,4 +1,4 @@
-"""The marks of encoders: where a vocabulary has them, and what a mask stands for."""
+"""Test special tokens of encoders: where a vocabulary has them, and what a mask replaces."""
 
 import pytest
 

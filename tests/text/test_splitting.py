@@ -1,4 +1,4 @@
-"""A text that is too long for a model is cut where it hurts least, and nothing of it is lost."""
+"""Test that a text too long for a model is split at the best points, without losing any of it."""
 
 import pytest
 from hypothesis import given

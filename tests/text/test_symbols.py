@@ -1,4 +1,4 @@
-"""Symbols that a text may name outright, and the spaces around them."""
+"""Test special tokens that texts may contain literally, and the spaces around them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Vocabularies: learned the same way every time, spelling every text, saved and loaded."""
+"""Test vocabularies: learned reproducibly, able to spell every text, saved and loaded."""
 
 import os
 import subprocess

@@ -36,7 +36,7 @@ def train(folder: Path, settings: TokenizerSettings, pairs: int = 6_000) -> Toke
 
 
 def both_ids(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids by sentencepiece, with the end of sentence, and by the other library."""
+    """Return the ids of texts by sentencepiece, with the end symbol, and by Hugging Face's tokenizers."""
     expected = [[*ids, tokenizer.source.eos_id] for ids in tokenizer.source.encode_batch(texts)]
     other: Any = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tokenizer.source)))
     return expected, [encoding.ids for encoding in other.encode_batch(texts)]

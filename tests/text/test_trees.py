@@ -1,4 +1,4 @@
-"""Treebanks are read as they stand, cleaned for parsing, and written so that they are read back the same."""
+"""Test that treebanks are read unchanged, cleaned for parsing, and written so that they read back the same."""
 
 import gzip
 from pathlib import Path

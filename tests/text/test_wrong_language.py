@@ -1,4 +1,4 @@
-"""A text that is clearly in another language is found; names, quotations and short texts are not."""
+"""Test that a text clearly in another language is found; names, quotations and short texts are not."""
 
 import pytest
 

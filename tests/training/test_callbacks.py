@@ -1,4 +1,4 @@
-"""Callbacks see every event of a run, may stop it, and trackers log it offline."""
+"""Test that callbacks see every event of a run and may stop it, and that trackers log it offline."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there, checked byte by byte, and the previous one when the newest is damaged."""
+"""Test checkpoints: complete or absent, checked byte by byte, and replaced by the previous one if damaged."""
 
 import hashlib
 import os

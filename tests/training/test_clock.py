@@ -1,4 +1,4 @@
-"""A run with a time budget ends in time, whatever the speed does, and its plan alone determines its schedule."""
+"""Test that a run with a time budget ends in time at any speed, and that its plan alone determines its schedule."""
 
 import random
 from collections.abc import Callable

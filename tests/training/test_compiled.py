@@ -1,4 +1,4 @@
-"""Compiled layers compute what they did; the batches made ahead are the same ones."""
+"""Test that compiled layers compute the same, and that prefetched batches are the same ones."""
 
 import threading
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def small_model(**changes: int) -> Transformer:
 
 
 def passes(model: Transformer) -> list[dict[str, Tensor]]:
-    """Gradients of a few batches, each of another shape."""
+    """Return the gradients of two batches of different shapes."""
     found = []
     for shape in ((3, 5), (2, 9)):
         torch.manual_seed(7)
@@ -110,7 +110,7 @@ class Pair(NamedTuple):
 
 
 class Counted:
-    """Three batches an epoch, and an order in which they were made."""
+    """A plan of three batches an epoch, which records the batches that were made."""
 
     def __init__(self) -> None:
         self.made: list[Pair] = []

@@ -1,4 +1,4 @@
-"""Dropout that a model has come to need is turned off, and stays off."""
+"""Test that dropout is turned off if the loss is higher with it, and stays off."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Make = Callable[..., ResolvedTraining]
 
 
 class Noisy(nn.Module):
-    """Ones through dropout; what is dropped is twice as large where it is not."""
+    """A model of a weight of ones with dropout."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Noisy(nn.Module):
 
 
 class Steps:
-    """Batches that are numbers."""
+    """A plan whose batches are their numbers."""
 
     def __len__(self) -> int:
         return 100

@@ -1,4 +1,4 @@
-"""Whose kernels a run trains with: chosen, said, and refused where there are none."""
+"""Test which kernels a run trains with: selected, reported, and refused if there are none."""
 
 import importlib.metadata
 import json
@@ -29,7 +29,7 @@ def absent(_: str) -> str:
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    """Forget which kernels this machine has, before and after a test of other machines."""
+    """Clear the cached choice of kernels before and after a test that simulates other machines."""
     why_no_kernels.cache_clear()
     yield
     why_no_kernels.cache_clear()

@@ -1,4 +1,4 @@
-"""The loop on tiny models and random batches: what a run promises about resuming, skipping, stopping and reporting."""
+"""Test the training loop on tiny models and random batches: resuming, skipping, stopping and reporting."""
 
 import io
 import json
@@ -34,7 +34,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class RandomBatches:
-    """Batches of random pairs; a pure function of epoch and position, of which it keeps a list."""
+    """A plan of random pairs, a pure function of epoch and position, which records the requests."""
 
     def __init__(self, length: int = 5) -> None:
         self.length = length
@@ -54,7 +54,7 @@ class RandomBatches:
 
 
 class Setup:
-    """A trainer over a tiny Transformer with dropout, and all that it says."""
+    """A trainer of a tiny Transformer with dropout, and its console output."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 class PowerCutError(Exception):
-    """The power went."""
+    """An exception that simulates a power cut."""
 
 
 def crash_at(number: int) -> Callable[[int], None]:
@@ -445,7 +445,7 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
 
 
 class Script:
-    """A validator that reads losses from a list, and what was kept on its word."""
+    """A validator that reads losses from a list, and records which weights were kept."""
 
     def __init__(
         self,

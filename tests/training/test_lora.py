@@ -1,4 +1,4 @@
-"""LoRA: the model is what it was at first, learns by its updates alone, and merges into an ordinary one."""
+"""Test LoRA: the model starts unchanged, only the updates are trained, and they merge into an ordinary model."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The loss fused with the projection: PyTorch's cross-entropy, exact gradients, exact in chunks."""
+"""Test the loss fused with the projection against PyTorch's cross-entropy: gradients, and computation in chunks."""
 
 import math
 
@@ -16,7 +16,7 @@ PAD = 0
 def sample(
     *, rows: int = 3, length: int = 5, width: int = 6, pieces: int = 11, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A decoder's output, an output matrix, and labels of which some are padding."""
+    """Return a decoder's output, an output matrix, and labels of which some are padding."""
     hidden = torch.randn(rows, length, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(pieces, width, dtype=dtype, requires_grad=True)
     labels = torch.randint(1, pieces, (rows, length))

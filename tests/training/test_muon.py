@@ -1,4 +1,4 @@
-"""Muon: singular values near one, matrices of layers by it and the rest by Adam, and everything that holds for Adam."""
+"""Test Muon: singular values near one, Muon for layers' matrices and Adam for the rest, and all that holds for Adam."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def take_step(model: nn.Module, optimizer: FlatOptimizer, seed: int = 5, weight_
 
 
 def matrix_with(values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix with these singular values, and its singular vectors."""
+    """Return a matrix with these singular values, and its left and right singular vectors."""
     generator = torch.Generator().manual_seed(7)
     left, right = (torch.linalg.qr(torch.randn(size, size, generator=generator))[0] for size in (rows, columns))
     left, right = left[:, : len(values)], right[:, : len(values)]

@@ -1,4 +1,4 @@
-"""The display in a notebook: one output with bar, curve and messages; and a notebook that is executed."""
+"""Test the display in a notebook: one output with bar, curve and messages; and an executed notebook."""
 
 import math
 from pathlib import Path

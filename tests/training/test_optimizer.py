@@ -1,4 +1,4 @@
-"""Adam over one flat vector: PyTorch's own Adam, micro-batches that add up, steps that are skipped."""
+"""Test Adam over one flat vector against PyTorch's Adam, with micro-batches and skipped steps."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Batches without their padding."""
+"""Test batches that are packed without padding."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Several processes that train one model: the same losses as one, replicated and sharded."""
+"""Test training of one model in several processes, replicated and sharded: the same losses as in one."""
 
 import json
 import subprocess
@@ -101,7 +101,7 @@ def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Begun:
-    """Sums over processes that were begun, and are over at once."""
+    """A stand-in for a process group whose asynchronous sums are complete at once."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Learning rates by hand, with equation (3) of the paper among them."""
+"""Test learning rates by hand, including equation (3) of the paper."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Training settings that cannot be meant, and what the person who wrote them reads."""
+"""Test the messages about invalid training settings."""
 
 import math
 from typing import Any

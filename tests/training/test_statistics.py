@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics in a run: saved, resumed, kept with the model, and untouched by steps left out."""
+"""Test BatchNorm's running statistics: saved, resumed, kept with the model, and unchanged by skipped steps."""
 
 import math
 import os
@@ -42,7 +42,7 @@ def tiny_model() -> Transformer:
 
 
 class Pairs:
-    """Random pairs by position, some of them shorter than others."""
+    """A plan of random pairs, some of them shorter than others."""
 
     def __len__(self) -> int:
         return 4
@@ -62,7 +62,7 @@ def loss_of(model: Transformer, batch: Pair) -> Loss:
 
 
 class Run:
-    """A trainer over the tiny model; `event` is called before each loss with its number."""
+    """A trainer of the tiny model; `event` is called before each loss with its number."""
 
     def __init__(self, folder: Path, settings: ResolvedTraining, event: Callable[[int], float] = lambda _: 1.0) -> None:
         folder.mkdir(exist_ok=True)

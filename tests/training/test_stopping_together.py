@@ -25,7 +25,7 @@ Make = Callable[..., ResolvedTraining]
 
 @pytest.fixture
 def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process, alone in its group, takes itself for the first of two: it decides with them and waits for none."""
+    """Make this process, alone in its group, act as the first of two that waits for no other."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
     together = Processes(0, 2)
@@ -35,7 +35,7 @@ def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 
 class Vectors:
-    """Batches of the same four vectors, repeated."""
+    """A plan of batches that are four unit vectors plus the epoch."""
 
     def __len__(self) -> int:
         return 4
@@ -45,7 +45,7 @@ class Vectors:
 
 
 class Watched:
-    """A trainer of one matrix that is asked to stop in a step, and the steps that were validated."""
+    """A trainer of one matrix that is asked to stop in a step, and that records the validated steps."""
 
     def __init__(
         self, folder: Path, settings: ResolvedTraining, stop_in_step: int = 0, *, stop_in_validation: int = 0
@@ -110,7 +110,7 @@ def test_a_validation_is_stopped_for_a_stop_and_comes_first_on_resume(
 
 
 class Counting(Processes):
-    """The first of two; the other one tells how often it failed."""
+    """The first of two processes; the other one reports a number of failures."""
 
     def __init__(self, failures: float = 0.0) -> None:
         super().__init__(0, 2)

@@ -1,4 +1,4 @@
-"""The event file: known checksums, and read back by TensorBoard itself."""
+"""Test the event file: known checksums, and reading by TensorBoard itself."""
 
 import math
 import struct
@@ -14,7 +14,7 @@ from transduce.training.events import TensorBoardWriter, crc32c, frame_record, m
 
 
 def read_back(folder: Path) -> Any:
-    """TensorBoard's own reader, all files of the folder loaded."""
+    """Return TensorBoard's reader with all files of the folder loaded."""
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
@@ -22,7 +22,7 @@ def read_back(folder: Path) -> Any:
 
 
 def read_records(file: Path) -> Iterator[bytes]:
-    """The records of an event file, their checksums checked."""
+    """Yield the records of an event file after checking their checksums."""
     content = file.read_bytes()
     while content:
         (length,) = struct.unpack("<Q", content[:8])

@@ -1,4 +1,4 @@
-"""The kernels that update parameters do what PyTorch's operations do one after another."""
+"""Test that the kernels that update parameters equal PyTorch's operations."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Make = Callable[..., ResolvedTraining]
 
 
 def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16: bool) -> dict[str, Tensor]:
-    """Everything that three updates of 37 + 64 × 3 parameters leave behind."""
+    """Return all tensors after three updates of 37 + 64 × 3 parameters."""
     torch.manual_seed(2)
     shapes = {"bias": torch.Size([37]), "matrix": torch.Size([64, 3])}
     master, gradient = torch.randn(229), torch.zeros(229)

@@ -1,4 +1,4 @@
-"""Weights of pairs in the loss: hand-solved cases, the packed path, files with weights, and runs that use them."""
+"""Test weights of pairs in the loss: cases solved by hand, the packed path, files with weights, and runs."""
 
 import json
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_the_kernels_weight_pairs_as_pytorch_does() -> None:
 
 
 class PaddedAgain:
-    """Kernels for packed batches that compute on padded ones, as no CPU has others."""
+    """Kernels for packed batches that compute on padded batches, as there are none for a CPU."""
 
     def supports(self, *_: object) -> bool:
         """Return that every model is supported."""

@@ -1,4 +1,4 @@
-"""Commands that check an installation, a model, a corpus or a model folder, and that runs resume exactly."""
+"""Commands that check an installation, a model and its folder, a corpus, and whether runs resume exactly."""
 
 import argparse
 import sys

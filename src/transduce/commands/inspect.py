@@ -338,7 +338,7 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> in
 
 
 def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
-    """Return the labels in a file: of each word if every line has as many as its text has words, else of each line."""
+    """Return a file's labels: one per word if each line has as many labels as its text words, else one per line."""
     counts = [len(split_words(text)) for text in texts]
     of_words = len(lines) == len(texts) and all(
         len(line.split()) == count for line, count in zip(lines, counts, strict=True)

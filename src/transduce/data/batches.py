@@ -193,7 +193,7 @@ class Plan(Protocol):
 
 
 class BatchPlan:
-    """A plan of all batches of all epochs with random access: at most one block is read and sorted for a batch.
+    """A plan of the batches of all epochs, which returns any of them on request, reading and sorting at most one block.
 
     A batch holds at most ``batch_tokens`` target tokens without padding, and at most ``max_padded_tokens`` per side
     with padding (default: twice ``batch_tokens``); a longer pair is a batch alone. Every epoch has the same number of
@@ -456,7 +456,10 @@ class TaggedTexts(LabeledTexts):
 
 
 class LabeledPlan:
-    """A plan of all batches of all epochs with random access; an epoch contains every text once."""
+    """A plan of the batches of labeled texts of all epochs, which returns any of them on request.
+
+    An epoch contains every text once.
+    """
 
     def __init__(
         self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)

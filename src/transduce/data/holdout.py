@@ -94,7 +94,7 @@ class HoldOut:
             self._held[key].failed += not kept[index]
 
     def candidates(self) -> list[Candidate]:
-        """Return the sources with the lowest keys so far, in the order of their keys."""
+        """Return the sources with the lowest hash keys so far, sorted by key."""
         return [self._held[key] for key in sorted(self._held)]
 
     def _limit(self) -> int:
@@ -109,7 +109,7 @@ class HoldOut:
 
 
 def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
-    """Return one candidate per source, by its first pair in all parts, in the order of their keys."""
+    """Merge the candidates of all parts into one per source, which has the source's first pair, sorted by hash key."""
     joined: dict[int, Candidate] = {}
     for candidate in (candidate for part in parts for candidate in part):
         other = joined.get(candidate.key)
@@ -124,7 +124,7 @@ def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
 def choose_held_out(
     candidates: list[Candidate], settings: HoldOutSettings, keys: Keys, offered: int
 ) -> list[Candidate]:
-    """Return the sources to hold out, chosen from candidates in the order of their keys.
+    """Return the sources to hold out, chosen from candidates in the order of their hash keys.
 
     At least one source always remains for training. If sources occur many times, fewer are held out, and those that
     would drop too many pairs are skipped, but at least one is held out.
@@ -178,7 +178,7 @@ def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
 
 
 def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """Return for each key whether it belongs to one of the candidates, which are sorted by key."""
+    """Return whether each hash key is that of a held-out candidate; `held` is sorted by key."""
     is_held = np.zeros(len(keys), bool)
     if held:
         low = np.flatnonzero(keys <= held[-1].key)

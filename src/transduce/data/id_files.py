@@ -58,7 +58,7 @@ class IdRun(NamedTuple):
 
     @property
     def sentences(self) -> int:
-        """The number of sentences."""
+        """The number of sentences in the run."""
         return len(self.offsets) - 1
 
 

@@ -177,12 +177,12 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
-    """Write the metadata of a corpus, corpus.json."""
+    """Write the metadata of a prepared corpus, corpus.json, into its folder."""
     write_file(folder / CORPUS_CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
 
 
 def read_card(folder: Path) -> CorpusCard:
-    """Read corpus.json.
+    """Read the metadata of a prepared corpus, corpus.json, from its folder.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format.
@@ -225,7 +225,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
     def check_size(self, folder: Path, name: Column, pairs: int) -> None:
-        """Check that the file exists and has the expected size.
+        """Check that the column's file exists and has the expected size.
 
         Raises:
             TransduceError: the file is missing or has another size.
@@ -243,7 +243,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def verify(self, folder: Path, name: Column) -> None:
-        """Check the file's content against its digest.
+        """Check the content of the column's file against its digest.
 
         Raises:
             TransduceError: the content differs from what was written.
@@ -367,7 +367,7 @@ class Kept(NamedTuple):
 def write_part(
     request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> PartCard:
-    """Prepare a part in a new folder, and return its card.
+    """Filter and tokenize a part of a corpus, write the part into a new folder, and return its card.
 
     ``report_progress`` is called after each block with the number of pairs read.
 
@@ -549,7 +549,7 @@ class Part:
     """A filtered and tokenized part of a corpus, stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a part.
+        """Open a part of a corpus in its folder.
 
         Raises:
             TransduceError: the folder is not a part, or is incomplete.

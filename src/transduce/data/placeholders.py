@@ -253,7 +253,7 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return both sides of a pair with placeholders, or unchanged if a side would become too long."""
+        """Return the ids of both sides of a pair with placeholders, or unchanged if a side would become too long."""
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))
         numbers = generator.permutation(len(self._ids[0])).tolist()

@@ -403,7 +403,7 @@ def prepare(
     workers: int = 1,
     report_progress: Callable[[int], None] | None = None,
 ) -> PreparedCorpus:
-    """Filter the pairs, tokenize them and write the folder, in one pass and with little memory.
+    """Filter and tokenize a corpus and write it into a folder, in one pass over the files and with little memory.
 
     With ``hold_out``, some pairs are kept as text for validation instead. The work is distributed to ``workers``
     processes, whose number affects only the speed. ``report_progress`` is called from time to time with the number of

@@ -268,7 +268,7 @@ class _Epoch(NamedTuple):
 
 
 class SentencePairPlan:
-    """A plan of all batches of all epochs with random access.
+    """A plan of the batches of masked segment pairs of all epochs, which returns any of them on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
@@ -389,7 +389,10 @@ class SentencePairPlan:
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:
-        """Return the rows of each batch in reading order: equal shares of the epoch's tokens, at least one row each."""
+        """Return the row indices of each batch, in the random order of the batches.
+
+        Each batch has an about equal share of the epoch's tokens, and at least one row.
+        """
         order = np.lexsort((permutation(len(epoch.start), self._settings.seed, _TIES, epoch.number), epoch.lengths))
         order = np.resize(order, max(len(order), self._count))  # if there are fewer rows than batches, some repeat
         before, parts = np.append(0, np.cumsum(epoch.lengths[order])), np.arange(self._count)
@@ -399,7 +402,7 @@ class SentencePairPlan:
         return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences, the longest of them cut where the segments of rows end.
+        """Return the text's sentences, with those longer than a row cut where the segments of rows end.
 
         `offset` moves the ends of all segments by a number of tokens.
         """

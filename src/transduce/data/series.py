@@ -106,7 +106,7 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table, plain or gzip, with tabs in .tsv files and otherwise the delimiter that the header uses.
+    """Read a table of time series, plain or gzip; cells are separated by tabs in .tsv files, else as in the header.
 
     Args:
         path: the file.
@@ -288,7 +288,7 @@ def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> It
 
 
 class SeriesPlan:
-    """A plan of all batches of all epochs with random access."""
+    """A plan of the batches of windows of all epochs, which returns any of them on request."""
 
     def __init__(
         self, series: WindowedSeries, scale: SeriesScale, *, rows: int, seed: int, share: tuple[int, int] = (0, 1)

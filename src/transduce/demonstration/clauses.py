@@ -84,10 +84,10 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 
 @cache
 def phrase(source: str, target: str, links: str = "") -> Phrase:
-    """Return a phrase from words that are separated by spaces.
+    """Create a phrase in both languages from source words and target words, each separated by spaces.
 
-    ``links`` has the form "0-1 1-0", source index first; without it every source word is linked to every target word
-    that is not an article.
+    ``links`` has the form "0-1 1-0", source index first; without links, every source word is linked to every target
+    word that is not an article.
     """
     left, right = tuple(source.split()), tuple(target.split())
     if not left and not right:

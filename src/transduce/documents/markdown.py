@@ -338,7 +338,10 @@ class _Inline:
             parsed.images.append(_Image(tag, "![", alt, after))
 
     def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
-        """Yield texts and tags as Markdown, divided where a line may be broken; spaces are at the starts of words."""
+        """Yield the Markdown of texts and tags, divided where a line may be broken; spaces are at the starts of words.
+
+        In a table cell (`is_cell`), vertical bars are escaped.
+        """
         word = ""
         for index, part in enumerate(parts):
             if isinstance(part, Tag):

@@ -193,7 +193,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """A builder of the plain text of a text with inline tags, and of the marks that stand for the tags."""
+    """A builder of the plain text of a text with inline tags, and of the nodes that stand for the tags."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
@@ -279,7 +279,7 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
 
 
 def _find_neighbors(parent: InlineNode, text: str) -> None:
-    """Find the word or element that each tag without words stays beside in the translation."""
+    """Find and store the word or element beside which each tag without words stays in the translation."""
     bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
     anchors: dict[tuple[int, int], list[InlineNode]] = {}
     for child in parent.children:

@@ -242,7 +242,7 @@ class _OpenXmlParagraph(_Paragraph):
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the properties element of a run (stretch of formatted text), its first child, or None."""
+        """Return the properties element of a run (stretch of formatted text), or None if the run has none."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
@@ -467,7 +467,7 @@ def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
 
 
 def _leaves(atoms: Sequence[_Atom]) -> list[_Leaf]:
-    """Return content that is not translated as elements; a container is one element."""
+    """Return the elements of content that is not translated, in order; a container is one element."""
     leaves: list[_Leaf] = []
     depth = 0
     for kind, run, content in atoms:

@@ -203,7 +203,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
 
 
 def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
-    """Return the texts and tags of a segment, and each tag's source; tags without a partner are elements."""
+    """Return the texts and tags of a segment, and each tag's source; tags without a partner are empty elements."""
     matches = list(syntax.tags.finditer(text))
     partner: dict[int, int] = {}
     opened: list[int] = []
@@ -348,7 +348,7 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
 
 
 def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
-    """Return the parts of a translation for each cue, in proportion to the widths of the source.
+    """Divide a translation (texts and tags) among cues, in proportion to the widths of their source texts.
 
     A translation with fewer words than cues is repeated in each cue.
     """

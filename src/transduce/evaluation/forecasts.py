@@ -114,8 +114,8 @@ def score_forecasts(
 
     Args:
         past: the known points, (B, S, C); at least a season.
-        actual: (B, T, C).
-        forecasts: (B, T, C).
+        actual: the points to forecast, (B, T, C).
+        forecasts: their forecasts, (B, T, C).
         names: the names of the series.
         season: points of a season.
     """

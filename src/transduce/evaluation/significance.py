@@ -111,7 +111,7 @@ _MAX_DIVISIONS = 20_000
 
 
 def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *, seed: int = 12345) -> float:
-    """Return the p value of the difference between the means of two groups of runs, by a permutation test.
+    """Return the p value of the difference between the mean scores of two groups of runs, by a permutation test.
 
     The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
     much, in either direction. If there are more than 20,000 divisions, that many are drawn at random. The test assumes
@@ -302,6 +302,17 @@ def compare(
     draws equal those of sacreBLEU's `--paired-bs` and `--paired-ar` for as many resamples. Two things differ: a draw
     that ties with the observed difference counts as chance, so equal outputs have p = 1; and the bootstrap's p is
     two-sided too.
+
+    Args:
+        hypotheses_a: the translations of system A.
+        hypotheses_b: those of system B.
+        references: one reference for each line.
+        target_language: language code of the references, which selects BLEU's tokenizer; None: unknown.
+        tokenize: sacreBLEU's tokenizer instead.
+        lowercase: ignore case.
+        resamples: number of random draws of each test.
+        seed: random seed of the draws.
+        names: names of the systems, for the verdict.
 
     Raises:
         TransduceError: `score` would refuse an argument, there are fewer than 100 resamples, the seed is negative, or

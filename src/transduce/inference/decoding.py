@@ -345,7 +345,7 @@ def find_compiled_search(
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
         draw: draws tokens; None for a search of the best hypotheses.
-        reserved: capacity for prompts that join later; None: none join, or only as many as have finished.
+        reserved: capacity for prompts that join later; None: only that of the first prompts.
     """
     if not isinstance(scorer, TransformerScorer | ContinuingScorer) or beam.groups > 1:
         return None

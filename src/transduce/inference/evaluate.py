@@ -26,7 +26,7 @@ from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
 
-_MOST_SHOWN = 8  # labels in a message
+_MAX_SHOWN = 8  # labels in a message
 
 
 @overload
@@ -125,10 +125,10 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
         TransduceError: the classifier knows none of the labels.
     """
     if not set(classifier.labels).intersection(labels):
-        more = ", …" if len(classifier.labels) > _MOST_SHOWN else ""
+        more = ", …" if len(classifier.labels) > _MAX_SHOWN else ""
         raise TransduceError(
             f'{where}: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels are '
-            f"{', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
+            f"{', '.join(classifier.labels[:_MAX_SHOWN])}{more}."
         )
 
 
@@ -147,9 +147,9 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[str] | None = None) -> Int8Proof:
     """Quantize a translator, measure how often it translates as in float32, and store the result beside the weights.
 
-    Every sentence is translated greedily and with the folder's own search settings. If each search gives at least 99 %
-    of at least 100 sentences the same translation, and BLEU differs by at most 0.1, `precision="auto"` takes the 8-bit
-    weights on processors with these instructions. It does so until the model or the version of transduce changes.
+    Every sentence is translated greedily and with the folder's own search settings. In each search at least 99 % of at
+    least 100 sentences must get the same translation, and BLEU may differ by at most 0.1. Then `precision="auto"` uses
+    the 8-bit weights on processors with these instructions, until the model or the version of transduce changes.
 
     Args:
         folder: the folder of a translation model that `transduce train`, `transduce import` or `save` wrote.

@@ -32,7 +32,7 @@ class LineWarnings:
         unknown_characters: Callable[[str], Iterable[str]] | None = None,
         noun: str = "line",
     ) -> None:
-        """Create an empty collection.
+        """Create a collector that has no line numbers yet.
 
         Args:
             source_language: language code of the source; None: unknown.

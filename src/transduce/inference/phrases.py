@@ -88,8 +88,8 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
 class ForbiddenTexts:
     """Implements `search.rules.Rule`: a rule that forbids texts in hypotheses, however they are tokenized.
 
-    In scripts with spaces, texts match whole words only: a token that completes a forbidden word is allowed if the
-    token continues the word, such as "▁apples" if "apple" is forbidden. Matching is case-sensitive.
+    In scripts with spaces, texts match whole words only. If "apple" is forbidden, "▁apples" is allowed, because the
+    token continues the word. Matching is case-sensitive.
     """
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary) -> None:

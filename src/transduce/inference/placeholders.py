@@ -2,8 +2,8 @@
 
 Every model can translate a source without its spans; occlusion of the word before a span finds the span's offset in the
 translation. A model whose vocabulary has placeholder tokens also translates the source with such a token for each span.
-Of the two translations the one with the higher mean log-probability counts: spans that stand between words are better
-left out, spans that stand for words are not.
+Of the two translations the one with the higher mean log-probability is used. Spans that stand between words are better
+left out; spans that stand for words are not.
 """
 
 import re
@@ -82,8 +82,8 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
-    So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as bytes: a
-    rare Chinese character is an ordinary word, which the model has learned to read.
+    Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
+    bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:

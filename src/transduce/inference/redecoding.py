@@ -232,8 +232,8 @@ def _numbers(
 ) -> list[str]:
     """Return the numbers missing from a translation that re-decoding can insert.
 
-    Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
-    them and may do so. Dates and times are excluded, because a translation may write them in another form.
+    There are none without a warning about numbers, or if a maximum length is set. Excluded are numbers that the model
+    cannot write, forbidden ones, and dates and times, which a translation may write in another form.
     """
     if search.max_length is not None or not any(warning.kind == "numbers" for warning in found_warnings):
         return []

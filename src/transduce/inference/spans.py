@@ -30,7 +30,7 @@ Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 
 
 class OcclusionRequest(NamedTuple):
-    """A request for the effect of parts of a source on its translation, with the source without each of the parts."""
+    """A request to measure how a translation depends on parts of its source, with the source without each part."""
 
     source: str
     """The complete source."""

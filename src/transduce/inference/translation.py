@@ -282,7 +282,7 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return each alternative's cost: how much lower its score is than the best one's.
+    """Return the cost of each alternative: how much lower its score is than that of the best one.
 
     Costs are never lower than those of earlier alternatives.
     """

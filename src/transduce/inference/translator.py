@@ -479,9 +479,9 @@ class Translator:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
         Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
-        rest at the end. A sentence with glossary terms or protected spans is yielded at once, because it may be
-        searched twice, and so is a text of several sentences with required phrases. Closing the iterator stops the
-        search.
+        rest at the end. A sentence with glossary terms or protected spans is yielded as a whole, because it may be
+        searched twice. The same holds for a text of several sentences with required phrases. Closing the iterator stops
+        the search.
 
         Args:
             sentence: a text of any length.

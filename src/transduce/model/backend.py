@@ -1,8 +1,8 @@
 """The interface between a model and the kernels that a process trains with.
 
-A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
-component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
-the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
+A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute its output.
+The backend uses its kernels or calls the component's `forward`. Training code asks for the remaining kernels (loss,
+optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -37,7 +37,7 @@ class AttentionOptions(NamedTuple):
     """The number of neighboring query heads that share a head of keys and values."""
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
-    drop_of_256: int = 0
+    drop_256ths: int = 0
     """The dropout rate of the attention weights in 256ths."""
 
 
@@ -208,8 +208,8 @@ class TrainingKernels(Protocol):
     def supports_rows(self, x: Tensor) -> bool:
         """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
 
-    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_of_256 / 256."""
+    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """Return (x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
@@ -341,7 +341,7 @@ class TrainingKernels(Protocol):
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
-        """Orthogonalize matrices in place (Muon): divide each by the square root of ‖x xᵀ‖, then apply odd polynomials.
+        """Orthogonalize matrices x in place (Muon): divide x by the square root of ‖x xᵀ‖, then apply odd polynomials.
 
         Args:
             matrices: (R, C) each.

@@ -1,8 +1,8 @@
 """The exact classes that the layer graph knows, and the check that a module is unchanged from its class.
 
-A module is unknown if it is of a subclass, or if something was added to it: a method or `forward` of its own, a hook,
-a parametrization, a submodule, a parameter or a buffer. Backends register the classes of their inference copies, and
-training registers wrappers and parametrizations such as FSDP's and LoRA's.
+A module is unknown if its class is a subclass of a known one. It is also unknown if a method, a hook, a
+parametrization, a submodule, a parameter or a buffer was added to it. Backends register the classes of their inference
+copies, and training registers wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
 from collections.abc import Callable, Iterable, Iterator

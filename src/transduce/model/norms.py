@@ -70,7 +70,7 @@ class AnnotatedNorm(nn.Module):
     """The norm of "The Annotated Transformer": weight · (x - mean) / (standard deviation + ε) + bias.
 
     Two things differ from LayerNorm. The standard deviation is that of a sample (n - 1 in place of n). ε is added
-    outside of the root, which matters where the deviation is small.
+    outside of the root, which matters for small deviations.
     """
 
     def __init__(self, width: int, *, eps: float = 1e-6) -> None:

@@ -1,7 +1,7 @@
 """The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with or without attention.
 
-Sutskever et al. 2014 and Cho et al. 2014 pass the source as one vector, Bahdanau et al. 2015 and Luong et al. 2015
-attend to all its states, and Cheng et al. 2016 attend to the decoder's own past too.
+Sutskever et al. 2014 and Cho et al. 2014 pass the source as one vector. Bahdanau et al. 2015 and Luong et al. 2015
+attend to all its states. Cheng et al. 2016 also attend to the decoder's past.
 Legend: B batch, S source length, T target length, W hypotheses of each sentence, N rows (B × W), D model width, V
 vocabulary.
 """
@@ -55,7 +55,7 @@ class MemoryAttention(nn.Module):
 
         Args:
             states: Q decoder states of each sentence, (B, Q, D).
-            keys: the result of `keys`, (B, S, D).
+            keys: the result of the method `keys`, (B, S, D).
             memory: the encoder's output, (B, S, D).
             mask: hides the padding of the memory.
             weights_out: a list that receives the attention weights, (B, 1, Q, S).

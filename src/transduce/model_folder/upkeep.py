@@ -1,7 +1,7 @@
 """Maintain model folders: verify every byte, and store quantized weights before the first use.
 
-Opening a folder verifies large files once for each of their versions (`weight_cache.py`), which notices every change by
-a program, but not a disk that returns other bytes than were written. `verify` reads everything again.
+Opening a folder verifies a large file only if it has changed since it was last verified (`weight_cache.py`). This
+detects changes by programs, but not a disk that returns other bytes than were written. `verify` reads everything again.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ def verify(folder: str | Path) -> VerifyReport:
         if not all_finite(file.tensor(name)):
             raise TransduceError(f"{file.path}: {name} has values that are not finite (NaN or infinite).")
         file.release()
-    cached = [path for place in cache_folders(folder) for path in sorted(place.glob("*.safetensors"))]
+    cached = [path for cache in cache_folders(folder) for path in sorted(cache.glob("*.safetensors"))]
     whole = [path for path in cached if _is_whole(path)]
     removed = [path for path in cached if path not in whole]
     for path in removed:

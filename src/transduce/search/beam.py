@@ -443,7 +443,7 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether a group may still gain a finished hypothesis with a score of at most `bound`."""
+        """Return whether a group with these finished hypotheses may still gain one with a score of at most `bound`."""
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE
         return self.stop != "full" and bound > finished[-1].score

@@ -1,9 +1,9 @@
 """Constrained search: translations must contain given phrases, and parses must be trees over the words of a sentence.
 
-Dynamic beam allocation (Post and Vilar 2018): hypotheses compete only with those that have written equally many
-tokens of the phrases, so that a started phrase is not lost to better scores elsewhere. No hypothesis ends before it
-contains all phrases, and none grows so long that they and the end symbol no longer fit. A stage is the set of
-hypotheses that lack equally many tokens.
+Dynamic beam allocation (Post and Vilar 2018): hypotheses compete only with those that contain equally many tokens of
+the phrases. A started phrase is thus not lost to better scores elsewhere. No hypothesis ends before it contains all
+phrases, and none grows so long that they and the end symbol no longer fit. A stage is the set of hypotheses that lack
+equally many tokens.
 Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 

@@ -540,7 +540,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 
 
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
-    """Return the languages, as specified or from the files' suffixes."""
+    """Return the source and target language of a corpus, as specified or from the files' suffixes."""
     if data.languages is not None or data.corpora:
         return data.pair or (None, None)
     source = language_of(data.source[0]) if data.target else None

@@ -60,7 +60,7 @@ def preflight_run(request: RunRequest) -> None:
     """Check a run's settings up front, before anything is translated for it.
 
     Raises:
-        TransduceError: the settings are invalid for any text.
+        TransduceError: the settings are invalid, whatever the text.
     """
     run = Run(request)
     preflight(run.kind, run.settings, run.machine, ChoiceLog())

@@ -207,7 +207,7 @@ class PairReader:
     def _split_table(
         self, lines: list[str], first_line: int, layout: "TableLayout", file: int
     ) -> tuple[list[str], list[str]]:
-        """Split tab-separated lines into sources and targets."""
+        """Split tab-separated lines into sources and targets; lines that are not pairs become placeholder texts."""
         sources, targets, path = list[str](), list[str](), self._files.source[file]
         for number, text in enumerate(lines, first_line):
             if number == 1 and layout.has_header:
@@ -380,7 +380,7 @@ class TableLayout(NamedTuple):
 
 
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
-    """Return how a file of tab-separated pairs is written, by its first 1,000 lines.
+    """Return the layout of a file of tab-separated pairs, judged by its first 1,000 lines.
 
     Fields are quoted as in CSV if each field that begins with a quote also ends with one. In addition, either all
     fields must begin with a quote, or each quoted field must contain a doubled quote or a tab. The first line is a

@@ -151,7 +151,7 @@ _ISO_639_1 = (
     "sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
 )
 TWO_LETTER_CODES = frozenset(_ISO_639_1.split())
-"""The two-letter language codes of ISO 639-1, which tell files of languages from files such as train.in."""
+"""The two-letter language codes of ISO 639-1, by which train.de is a file in a language, unlike train.in."""
 
 
 def is_in_large_script(text: str) -> bool:
@@ -233,7 +233,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return dict(sorted(probabilities.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
-        """Return the log-probability of the n-grams in nats, up to a constant shared by all languages."""
+        """Return the log-probability, in nats, of n-grams with these counts in a language, up to a common constant."""
         counts, total, unknown = self.runs[language], max(1, self.totals[language]), self.unknown_probability
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 

@@ -27,7 +27,7 @@ _NO = b"\x00"
 
 
 def tokenizes_words_independently(model_bytes: bytes) -> bool:
-    """Return whether a sentence's tokens are the concatenated tokens of its words, which spaces (U+0020) separate.
+    """Return whether a sentencepiece model tokenizes each word of a sentence, between spaces (U+0020), independently.
 
     Several conditions must be met: tokens are merged by rank alone (BPE), tokens have a space only at their start, and
     no character is rewritten. Spaces must be trimmed, collapsed and put before each word, including the first. The
@@ -232,7 +232,7 @@ class Vocabulary:
         return id not in self._special and id != self.unk_id
 
     def normalize(self, text: str) -> str:
-        """Return the text that is tokenized for a text: composed (NFC) if the vocabulary requires it, else the same."""
+        """Return a text as it is tokenized: composed (NFC) if the vocabulary requires it, otherwise unchanged."""
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def unknown_characters(self, text: str) -> str:

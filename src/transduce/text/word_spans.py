@@ -76,7 +76,7 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
     while number < len(tokens):
         group, count = _byte_group(tokens, number)
         if group:
-            start, position = _take(text, position, group.decode("utf-8", "replace").strip())
+            start, position = _locate_token(text, position, group.decode("utf-8", "replace").strip())
             spans.extend([Span(start, position)] * count)
             number += count
             continue
@@ -85,11 +85,11 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
             start = position
             while text.startswith(" ", start):
                 start += 1
-            position = _next_known(tokens[number + 1 : number + 2], text, start)
+            position = _unknown_end(tokens[number + 1 : number + 2], text, start)
         elif tokens[number] == _END:
             start = position = len(text)
         else:
-            start, position = _take(text, position, tokens[number].replace("▁", " ").strip())
+            start, position = _locate_token(text, position, tokens[number].replace("▁", " ").strip())
         spans.append(Span(start, position))
         number += 1
     return spans
@@ -122,7 +122,7 @@ def _is_complete(content: bytes) -> bool:
     return True
 
 
-def _take(text: str, position: int, token_text: str) -> tuple[int, int]:
+def _locate_token(text: str, position: int, token_text: str) -> tuple[int, int]:
     """Return start and end of a token in a text, searched from a position on; empty for a token of spaces only."""
     start = _skip_spaces(text, position) if token_text else position
     end = start
@@ -140,7 +140,7 @@ def _skip_spaces(text: str, position: int) -> int:
     return position
 
 
-def _next_known(following: Sequence[str], text: str, start: int) -> int:
+def _unknown_end(following: Sequence[str], text: str, start: int) -> int:
     """Return the offset in a text where an unknown token that begins at `start` ends, at least a character later.
 
     Args:

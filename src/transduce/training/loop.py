@@ -53,6 +53,7 @@ from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
 from transduce.training.prefetch import Batches
 from transduce.training.schedule import (
+    VALIDATIONS,
     Decision,
     StepClock,
     default_interval,
@@ -150,10 +151,9 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATIONS = 12  # default number per run
 _STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
-_FEWEST_PROBED = 3  # minimum number of steps that a probe measures
+_MIN_PROBED = 3  # minimum number of steps that a probe measures
 # The mean duration of a step is known after this many steps, or this time, without the first step.
 _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
@@ -272,7 +272,7 @@ class Trainer:
             )
             self._plan = [Decision(*each) for each in state.time_plan]
             if not self._plan and self.steps is not None:  # a run of an earlier version
-                self._plan = [Decision(provisional_steps(self.steps), self.steps, _VALIDATIONS)]
+                self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._selection.best = Best(
@@ -371,9 +371,7 @@ class Trainer:
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
                     share = part / validations
-                    while self.step < share * max_steps and (
-                        len(times) < _FEWEST_PROBED or sum(times) < share * seconds
-                    ):
+                    while self.step < share * max_steps and (len(times) < _MIN_PROBED or sum(times) < share * seconds):
                         before = time.monotonic()
                         self._take_step(interruption)
                         times.append(time.monotonic() - before)
@@ -413,7 +411,7 @@ class Trainer:
                 self._accumulate_gradient(number % accumulate)
             micro_seconds = min(micro_seconds, time.monotonic() - started_at)
             self.optimizer.discard_gradient()
-            if micro_seconds * accumulate * (1 + _FEWEST_PROBED) <= limit / 2:  # the other half is for validations
+            if micro_seconds * accumulate * (1 + _MIN_PROBED) <= limit / 2:  # the other half is for validations
                 return None
         self.display.say(
             f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "

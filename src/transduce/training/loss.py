@@ -89,11 +89,12 @@ def row_cross_entropy(
     label_smoothing: float = 0.0,
     factors: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of hidden states (N, D) and labels (N,) without padding, with smoothed labels.
+    """Compute the cross-entropy of hidden states `rows` (N, D) and labels `chosen` (N,), with smoothed labels.
 
     If the mask `present` (N,) is set, only its rows count. All rows are computed, as selecting some would synchronize
     with the GPU, so other rows must be finite, with valid token ids as labels; `Loss.tokens` then counts all rows.
-    `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`.
+    `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`. Other
+    arguments are those of `projected_cross_entropy`.
     """
     if present is not None:
         rows = (
@@ -341,5 +342,5 @@ def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of sums: float32, or float64 for a float64 model."""
+    """Return the dtype in which values like `x` are summed: float32, or float64 for float64 values."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -47,9 +47,9 @@ class Weight(NamedTuple):
 def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
 
-    The largest singular values become 0.73 to 1.27. So do all that are at least a hundredth of the fourth root of the
-    sum of all values' fourth powers. Smaller ones are multiplied by 78; zero stays zero. The computation uses the
-    matrices' dtype.
+    Let r be the fourth root of the sum of a matrix's singular values to the fourth power. Singular values of at least
+    r / 100, which include the largest, become 0.73 to 1.27. A smaller one, σ, becomes about 78 σ / r; zero stays zero.
+    The computation uses the matrices' dtype.
     """
     made = matrices.clone()
     _replace(list(made), scale, matrices.dtype)
@@ -210,7 +210,10 @@ class Muon:
 
 
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Divide weights, by name, into groups of `max_parts` elements or more, so that every process gets a group."""
+    """Divide weights into groups, lists of names, that are orthogonalized together.
+
+    A group has `max_parts` elements or slightly more; fewer if processes would otherwise have no group.
+    """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

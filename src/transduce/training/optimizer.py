@@ -107,9 +107,9 @@ class GradientReduction:
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
-    """Group consecutive parameters into chunks of at least `min_size` elements (the last may be smaller).
+    """Return chunks (start, stop) of a vector that consists of parameters of these sizes.
 
-    Return the first element of each chunk and the element after its last, for parameters of these sizes.
+    A chunk consists of whole parameters and has at least `min_size` elements, except for the last one.
     """
     bounds, start, stop = [], 0, 0
     for size in sizes:
@@ -289,7 +289,7 @@ class FlatUpdate:
         self.adam.updates = updates
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return views of everything that a checkpoint stores, by kind and parameter name."""
+        """Return views of all tensors that a checkpoint stores, by kind (such as "weights") and parameter name."""
         state = {"weights": self.masters}
         optimizer_states = (self.adam.vectors(), {} if self.muon is None else self.muon.vectors())
         for vectors, names in zip(optimizer_states, self._names, strict=True):
@@ -437,7 +437,7 @@ class Optimizer(Protocol):
 
     @property
     def rows(self) -> dict[str, Rows] | None:
-        """The rows of the complete tensors that this process holds; None if it holds all."""
+        """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""

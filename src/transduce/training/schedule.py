@@ -64,8 +64,8 @@ _FIRST_STEPS, _FIRST_SHARE, _LATEST_SHARE = 10, 0.04, 0.2
 _DECISIONS = 50  # maximum number of decisions, evenly spread over the time
 _RECENT_SHARE = 0.05  # the steps in this latest part of the time determine the current speed
 # Validations: their maximum number, the minimum of steps between them, and the maximum of their time.
-_VALIDATIONS, _MIN_STEPS, _VALIDATION_SHARE = 12, 50, 0.1
-_EXPECTED_SHARE = 0.08 / _VALIDATIONS  # assumed for a validation until one is measured
+VALIDATIONS, _MIN_STEPS, _VALIDATION_SHARE = 12, 50, 0.1
+_EXPECTED_SHARE = 0.08 / VALIDATIONS  # assumed for a validation until one is measured
 _MAX_END_SHARE = 0.3  # maximum that is reserved for the final evaluation
 
 
@@ -135,9 +135,9 @@ class StepClock:
         return enough or used_seconds >= _LATEST_SHARE * self._budget
 
     def _plan_validations(self, steps: float, plan: Sequence[Decision]) -> int:
-        max_validations = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
+        max_validations = plan[-1].validations if plan else min(VALIDATIONS, int(steps) // _MIN_STEPS)
         in_time = _VALIDATION_SHARE * self._budget / max(self._validation_seconds, 1e-9)
-        return max(1, min(max_validations, int(min(in_time, _VALIDATIONS))))
+        return max(1, min(max_validations, int(min(in_time, VALIDATIONS))))
 
     def _validations_left(self, step: int, plan: Sequence[Decision], validations: int, steps_left: float) -> int:
         if not self._validates:
@@ -151,7 +151,7 @@ class StepClock:
 
 def default_interval(steps: int) -> int:
     """Return the number of steps between two validations, or two checkpoints, in a run of `steps` steps."""
-    return max(_MIN_STEPS, math.ceil(steps / _VALIDATIONS))
+    return max(_MIN_STEPS, math.ceil(steps / VALIDATIONS))
 
 
 def provisional_steps(steps: int) -> int:

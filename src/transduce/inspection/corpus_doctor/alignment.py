@@ -261,7 +261,7 @@ _MAX_LAG = 4096
 _TREND = 101  # lines of the moving mean that is subtracted
 _SIGNIFICANT = 8.0  # standard deviations of the correlation over all lags
 _MAX_LAGS = 15
-_NEIGHBOURS = (-3, -2, -1, 0, 1, 2, 3)
+_NEIGHBORS = (-3, -2, -1, 0, 1, 2, 3)
 _CHANGE_NATS = 18.0
 _BEYOND_NATS = -1.0
 _BAD_PAIR_NATS = -7.0
@@ -337,8 +337,8 @@ def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[
         elif start:
             lags[start:stop] = lags[start - 1]
     best = sorted(votes, key=lambda lag: (-votes[lag], abs(lag), lag))
-    neighbors = dict.fromkeys(lag + shift for lag in best[:2] for shift in _NEIGHBOURS)
-    return lags, list(dict.fromkeys([*best[:_MAX_LAGS], *neighbors]))[: _MAX_LAGS + len(_NEIGHBOURS)]
+    neighbors = dict.fromkeys(lag + shift for lag in best[:2] for shift in _NEIGHBORS)
+    return lags, list(dict.fromkeys([*best[:_MAX_LAGS], *neighbors]))[: _MAX_LAGS + len(_NEIGHBORS)]
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ Object.assign(WORDS.zh, {
 });
 
 // The candidate that gets most of a head's attention, and the attention to all its words.
-function favourite(found, weights) {
+function favorite(found, weights) {
   const sums = found.candidates.map(words => words.reduce((sum, word) => sum + weights[word], 0));
   const best = sums.indexOf(Math.max(...sums));
   return {best, weight: sums[best], points: best === found.antecedent};
@@ -29,7 +29,7 @@ function candidateName(found, number) {
 function firstPointer(found) {
   let first = {layer: 0, head: 0, value: -1};
   found.weights.forEach((heads, layer) => heads.forEach((weights, head) => {
-    const {weight, points} = favourite(found, weights);
+    const {weight, points} = favorite(found, weights);
     const value = weight + (points ? 1 : 0);
     if (value > first.value) first = {layer, head, value};
   }));
@@ -50,7 +50,7 @@ function pointerTable(found, words, chosen, choose) {
   const rows = found.weights.map((heads, layer) => make("div", {class: "bar"},
     make("span", {class: "dim"}, `${words.layer} ${layer + 1}`),
     ...heads.map((weights, head) => {
-      const {best, weight, points} = favourite(found, weights);
+      const {best, weight, points} = favorite(found, weights);
       const text = `${candidateName(found, best)} ${percent(weight)}`;
       return make("button", {
         type: "button", class: points ? "pointer points" : "pointer",
@@ -66,7 +66,7 @@ function coreferenceSections(inspection, words, chosen, choose) {
   const found = inspection.coreference;
   if (!found) return [];
   const heads = found.weights.flat();
-  const right = heads.filter(weights => favourite(found, weights).points).length;
+  const right = heads.filter(weights => favorite(found, weights).points).length;
   const chance = Math.round(heads.length / found.candidates.length);
   const notes = found.antecedent === null ? [] : [words.pointing(right, heads.length, chance)];
   if (found.left_to_right) notes.push(words.leftToRight);

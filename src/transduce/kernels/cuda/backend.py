@@ -69,7 +69,7 @@ class LossRecorder:
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
         """Compute a batch's loss, by its CUDA graph if there is one; `backend.LossRecorder` describes the arguments."""
-        drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
+        drops = tuple(dropout.drop_256ths for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
             device = next(self._model.parameters()).device
@@ -292,7 +292,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
     sublayers = sublayers_of(layer, masks, _WHOLE_LAYERS)
-    if sublayers is None or any(sublayer.inner_drop_of_256 for sublayer in sublayers):
+    if sublayers is None or any(sublayer.inner_drop_256ths for sublayer in sublayers):
         return None
     parameters = [each for sublayer in sublayers for each in sublayer.parameters() if each is not None]
     return _Layer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
@@ -333,7 +333,7 @@ class _SublayerNodes:
     def __init__(self, sublayer: MaskedSublayer, memory: Tensor | None) -> None:
         self.sublayer = sublayer
         self._memory = memory
-        self._attends, self._dropped = sublayer.attention is not None, sublayer.drop_of_256
+        self._attends, self._dropped = sublayer.attention is not None, sublayer.drop_256ths
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Context]] = []
 

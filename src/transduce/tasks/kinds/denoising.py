@@ -95,7 +95,7 @@ class Denoising(TextKind):
     unused_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to a file with one text per line."""
+        """Convert JSON lines to files with one text per line, and return settings that name these files."""
         text_only(settings.data, "denoising model")
         return write_texts(settings.data, folder, overwrite=overwrite)
 

@@ -651,7 +651,7 @@ class TextKind(TaskKind[TaskCorpus]):
         """Return the text to read, and how it is filtered and held out.
 
         Raises:
-            TransduceError: a file that the task needs is missing, or a file is given that it does not use.
+            TransduceError: the settings lack a file that the task needs, or name one that it does not use.
         """
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002

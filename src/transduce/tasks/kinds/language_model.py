@@ -134,7 +134,7 @@ class LanguageModel(TextKind):
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to a file with one text per line."""
+        """Convert JSON lines to files with one text per line, and return settings that name these files."""
         text_only(settings.data, "language model")
         return write_texts(settings.data, folder, overwrite=overwrite)
 
@@ -166,7 +166,7 @@ class LanguageModel(TextKind):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return GPT-2's settings of a decoder."""
+        """Return the model settings of GPT-2's decoder that differ from the general defaults."""
         return {
             "kind": "decoder",
             "positions": "learned",
@@ -198,7 +198,7 @@ class LanguageModel(TextKind):
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check its positions.
+        """Return the configuration unchanged, and check that the model has positions for the whole context.
 
         Raises:
             TransduceError: the model has fewer positions than the context.

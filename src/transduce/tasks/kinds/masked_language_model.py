@@ -279,7 +279,7 @@ class MaskedLanguageTask:
         self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the loss of a batch; the reported likelihood is that of the masked tokens only."""
+        """Return the loss of a batch, whose `negative_log_likelihood` covers the masked tokens only."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
@@ -340,7 +340,10 @@ class MaskedDevSet:
         )
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return (nats, masked tokens, correct ones, next-sentence rows, correct ones) of a batch."""
+        """Return a batch's loss in nats, and its numbers of masked tokens and of next-sentence rows.
+
+        Each number is followed by that of the correct predictions.
+        """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.task.encode(batch)
         present = labels != self.model.config.pad_id
@@ -370,7 +373,10 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
+        """Convert text to files with one sentence per line, and return settings that name these files.
+
+        Hard-wrapped lines are joined before the text is split into sentences.
+        """
         text_only(settings.data, "masked language model")
         data = settings.data
         source, dev = data.source, data.dev_source

@@ -148,7 +148,10 @@ class WindowPlan:
 
 
 def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
-    """Cut windows at these start positions, with the next tokens as targets."""
+    """Return a batch of windows of T = `context` tokens that start at these positions of a stream (N,).
+
+    Source and target are (B, T); the target of each token is the next one.
+    """
     windows = stream[starts[:, None] + np.arange(context + 1)].astype(np.int64)  # (B, T + 1)
     size = len(starts) * context
     return Batch(windows[:, :-1], windows[:, 1:], starts, size, size)

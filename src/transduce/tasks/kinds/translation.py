@@ -443,7 +443,7 @@ class Translation(TextKind):
         return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
-        """Return how long a validation will take when translations are as long as the references."""
+        """Return how long a validation will take once translations are as long as the references, in seconds."""
         if not isinstance(validation, DevSet):
             return seconds
         ratio = validation.length_ratio
@@ -592,7 +592,7 @@ def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str],
 
 
 def document_context(data: DataSettings) -> DocumentContext | None:
-    """Return how a model reads earlier sentences of a document by its settings; None: not at all."""
+    """Return how many earlier sentences of a document a model reads, and of which sides; None if it reads none."""
     return DocumentContext(data.context_before, data.context_sides == "both") if data.context_before else None
 
 

@@ -69,7 +69,9 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Parsing: also write the part-of-speech tag of each word; None: true."""
 
     merges: int | None = None
-    """Parsing: how many of the most frequent runs of symbols between two words become one token each; None: 1,000."""
+    """Parsing: how many of the most frequent sequences of symbols between two words become one token each; None:
+    1,000.
+    """
 
     class_weights: Literal["balanced"] | dict[str, float] | None = None
     """Classification: the weight of each class in the loss, a table of labels; classes without an entry have the weight
@@ -109,19 +111,20 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
     weight: float = 1.0
-    """By how much more often than by the number of its pairs the corpus is sampled."""
+    """The factor by which the corpus is sampled more often than its number of pairs determines."""
     upsample: float | None = None
     """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
     share: float | tuple[tuple[float, float], ...] | None = None
     """The share of the pairs of all batches that come from this corpus, whatever its size, from 0 to 1. A list of
-    points [fraction of the run, share] changes it over the run, linearly between the points. None: a part of the rest.
+    points [fraction of the run, share] changes it over the run, linearly between the points. None: a part of what the
+    shares of other corpora leave.
     """
     tag: str | None = None
     """A tag, such as the domain, whose token starts each source sentence. `translate --tag` chooses it."""
     run: str | None = None
     """The folder of another run, whose training text is this corpus, instead of `source` and `target`."""
     loss_weight: float = 1.0
-    """The factor of the pairs' losses; unlike `weight`, it does not change how often they are sampled."""
+    """The factor of the pairs' losses; unlike `weight`, it does not change how often the pairs are sampled."""
 
     def __post_init__(self) -> None:
         name = " ".join(self.source[:1]) or "one"
@@ -215,9 +218,9 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The folder that `transduce prepare` wrote, instead of files. Training reads it where it is."""
 
     format: Format = "auto"
-    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and `target`,
-    or with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from
-    text alone; `auto`: by suffix."""
+    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: one object per line with `source` and
+    `target`, or with the two language codes, at the top level or inside `translation`, or with `text` for a task that
+    learns from text alone; `auto`: by suffix."""
 
     columns: tuple[str, str] | None = None
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
@@ -233,7 +236,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     token between them. Translating a document then keeps its context."""
 
     context_sides: Literal["source", "both"] = "source"
-    """With `context_before`: `both` also puts the translations of these sentences before each translation."""
+    """With `context_before`: `both` also puts the translations of the earlier sentences before each translation."""
 
     document_column: str | None = None
     """With `context_before`: the column of tables, or field of JSON lines, that names the document of each pair; None:
@@ -405,7 +408,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return the mixture of the corpora over the run, given the number of pairs of each file of `source`."""
+        """Return how batches mix the corpora over the run, given the number of pairs of each file of `source`."""
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
@@ -583,7 +586,7 @@ def convert_settings(content: Mapping[str, Any]) -> Settings:
     """Return the settings that nested tables describe; `model.*` may name registered components.
 
     Raises:
-        msgspec.ValidationError: a value has the wrong type, or names nothing.
+        msgspec.ValidationError: a value has the wrong type, or a name is unknown.
         TransduceError: a value is out of its range.
     """
     model = content.get("model")
