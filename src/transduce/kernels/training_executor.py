@@ -110,7 +110,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
     """Compute residual + dropout(x) with the training backend's kernel if it supports the tensor, else with PyTorch."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
-    return kernels.dropout_add(residual, x, module.drop_of_256)
+    return kernels.dropout_add(residual, x, module.drop_256ths)
 
 
 def _embedding(
@@ -216,8 +216,8 @@ def options_of(attention: MultiHeadAttention) -> AttentionOptions | None:
         if not is_product or score.hard:
             return None
         scale = score.factor / math.sqrt(attention.d_k)
-    drop_of_256 = dropout.drop_of_256 if dropout.drops else 0
-    return AttentionOptions(attention.num_heads // attention.num_key_value_heads, scale, drop_of_256)
+    drop_256ths = dropout.drop_256ths if dropout.drops else 0
+    return AttentionOptions(attention.num_heads // attention.num_key_value_heads, scale, drop_256ths)
 
 
 def _attention(
@@ -367,12 +367,12 @@ class LayerPart(NamedTuple):
         return first, last
 
     @property
-    def drop_of_256(self) -> int:
+    def drop_256ths(self) -> int:
         """The dropout rate of the sub-layer's output in 256ths."""
         return _rate_of(self.sublayer.residual.dropout)
 
     @property
-    def inner_drop_of_256(self) -> int:
+    def inner_drop_256ths(self) -> int:
         """The dropout rate of the attention weights, or of the feed-forward network's activation, in 256ths."""
         return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
@@ -384,7 +384,7 @@ class LayerPart(NamedTuple):
 def _rate_of(dropout: nn.Module) -> int:
     """Return a `Dropout` module's rate in 256ths; 0 in evaluation mode."""
     assert isinstance(dropout, Dropout)
-    return dropout.drop_of_256 if dropout.drops else 0
+    return dropout.drop_256ths if dropout.drops else 0
 
 
 def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[LayerPart] | None:

@@ -465,7 +465,7 @@ def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tens
 # A single perfect validation may be luck.
 _PERFECT_VALIDATIONS = 2
 # Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
-_LEAST_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
+_MIN_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
 _WORST = sys.float_info.max
 
 
@@ -553,7 +553,7 @@ class Selection:
         differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
         mean = math.fsum(differences) / count
         error = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
-        return max(error, _LEAST_NOISE.get(self._by, 0.0))
+        return max(error, _MIN_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric (higher is better) and the loss of a validation, both finite."""

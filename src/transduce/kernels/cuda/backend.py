@@ -69,7 +69,7 @@ class LossRecorder:
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
         """Compute a batch's loss, by its CUDA graph if there is one; `backend.LossRecorder` describes the arguments."""
-        drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
+        drops = tuple(dropout.drop_256ths for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
             device = next(self._model.parameters()).device
@@ -292,7 +292,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
     parts = parts_of(layer, masks, _WHOLE_LAYERS)
-    if parts is None or any(part.inner_drop_of_256 for part in parts):
+    if parts is None or any(part.inner_drop_256ths for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters() if each is not None]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
@@ -331,7 +331,7 @@ class _Sublayer:
     def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
         self._memory = memory
-        self._attends, self._dropped = part.attention is not None, part.drop_of_256
+        self._attends, self._dropped = part.attention is not None, part.drop_256ths
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Context]] = []
 

@@ -133,7 +133,7 @@ class _Attend(torch.autograd.Function):
         inner = width if memory is not None else width * options.shared // (options.shared + 2)
         context = projected.new_empty(batch, num_queries, inner)
         sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
-        ctx.seed = int(torch.empty((), dtype=torch.int64).random_()) if options.drop_of_256 else 0
+        ctx.seed = int(torch.empty((), dtype=torch.int64).random_()) if options.drop_256ths else 0
         ctx.options = options
         _run_attention("attend", inputs, context, sums, (options, ctx.seed))
         ctx.save_for_backward(*inputs, sums)
@@ -220,7 +220,7 @@ def _run_attention(
         scratch=scratch.data_ptr(),
         scratch_per_thread=scratch.shape[1],
         seed=seed,
-        drop_256ths=options.drop_of_256,
+        drop_256ths=options.drop_256ths,
         bias=address_of(inputs.bias),
         bias_gradient=0 if gradients is None else address_of(gradients.bias),
     )
@@ -231,7 +231,7 @@ def attention_shape(
     width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
 ) -> AttentionShape:
     """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options."""
-    lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_of_256 > 0
+    lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_256ths > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
     is_plain = not drops and not biased and options.shared == 1
     by_amx = has_pairs and is_plain and require_gemm_tile(torch.bfloat16).amx

@@ -150,12 +150,12 @@ class PartShape(NamedTuple):
     """The norm's epsilon."""
     has_biases: tuple[bool, bool]
     """Two flags: True if the first linear layer has a bias, and True if the last one has."""
-    drop_of_256: int
+    drop_256ths: int
     """The dropout rate of the output in 256ths."""
-    inner_drop_of_256: int
+    inner_drop_256ths: int
     """The dropout rate of the attention weights or of the activation, in 256ths."""
     attention: AttentionOptions
-    """The properties of attention; its own dropout rate equals `inner_drop_of_256`."""
+    """The properties of attention; its own dropout rate equals `inner_drop_256ths`."""
     activation: str | None
     """The activation of a feed-forward network."""
     projected: int
@@ -317,7 +317,7 @@ class _Part:
             self.inner = self.kept.allocate(inner_bytes)
             self.positive = self.kept.allocate(self.rows * shape.inner // 8)
             w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, positive=self.positive)
-            if shape.inner_drop_of_256:
+            if shape.inner_drop_256ths:
                 w.drop_inner(self.inner)
         else:
             self.projected = self.kept.allocate(self.rows * shape.projected * self.item_bytes)
@@ -328,7 +328,7 @@ class _Part:
     def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
         """Append the kernel calls of an activation other than ReLU, and of its dropout."""
         w.activate(self.projected, out)
-        if self.shape.inner_drop_of_256:
+        if self.shape.inner_drop_256ths:
             w.drop_inner(out)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
@@ -339,7 +339,7 @@ class _Part:
             by_sum = scratch.allocate(self.bytes)
             w.norm_backward(self.sum, self.norm_sums, by_out, None, by_sum)
         by_added = by_sum
-        if shape.drop_of_256:
+        if shape.drop_256ths:
             by_added = scratch.allocate(self.bytes)
             w.drop(by_sum, None, by_added)
         by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
@@ -389,7 +389,7 @@ class _Part:
     def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
         shape, by_projected = self.shape, by_inner
-        if shape.inner_drop_of_256:
+        if shape.inner_drop_256ths:
             w.drop_inner(by_inner)
         if not shape.is_relu:
             if shape.projected > shape.inner:
@@ -447,14 +447,14 @@ class _Writer:
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
         """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
-        drops = self.part.shape.drop_of_256
+        drops = self.part.shape.drop_256ths
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def drop_inner(self, x: MemoryOffset) -> None:
         """Append a call of the dropout kernel for the activation, or for its gradient, in place."""
         shape, count = self.part.shape, self.part.rows * self.part.shape.inner
         seed = self.part.base_offset(PartBase.INNER_SEED)
-        self._drop(DropoutArguments(x, 0, x, count, seed, shape.inner_drop_of_256))
+        self._drop(DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
         """Append a call of the activation kernel; with the activation's gradient, of its backward kernel."""
@@ -580,7 +580,7 @@ class _Writer:
             scratch=scratch,
             scratch_per_thread=scratch_each,
             seed=part.base_offset(PartBase.INNER_SEED),
-            drop_256ths=shape.inner_drop_of_256,
+            drop_256ths=shape.inner_drop_256ths,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])
@@ -720,8 +720,8 @@ def _part_shape_of(part: LayerPart) -> PartShape:
         norm_has_bias=getattr(part.norm, "bias", None) is not None,
         epsilon=part.norm.eps,
         has_biases=(first.bias is not None, last.bias is not None),
-        drop_of_256=part.drop_of_256,
-        inner_drop_of_256=part.inner_drop_of_256,
+        drop_256ths=part.drop_256ths,
+        inner_drop_256ths=part.inner_drop_256ths,
         attention=options,
         activation=part.activation,
         projected=first.out_features,
@@ -732,8 +732,8 @@ def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor 
     """Return the base addresses of all sub-layers in the order of the enum `PartBase`, with new dropout seeds."""
     seeds = torch.empty(len(parts), 2, dtype=torch.int64)
     for pair, part in zip(seeds, parts, strict=True):
-        for seed, drop_of_256 in zip(pair, (part.inner_drop_of_256, part.drop_of_256), strict=True):
-            if drop_of_256:
+        for seed, drop_256ths in zip(pair, (part.inner_drop_256ths, part.drop_256ths), strict=True):
+            if drop_256ths:
                 seed.random_()
     addresses: list[int] = []
     each_count = len(parameters) // len(parts)
