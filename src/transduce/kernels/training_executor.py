@@ -322,8 +322,8 @@ def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
 
-class LayerPart(NamedTuple):
-    """A sub-layer (attention or feed-forward network) in the form that whole-layer kernels compute.
+class MaskedSublayer(NamedTuple):
+    """A sub-layer (attention or feed-forward network) with its mask, in the form that whole-layer kernels compute.
 
     A sub-layer has a norm, two linear layers, dropout, and in between attention or an activation.
     """
@@ -387,7 +387,7 @@ def _rate_of(dropout: nn.Module) -> int:
     return dropout.drop_256ths if dropout.drops else 0
 
 
-def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[LayerPart] | None:
+def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[MaskedSublayer] | None:
     """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
 
     Args:
@@ -403,11 +403,11 @@ def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> lis
     graph = description.graph
     if not isinstance(graph, LayerGraph) or description.refusal(supported) is not None:
         return None
-    found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
-    if not all(isinstance(part.sublayer.module.dropout, Dropout) for part in found):
+    found = [MaskedSublayer(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
+    if not all(isinstance(each.sublayer.module.dropout, Dropout) for each in found):
         return None
-    learned = [each for part in found for each in part.parameters() if each is not None]
-    return found if all(sum_of_gradients(each) is not None for each in learned) else None
+    learned = [parameter for each in found for parameter in each.parameters() if parameter is not None]
+    return found if all(sum_of_gradients(parameter) is not None for parameter in learned) else None
 
 
 # --- packed batches -------------------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ class _Attend(torch.autograd.Function):
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
         by_bias = None if inputs.bias is None else torch.zeros_like(inputs.bias)
         input_gradients = _Inputs(torch.empty_like(inputs.projected), memory, None, by_bias)
-        how = (ctx.options, ctx.seed)
-        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, how, input_gradients)
+        options_and_seed = (ctx.options, ctx.seed)
+        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, options_and_seed, input_gradients)
         if by_bias is not None:
             by_bias = by_bias[:, :, : by_bias.shape[1]].to(inputs.projected.dtype)
         return input_gradients.projected, input_gradients.memory, None, by_bias, None
@@ -182,14 +182,14 @@ def _run_attention(
     inputs: _Inputs,
     context: Tensor,
     sums: Tensor,
-    how: tuple[AttentionOptions, int],
+    options_and_seed: tuple[AttentionOptions, int],
     gradients: _Inputs | None = None,
 ) -> None:
     """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `gradients`.
 
-    `how` is the options of attention and the seed of its dropout.
+    `options_and_seed` holds the options of attention and the seed of its dropout.
     """
-    options, seed = how
+    options, seed = options_and_seed
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
