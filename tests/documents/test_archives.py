@@ -322,3 +322,17 @@ def test_a_cell_of_several_paragraphs_keeps_all_in_its_value() -> None:
     cell = f'<table:table-cell {table} office:string-value="old">{texts}</table:table-cell>'
     with zipfile.ZipFile(io.BytesIO(translate_upload(odt(cell), "a.odt", backwards_words))) as file:
         assert 'office:string-value="two one&#10;x six"' in file.read("content.xml").decode()
+
+
+def test_the_author_of_an_ebook_stays() -> None:
+    text = "<docTitle><text>one two</text></docTitle><docAuthor>\n <text>Ann Lee</text></docAuthor>"
+    item = '<manifest><item href="a.ncx" media-type="application/x-dtbncx+xml"/></manifest>'
+    entries = {
+        "mimetype": "application/epub+zip",
+        "META-INF/container.xml": '<container><rootfile full-path="a.opf"/></container>',
+        "a.opf": f"<package>{item}</package>",
+        "a.ncx": f"<ncx>{text}</ncx>",
+    }
+    content = archive(*((name, text.encode()) for name, text in entries.items()), compression=zipfile.ZIP_STORED)
+    with zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.epub", backwards_words))) as file:
+        assert file.read("a.ncx").decode() == f"<ncx>{text.replace('one two', 'two one')}</ncx>"

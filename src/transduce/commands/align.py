@@ -92,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_links(place: str, line: str) -> "Links":
-    """Parse the links of a line such as `0-0 1-2 2-1`; `place` names the line in error messages.
+def parse_links(location: str, line: str) -> "Links":
+    """Parse the links of a line such as `0-0 1-2 2-1`; `location` names the line in error messages.
 
     Raises:
         TransduceError: a part of the line is not a link.
@@ -102,7 +102,9 @@ def parse_links(place: str, line: str) -> "Links":
     for link in line.split():
         source, dash, target = link.partition("-")
         if not (dash and source.isdecimal() and target.isdecimal()):
-            raise TransduceError(f"A link is written `0-2`, source word first, but {place} says `{link}`: correct it.")
+            raise TransduceError(
+                f"A link is written `0-2`, source word first, but {location} says `{link}`: correct it."
+            )
         links.append((int(source), int(target)))
     return frozenset(links)
 

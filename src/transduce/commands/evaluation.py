@@ -314,7 +314,7 @@ def _names_of_systems(a: str, b: str) -> tuple[str, str]:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of a file's scores: each line's score, and the sums."""
+    """A summary of a file's scores: the score of each line, and totals."""
 
     lines: int
     tokens: int = msgspec.field(name="pieces")

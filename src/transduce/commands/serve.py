@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
-_MOST_WORKERS = 4
-_MOST_SAMPLES, _MOST_SAMPLE_CHARACTERS = 4, 60
+_MAX_WORKERS = 4
+_MAX_SAMPLES, _MAX_SAMPLE_CHARACTERS = 4, 60
 _LIMITS = {
     "requests_per_minute": (int, "N", "limit per client; 0: no limit (default: 0 on a loopback address, else 300)"),
     "max_running": (int, "N", "requests decoded at the same time"),
@@ -243,7 +243,7 @@ def _samples(folder: Path) -> tuple[str, ...]:
         found = sample_sentences(folder)
     except TransduceError:  # the run's report is damaged, which is no reason not to serve the model
         found = []
-    return tuple(each for each in found if len(each) <= _MOST_SAMPLE_CHARACTERS)[:_MOST_SAMPLES]
+    return tuple(each for each in found if len(each) <= _MAX_SAMPLE_CHARACTERS)[:_MAX_SAMPLES]
 
 
 def make_catalog(
@@ -322,7 +322,7 @@ def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
 
     if any(model.device.type != "cpu" for model in models):
         return 1
-    return min(torch.get_num_threads(), _MOST_WORKERS)
+    return min(torch.get_num_threads(), _MAX_WORKERS)
 
 
 def inspection_views() -> "InspectionViews":

@@ -226,7 +226,7 @@ def translate_document(
     """
     source = Path(source)
     path = Path(target) if target is not None else target_path(source, translator.target_language)
-    if path == source:
+    if path == source or (path.exists() and source.exists() and path.samefile(source)):
         raise TransduceError(f"{path} is the document itself: choose another name for the translation.")
     settings = settings or DocumentSettings()
     if settings.target_language is None and translator.target_language is not None:

@@ -206,14 +206,14 @@ class NeighborIndex:
 class RetrievalScorer(Scorer):
     """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
 
-    def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
+    def __init__(self, scorer: TransformerScorer, retriever: Retriever) -> None:
         """Wrap the scorer of a model, which has not run a step yet."""
-        self._scorer, self._neighbours = scorer, neighbours
+        self._scorer, self._retriever = scorer, retriever
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
         logits = self._scorer.step(tokens).float()
-        return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
+        return self._retriever.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
     @override
     def reorder(self, parents: Tensor) -> None:
@@ -222,7 +222,7 @@ class RetrievalScorer(Scorer):
     @override
     def keep_sentences(self, rows: Tensor) -> None:
         self._scorer.keep_sentences(rows)
-        self._neighbours.keep_sentences(rows)
+        self._retriever.keep_sentences(rows)
 
 
 def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:

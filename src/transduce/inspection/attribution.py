@@ -77,12 +77,12 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
     """Return how much each word contributed to each word of a translation, or to each other prediction of a model.
 
     A translation is scored word by word given the words before it (teacher forcing). A language model predicts each
-    next token of the text; a masked language model its masks, or every token if there is no mask; a classifier the
-    class, and a tagger the tag of each word. Methods:
+    next token of the text, and a masked language model its masks, or every token if there is no mask. A classifier
+    predicts the class, and a tagger the tag of each word. Methods:
 
-    * `value`: the share of each token in the states that predict, traced through attention and residual connections by
-      how near each moved vector is to the sum of all (ALTI+, Ferrando et al. 2022). It takes one forward pass, and is
-      the most faithful after `occlusion` and `integrated`.
+    * `value`: the share of each token in the states that predict, traced through attention and residual connections.
+      A position's share is given by how near its vector is to the sum of all (ALTI+, Ferrando et al. 2022). The method
+      takes one forward pass, and is the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
     * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of
@@ -111,9 +111,9 @@ def attributions(
 ) -> dict[Method, Attribution]:
     """Return the attributions by every method that fits the model and the length of the sentence.
 
-    The methods share passes through the model. A method is left out if the model lacks what it needs, or if its passes
-    would take more than about 10^12 floating-point operations, so that the time is bounded: `integrated` of 25 tokens
-    by a model of 60 million parameters takes a fifth of that.
+    The methods share passes through the model. A method is left out if the model lacks what it needs. To bound the
+    time, it is also left out if its passes would take more than about 10^12 floating-point operations. `integrated` of
+    25 tokens by a model of 60 million parameters takes a fifth of that.
 
     Args:
         translator: a loaded model of any kind that predicts tokens, classes or tags, as `transduce.load` returns it.
@@ -289,9 +289,9 @@ class _Subject:
         """Return the integrated gradients of each prediction's log-probability, (T, S).
 
         The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings. In
-        each pass neighboring words are at different points of the path: beside words that are present in part,
-        gradients show better what the removal of a word changes than beside words that are all nearly absent or all
-        complete. Special tokens stay as they are, and contribute 0.
+        each pass, neighboring words are at different points of the path. Beside words that are present in part,
+        gradients show better what the removal of a word changes than beside words that are all absent or all complete.
+        Special tokens stay as they are, and contribute 0.
 
         The contributions of a single group sum to the change of the log-probability as far as points and weights are an
         exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less

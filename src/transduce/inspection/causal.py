@@ -152,8 +152,8 @@ def ablate(
     """Return how much less likely a model's predictions are without each of its heads and layers.
 
     One head, one sub-layer or one layer is replaced at a time, at every position. A layer without its sub-layers passes
-    its input on. What a translator, parser, classifier or tagger predicts is its own output; a language model predicts
-    the text's tokens and one more, and a masked language model the masks, or all tokens if there is no mask.
+    its input on. The predictions of a translator, parser, classifier or tagger are its own output. A language model
+    predicts the text's tokens and one more. A masked language model predicts the masks, or all tokens if there is none.
 
     Args:
         reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because

@@ -1,8 +1,8 @@
 """Measure what layers and training cost, beside Tables 1 and 2 of "Attention Is All You Need".
 
-Table 1 compares layers by operations, by sequential operations and by the longest path between two positions. Here, a
-path is measured with gradients, sequential operations by the longest chain in the recorded computation, and
-complexity by the processor time at several lengths and widths. Tensors: n positions, d width.
+Table 1 compares layers by operations, by sequential operations and by the longest path between two positions. Here,
+gradients measure a path, the longest chain in the recorded computation shows sequential operations, and processor time
+at several lengths and widths shows complexity. Tensors: n positions, d width.
 """
 
 import math

@@ -334,7 +334,7 @@ def _visible(token: str) -> str:
 
 
 def _upright(token: str) -> str:
-    """Return the name of a column; characters of scripts without spaces stand one below another."""
+    """Return a column's name for upright text: characters of scripts without spaces stand one below another."""
     return "\n".join(_visible(token)) if unspaced_characters(token) else _visible(token)
 
 

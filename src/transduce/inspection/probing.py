@@ -1,8 +1,8 @@
 """Probing: how well a linear classifier reads a label from the states of each layer, beside a control task.
 
 An accurate probe may have learned the task from its own training examples. It is therefore compared with a control
-task, in which every word (or text) has a random label (Hewitt and Liang 2019), and with guessing the most frequent
-label.
+task, in which every word (or text) has a random label (Hewitt and Liang 2019). It is also compared with guessing the
+most frequent label.
 Legend: N words or texts, D model width, K labels.
 """
 

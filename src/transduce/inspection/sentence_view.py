@@ -246,7 +246,7 @@ class AttentionBytes(msgspec.Struct, frozen=True):
     shape: tuple[int, int, int, int]
     """The shape of the weights: (layers, heads, queries, keys)."""
     weights: str
-    """The bytes in base64."""
+    """The weights as bytes, encoded in base64."""
 
 
 class WordAlignment(msgspec.Struct, frozen=True):

@@ -291,19 +291,21 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
-def character_vocabulary(ids: Mapping[str, int], place: str) -> ImportedTokenizer:
+def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
     """Make a tokenizer of single characters with the given ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
-    the end. `place` names the list in error messages.
+    the end. `location` names the list in error messages.
 
     Raises:
         TransduceError: a token has several characters.
     """
     longer = next((token for token in ids if len(token) != 1), None)
     if longer is not None:
-        raise TransduceError(f"{place} must hold single characters, but has {longer!r}: pass a tokenizer.json instead.")
-    special, ids = _special_ids(dict(ids), {}, place, [])
+        raise TransduceError(
+            f"{location} must hold single characters, but has {longer!r}: pass a tokenizer.json instead."
+        )
+    special, ids = _special_ids(dict(ids), {}, location, [])
     record = ImportedVocabularyRecord(
         cutting=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
         ids=ids,

@@ -110,7 +110,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
     """Compute residual + dropout(x) with the training backend's kernel if it supports the tensor, else with PyTorch."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
-    return kernels.dropout_add(residual, x, module.drop_of_256)
+    return kernels.dropout_add(residual, x, module.drop_256ths)
 
 
 def _embedding(
@@ -216,8 +216,8 @@ def options_of(attention: MultiHeadAttention) -> AttentionOptions | None:
         if not is_product or score.hard:
             return None
         scale = score.factor / math.sqrt(attention.d_k)
-    drop_of_256 = dropout.drop_of_256 if dropout.drops else 0
-    return AttentionOptions(attention.num_heads // attention.num_key_value_heads, scale, drop_of_256)
+    drop_256ths = dropout.drop_256ths if dropout.drops else 0
+    return AttentionOptions(attention.num_heads // attention.num_key_value_heads, scale, drop_256ths)
 
 
 def _attention(
@@ -322,8 +322,8 @@ def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
 
-class LayerPart(NamedTuple):
-    """A sub-layer (attention or feed-forward network) in the form that whole-layer kernels compute.
+class MaskedSublayer(NamedTuple):
+    """A sub-layer (attention or feed-forward network) with its mask, in the form that whole-layer kernels compute.
 
     A sub-layer has a norm, two linear layers, dropout, and in between attention or an activation.
     """
@@ -367,12 +367,12 @@ class LayerPart(NamedTuple):
         return first, last
 
     @property
-    def drop_of_256(self) -> int:
+    def drop_256ths(self) -> int:
         """The dropout rate of the sub-layer's output in 256ths."""
         return _rate_of(self.sublayer.residual.dropout)
 
     @property
-    def inner_drop_of_256(self) -> int:
+    def inner_drop_256ths(self) -> int:
         """The dropout rate of the attention weights, or of the feed-forward network's activation, in 256ths."""
         return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
@@ -384,10 +384,10 @@ class LayerPart(NamedTuple):
 def _rate_of(dropout: nn.Module) -> int:
     """Return a `Dropout` module's rate in 256ths; 0 in evaluation mode."""
     assert isinstance(dropout, Dropout)
-    return dropout.drop_of_256 if dropout.drops else 0
+    return dropout.drop_256ths if dropout.drops else 0
 
 
-def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[LayerPart] | None:
+def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[MaskedSublayer] | None:
     """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
 
     Args:
@@ -403,11 +403,11 @@ def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> lis
     graph = description.graph
     if not isinstance(graph, LayerGraph) or description.refusal(supported) is not None:
         return None
-    found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
-    if not all(isinstance(part.sublayer.module.dropout, Dropout) for part in found):
+    found = [MaskedSublayer(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
+    if not all(isinstance(each.sublayer.module.dropout, Dropout) for each in found):
         return None
-    learned = [each for part in found for each in part.parameters() if each is not None]
-    return found if all(sum_of_gradients(each) is not None for each in learned) else None
+    learned = [parameter for each in found for parameter in each.parameters() if parameter is not None]
+    return found if all(sum_of_gradients(parameter) is not None for parameter in learned) else None
 
 
 # --- packed batches -------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Model(QueuedModel, Protocol):
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it."""
+        """Return whether a text is translated as one sentence, without layout around it or protected spans in it."""
 
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None

@@ -392,7 +392,7 @@ class _Reporter:
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Report the progress of a line that has several sentences, or layout around its text."""
+        """Report the progress of a line that has several sentences, layout around its text, or protected spans."""
         if not self._is_plain[number]:
             self._put(number, final, draft)
 

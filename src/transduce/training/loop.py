@@ -153,7 +153,7 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 CHECKPOINTS = "checkpoints"
 _STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
-_FEWEST_PROBED = 3  # minimum number of steps that a probe measures
+_MIN_PROBED = 3  # minimum number of steps that a probe measures
 # The mean duration of a step is known after this many steps, or this time, without the first step.
 _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
@@ -371,9 +371,7 @@ class Trainer:
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
                     share = part / validations
-                    while self.step < share * max_steps and (
-                        len(times) < _FEWEST_PROBED or sum(times) < share * seconds
-                    ):
+                    while self.step < share * max_steps and (len(times) < _MIN_PROBED or sum(times) < share * seconds):
                         before = time.monotonic()
                         self._take_step(interruption)
                         times.append(time.monotonic() - before)
@@ -413,7 +411,7 @@ class Trainer:
                 self._accumulate_gradient(number % accumulate)
             micro_seconds = min(micro_seconds, time.monotonic() - started_at)
             self.optimizer.discard_gradient()
-            if micro_seconds * accumulate * (1 + _FEWEST_PROBED) <= limit / 2:  # the other half is for validations
+            if micro_seconds * accumulate * (1 + _MIN_PROBED) <= limit / 2:  # the other half is for validations
                 return None
         self.display.say(
             f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "

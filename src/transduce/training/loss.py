@@ -342,5 +342,5 @@ def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of sums: float32, or float64 for a float64 model."""
+    """Return the dtype in which values like `x` are summed: float32, or float64 for float64 values."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -206,8 +206,8 @@ class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """A record of a tokenizer whose vocabulary is a list of whole words; all other words are unknown."""
 
     marked: bool = False
-    """If true, punctuation marks and characters of scripts without spaces are tokens of their own, and ▁ starts a token
-    that follows a space, so that decoding restores the text. If false, spaces separate the tokens.
+    """If true, punctuation marks and characters of scripts without spaces are tokens of their own. A token that follows
+    a space starts with ▁, so that decoding restores the text. If false, spaces separate the tokens.
     """
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002

@@ -60,7 +60,7 @@ from transduce.training.settings import BestBy
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
-_MOST_SHOWN = 8  # labels in a message
+_MAX_SHOWN = 8  # labels in a message
 ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
@@ -226,8 +226,8 @@ class Classification(LabelChoices, TextKind):
         if resolved.task.class_weights is None:
             return
         weights = class_weights(corpus, resolved)
-        shown = ", ".join(f"{label} {weight:.3g}" for label, weight in list(weights.items())[:_MOST_SHOWN])
-        more = ", …" if len(weights) > _MOST_SHOWN else ""
+        shown = ", ".join(f"{label} {weight:.3g}" for label, weight in list(weights.items())[:_MAX_SHOWN])
+        more = ", …" if len(weights) > _MAX_SHOWN else ""
         choice_log.record("task.class_weights", None, Choice(shown + more, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
@@ -324,8 +324,8 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
     for label in weights:
         if label not in names:
             raise TransduceError(
-                f'`task.class_weights` names the label "{label}", but the labels are {", ".join(names[:_MOST_SHOWN])}'
-                f"{', …' if len(names) > _MOST_SHOWN else ''}: correct it."
+                f'`task.class_weights` names the label "{label}", but the labels are {", ".join(names[:_MAX_SHOWN])}'
+                f"{', …' if len(names) > _MAX_SHOWN else ''}: correct it."
             )
     return {name: weights.get(name, 1.0) for name in names}
 

@@ -128,7 +128,7 @@ def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     with k.loop(0, w.arguments.num_chunks) as number:
         entry = k.element_pointer(chunks, k.mul(number, size), I64)
         fields = [k.load(k.element_pointer(entry, field, I64), I64) for field in range(size)]
-        made = w.part(fields)
+        made = w.for_chunk(fields)
         yield made, fields[0]
         w.multiplications_per_row += made.multiplications_per_row
 

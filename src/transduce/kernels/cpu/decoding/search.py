@@ -282,7 +282,7 @@ class NativeSearch:
         count, width = other._numbers["sentences"], self.bounds.beam_size
         old, new = self._numbers["sentences"], self._numbers["sentences"] + count
         mine, its = self._zeroed.tensor, other._zeroed.tensor
-        self._take_entries(other, old * width, count * width)
+        self._copy_entries(other, old * width, count * width)
         numbers = its("indices")[:count]
         slots = torch.tensor(indices, dtype=torch.int64)
         for name in ("longest", "greatest_penalties"):
@@ -311,7 +311,7 @@ class NativeSearch:
         self._step["rows"] = self._select["rows"] = new * width
         self._select["beams"] = width
 
-    def _take_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
+    def _copy_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
         """Copy another search's KV cache entries, and its hypotheses' lists of entries.
 
         The lists go to `rows` rows from `first_row` on, with the new indices of the entries.

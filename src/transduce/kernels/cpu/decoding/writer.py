@@ -92,7 +92,7 @@ class StepArguments(NamedTuple):
     texts: Any = 0
     """The number of texts."""
     chunks: Any = 0
-    """The chunks of texts that are computed together, as `encoder.Chunk`, int64 (chunks, 4)."""
+    """The chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
     num_chunks: Any = 0
     """The number of chunks."""
     attention: Any = 0
@@ -147,8 +147,8 @@ class ModelEmitter:
         """The step's arguments, converted from 64-bit addresses to pointers."""
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
-    def part(self, chunk: Sequence[Value]) -> "ModelEmitter":
-        """Return an emitter that computes only one chunk of texts; `chunk` is the values of an `encoder.Chunk`."""
+    def for_chunk(self, chunk: Sequence[Value]) -> "ModelEmitter":
+        """Return an emitter that computes only one chunk of texts; `chunk` holds the fields of a `Chunk`."""
         k, arguments, (first_row, rows, first_text, texts) = self.k, self.arguments, chunk
         row_bytes = {"x": 4 * self.config.d_model, "ids": 8, "firsts": 8, "token_types": 8}
         moved = {name: k.add(getattr(arguments, name), k.mul(first_row, size)) for name, size in row_bytes.items()}
