@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths
+from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -179,7 +179,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         "data.dev_source": _paths(dev_source, "dev_source"),
         "data.dev_target": _paths(dev_target, "dev_target"),
         "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.languages": None if languages is None else list(languages),
+        "data.languages": None if languages is None else as_list(languages, "languages"),
         "task.kind": task,
     }
     for name, value in (arguments | dict(settings or {})).items():
