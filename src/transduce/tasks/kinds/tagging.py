@@ -344,7 +344,11 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
-        """Open the tagged sentences that `prepare` stored in the run's folder."""
+        """Open the tagged sentences that `prepare` stored in the run's folder.
+
+        Raises:
+            TransduceError: a stored file is missing or damaged.
+        """
         path = folder / _FOLDER / _CARD
         try:
             card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
