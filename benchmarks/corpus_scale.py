@@ -27,7 +27,7 @@ from transduce.text.corpus import CorpusFiles, read_pairs
 BENCHMARKS = Path(__file__).resolve().parent
 LARGE, SMALL = 10_000_000, 1_000_000
 STEPS = 200
-MOST_SECONDS_TO_FIRST_BATCH, MOST_SECONDS_OF_SEEK = 5.0, 0.1
+MAX_SECONDS_TO_FIRST_BATCH, MAX_SECONDS_OF_SEEK = 5.0, 0.1
 
 
 class Measured(NamedTuple):
@@ -119,7 +119,7 @@ def rows(small: Measured, large: Measured, steps: int) -> list[Row]:
         )
     )
     first, seek = large.training["first_batch_seconds"], large.training["slowest_seek_seconds"]
-    limit, seek_limit = MOST_SECONDS_TO_FIRST_BATCH, MOST_SECONDS_OF_SEEK
+    limit, seek_limit = MAX_SECONDS_TO_FIRST_BATCH, MAX_SECONDS_OF_SEEK
     name = f"{large.pairs:,} prepared pairs"
     found.append(Row(f"{name}: first batch", first, "s", bar=f"at most {limit:g} s", holds=first <= limit))
     found.append(Row(f"{name}: slowest seek", seek, "s", bar=f"at most {seek_limit:g} s", holds=seek <= seek_limit))

@@ -40,7 +40,7 @@ SYMBOLS, LONGEST, HELD_OUT = 10, 12, 1000
 BATCH_SEQUENCES = 64
 BAR_PERCENT = 99.0
 TASKS = ("copy", "reverse")
-MOST_STEPS = 3000
+MAX_STEPS = 3000
 PLAIN = Variant("", {})
 
 
@@ -56,11 +56,11 @@ class Sequences:
         self._codes = _codes(self.held_out)
 
     def __len__(self) -> int:
-        return MOST_STEPS
+        return MAX_STEPS
 
     def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
         """Return the source and target ids of a batch, (B, 13) each."""
-        generator = torch.Generator().manual_seed(_mixed(self.seed, epoch * MOST_STEPS + position))
+        generator = torch.Generator().manual_seed(_mixed(self.seed, epoch * MAX_STEPS + position))
         lengths = torch.randint(1, LONGEST + 1, (BATCH_SEQUENCES, 1), generator=generator)
         symbols = torch.randint(SYMBOLS, (BATCH_SEQUENCES, LONGEST), generator=generator) + FIRST_SYMBOL
         sequences = symbols.where(torch.arange(LONGEST) < lengths, PAD)
@@ -210,12 +210,12 @@ def measure(task: str, *, seed: int, steps: int, console: Console, variant: Vari
 def main() -> int:
     """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
-    options.add_argument("--steps", type=int, default=1000, help=f"steps of each training, at most {MOST_STEPS}")
+    options.add_argument("--steps", type=int, default=1000, help=f"steps of each training, at most {MAX_STEPS}")
     options.add_argument("--threads", type=int, default=1, help="threads to compute with (one is fastest here)")
     options.add_argument("--variants", nargs="*", metavar="NAME", help="run these variants on copying; no name: all")
     args = options.parse_args()
-    if not 10 <= args.steps <= MOST_STEPS:
-        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {args.steps}")
+    if not 10 <= args.steps <= MAX_STEPS:
+        options.error(f"--steps must be between 10 and {MAX_STEPS}, but is {args.steps}")
     known = {variant.name: variant for variant in VARIANTS}
     unknown = [name for name in args.variants or () if name not in known]
     if unknown:

@@ -30,7 +30,7 @@ from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term
 
 _TAG = re.compile("</?b>")
-_MOST_WORDS = 2  # in bold, including an article or a wrong word
+_MAX_WORDS = 2  # in bold, including an article or a wrong word
 
 
 class Case(NamedTuple):
@@ -49,7 +49,7 @@ class Case(NamedTuple):
         """Return whether the bold text of a translation is right."""
         bold = re.findall("<b>(.*?)</b>", translated)
         known = [target.lower() for target in self.term.targets]
-        return len(bold) == 1 and len(bold[0].split()) <= _MOST_WORDS and any(t in bold[0].lower() for t in known)
+        return len(bold) == 1 and len(bold[0].split()) <= _MAX_WORDS and any(t in bold[0].lower() for t in known)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ CALLS = (
     *("write", "pwrite64", "writev", "ftruncate", "fallocate", "copy_file_range", "fsync", "fdatasync"),
     *("rename", "renameat", "renameat2", "chmod", "fchmod", "fchmodat"),
 )
-FEWEST_POINTS = 25
+MIN_POINTS = 25
 KEPT = 1  # so that a save also deletes the previous checkpoint
 Saver = Callable[[Path, Checkpoint], object]
 
@@ -179,9 +179,9 @@ def measure(folder: Path) -> list[Row]:
     for line in missing:
         sys.stderr.write(f"not flushed: {line}\n")
     without_fsync = unsynced([call for call in calls if call.name != "fsync"], checkpoints / "step-000000020")
-    enough = ours.points >= FEWEST_POINTS
+    enough = ours.points >= MIN_POINTS
     return [
-        Row("points at which a save was killed", ours.points, "calls", bar=f">= {FEWEST_POINTS}", holds=enough),
+        Row("points at which a save was killed", ours.points, "calls", bar=f">= {MIN_POINTS}", holds=enough),
         Row("of these, nothing left to resume from", ours.lost, "points", bar="0", holds=ours.lost == 0),
         Row("of these, the older checkpoint is found", ours.old, "points"),
         Row("of these, the newer checkpoint is found", ours.new, "points"),

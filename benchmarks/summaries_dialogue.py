@@ -36,7 +36,7 @@ import summaries
 import transduce
 from transduce.evaluation.scores import rouge, score
 
-MOST_FREQUENT = 50
+MAX_FREQUENT = 50
 CANDIDATES = 10
 SEARCH = {
     # Larger than the default 0.6, because short replies such as “Yes.” are always more probable.
@@ -133,7 +133,7 @@ def dialogue_rows(work: Work, pretrained: Path, *, judged: bool) -> list[Row]:
     sources, references = [source for source, _ in test], [target for _, target in test]
     written = translate(model, sources, SEARCH["dialogue"])
     show("reply", sources, references, written)
-    frequent = dialogue.most_frequent((target for _, target in pairs["train"]), MOST_FREQUENT)
+    frequent = dialogue.most_frequent((target for _, target in pairs["train"]), MAX_FREQUENT)
     best = max(frequent, key=lambda reply: chrf([reply] * len(pairs["dev"]), [target for _, target in pairs["dev"]]))
     ours, name = chrf(written, references), f"replies to {len(test):,} speeches"
     shifted = chrf(written, [*references[1:], references[0]])

@@ -108,6 +108,7 @@ GROUPS = {
         "MultiHeadAttention",
         "ScoredAttention",
         "import_tutorial",
+        "language_model_config",
         "read_vocabulary",
         "TutorialNames",
         "fill_embeddings",

@@ -52,7 +52,7 @@ LANGUAGES = ("zh", "en")
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 PAGE_PIXELS = (1000, 1105)
 SERVED_PIXELS = (1000, 1000)
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
     take_screenshots(longer.to_html(), translator)
     for picture in sorted(PICTURES.glob("*.png")):
         size = picture.stat().st_size
-        print(f"{picture}: {size:,} bytes{' (too large)' if size > MOST_BYTES else ''}")
+        print(f"{picture}: {size:,} bytes{' (too large)' if size > MAX_BYTES else ''}")
 
 
 def draw_insides(translator: Translator, models: Path) -> None:

@@ -22,7 +22,7 @@ from books import Pair, find_books, read_stretches, without_repeats, write_pairs
 from transduce.errors import TransduceError
 
 SIDES = ("speech", "reply")
-_MOST_WORDS = 40
+_MAX_WORDS = 40
 _QUOTED = re.compile(r"“([^“”]*)”?")
 
 
@@ -33,7 +33,7 @@ def spoken(paragraph: str) -> str | None:
     quoted = " ".join(" ".join(_QUOTED.findall(paragraph)).split())
     # A comma before “said she” becomes the end of the sentence.
     quoted = f"{quoted[:-1]}." if quoted.endswith(",") else quoted
-    return quoted if 1 <= len(quoted.split()) <= _MOST_WORDS else None
+    return quoted if 1 <= len(quoted.split()) <= _MAX_WORDS else None
 
 
 def exchanges(paragraphs: Iterable[str]) -> list[Pair]:

@@ -29,7 +29,7 @@ from transduce.text.sentences import split_sentences
 SIDES = ("passage", "headline")
 _WORDS_FOR_ONE, _FEWEST, _MOST = 6, 2, 5
 _FEWEST_PASSAGES = 10
-_FEWEST_WORDS, _MOST_WORDS = 6, 45
+_FEWEST_WORDS, _MAX_WORDS = 6, 45
 _WORD = re.compile(r"[^\W\d_]+(?:[’'][^\W\d_]+)?")
 
 
@@ -44,12 +44,12 @@ def passages(paragraph: str) -> Iterator[str]:
     """
     run: list[str] = []
     for sentence in [*split_sentences(paragraph), None]:
-        if sentence is None or len(words_of(" ".join([*run, sentence]))) > _MOST_WORDS:
+        if sentence is None or len(words_of(" ".join([*run, sentence]))) > _MAX_WORDS:
             passage = " ".join(run)
             if len(words_of(passage)) >= _FEWEST_WORDS:
                 yield passage
             run = []
-        if sentence is not None and len(words_of(sentence)) <= _MOST_WORDS:
+        if sentence is not None and len(words_of(sentence)) <= _MAX_WORDS:
             run.append(sentence)
 
 

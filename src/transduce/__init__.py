@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         TextInspection,
         TextInspectionPage,
     )
-    from transduce.interop.tutorials import TutorialNames, import_tutorial
+    from transduce.interop.tutorials import TutorialNames, import_tutorial, language_model_config
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
     from transduce.model.attention import MultiHeadAttention, ScoredAttention
@@ -203,6 +203,7 @@ __all__ = [
     "inspect",
     "inspect_text",
     "intervene",
+    "language_model_config",
     "load",
     "logit_lens",
     "merge_lora",
@@ -325,6 +326,7 @@ _DEFINED_IN = {
     "fill_embeddings": "transduce.interop.word_vectors",
     "import_model": "transduce.exchange.import_folder:import_model_folder",
     "import_tutorial": "transduce.interop.tutorials",
+    "language_model_config": "transduce.interop.tutorials",
     "inspect": "transduce.inspection.sentence:inspect_sentence",
     "intervene": "transduce.inspection.interventions",
     "load": "transduce.inference.load",

@@ -19,8 +19,8 @@ CATALOGS = Path(__file__).with_name("locale")
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
 # Fields of a template may have any length if its fixed parts have this many letters; else they have at most 3 words.
-_LEAST_LETTERS = 12
-_MOST_WORDS = 3
+_MIN_LETTERS = 12
+_MAX_WORDS = 3
 _SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
 
 _state = {"language": "en"}
@@ -153,9 +153,9 @@ class Catalog:
             re.fullmatch("(?:[a-z]+ ?){0,2}", value) for value in left_out
         ):
             return False
-        if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
+        if sum(map(str.isalpha, fixed)) >= _MIN_LETTERS:
             return True
-        return all(len(value.split()) <= _MOST_WORDS for value in self._untranslated(template, fields).values())
+        return all(len(value.split()) <= _MAX_WORDS for value in self._untranslated(template, fields).values())
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the fields that the translation repeats unchanged, because they are not messages themselves."""

@@ -20,7 +20,7 @@ from transduce.ui_language import CATALOGS, Catalog, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
-_MOST_UNTRANSLATED = 100
+_MAX_UNTRANSLATED = 100
 """Messages that may wait for somebody who writes Chinese; they are shown in English."""
 
 
@@ -59,7 +59,7 @@ def _fields(text: str) -> set[str]:
 
 def test_nearly_every_message_of_the_code_has_a_chinese_entry(untranslated: list[str]) -> None:
     shown = "\n".join(untranslated)
-    assert len(untranslated) <= _MOST_UNTRANSLATED, f"Run `python docs/generate_messages.py`, and translate:\n{shown}"
+    assert len(untranslated) <= _MAX_UNTRANSLATED, f"Run `python docs/generate_messages.py`, and translate:\n{shown}"
 
 
 def test_the_extractor_finds_texts_with_fields_and_conditional_parts() -> None:

@@ -54,6 +54,23 @@ def test_inspect_reports_that_a_text_has_several_sentences(
         assert (b"the text has 2 sentences, which are inspected as one input" in capfdbinary.readouterr().err) == warned
 
 
+def test_inspect_reports_parts_that_translation_copies(
+    trained: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for text, warned in (("我吃%s。", True), ("我吃鱼。", False)):
+        assert main(["inspect", str(trained), text, "--json", "-", "--beam-size", "1", *ONE_THREAD]) == 0
+        assert (b"translation copies placeholders, URLs" in capfdbinary.readouterr().err) == warned
+
+
+def test_texts_for_means_must_not_be_empty(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (tmp_path / "empty").write_text("\n", "utf-8")
+    command = ["inspect", str(trained), "我吃鱼。", "--ablate", "mean", "--reference", str(tmp_path / "empty")]
+    assert main([*command, *ONE_THREAD]) == 2
+    assert b"`--reference` needs a file with texts" in capfdbinary.readouterr().err
+
+
 def test_inspect_knows_what_was_cut(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     command = ["inspect", str(trained), "我吃鱼。", "--max-length", "2", "--json", "-", *ONE_THREAD]
     assert main(command) == 0

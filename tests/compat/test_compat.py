@@ -15,7 +15,7 @@ from transduce.training.checkpoint import checkpoints, load_checkpoint
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = sorted(path.parent for path in HERE.glob("*/expected.json"))
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 
 def load_maker() -> ModuleType:
@@ -38,7 +38,7 @@ def test_the_first_version_is_kept() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_it_is_small(version: Path) -> None:
-    assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < MOST_BYTES
+    assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)

@@ -17,7 +17,7 @@ import transduce
 HERE = Path(__file__).resolve().parent
 SETS = sorted(path.parent for path in HERE.glob("sets/*/expected_outputs.json"))
 SIDES = (("source", "zh"), ("target", "en"))
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 WARNS_OF_OLD_NAMES = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
@@ -55,7 +55,7 @@ def test_a_set_of_the_first_version_is_kept() -> None:
 
 @pytest.mark.parametrize("frozen", each_set())
 def test_a_set_is_small(frozen: Path) -> None:
-    assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < MOST_BYTES
+    assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("folder", folders("models"))

@@ -13,7 +13,7 @@ import transduce
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # These pages explain the code itself, whose modules may change with any release.
-MAY_IMPORT_PRIVATE_MODULES = {"own_loop.md", "adding.md", "questions.md", "more_questions.md", "errata.md"}
+MAY_IMPORT_PRIVATE_MODULES = {"own_loop.md", "adding.md", "questions.md", "errata.md"}
 
 
 def load_generator() -> ModuleType:

@@ -304,6 +304,31 @@ def test_results_of_formulas_are_computed_again() -> None:
     assert translate_upload(content, "a.xlsx", Fake()) == content
 
 
+def test_headers_of_several_lines_stay_and_threads_of_comments_are_translated() -> None:
+    threads = "http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments"
+    comments = [
+        '<threadedComment id="a"><text>three four</text></threadedComment>',
+        "<threadedComment><text>@Ann Lee hi</text><mentions/></threadedComment>",
+    ]
+    parts = [
+        ("xl/sharedStrings.xml", f"<sst {SHEET}><si><t>one&#10;two</t></si><si><t>six two</t></si></sst>"),
+        (
+            "xl/tables/table1.xml",
+            f'<table {SHEET}><tableColumns><tableColumn name="one_x000a_two"/></tableColumns></table>',
+        ),
+        (
+            "xl/threadedComments/threadedComment1.xml",
+            f'<ThreadedComments xmlns="{threads}">{"".join(comments)}</ThreadedComments>',
+        ),
+    ]
+    content = archive(TYPES, *((name, text.encode()) for name, text in parts))
+    result = zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.xlsx", backwards_words)))
+    assert b"<si><t>one\ntwo</t></si><si><t>two six</t></si>" in result.read("xl/sharedStrings.xml")
+    threaded = result.read("xl/threadedComments/threadedComment1.xml")
+    assert b'<threadedComment id="a"><text>four three</text>' in threaded
+    assert b"<text>@Ann Lee hi</text>" in threaded
+
+
 def test_labels_of_charts_are_translated() -> None:
     chart = "http://schemas.openxmlformats.org/drawingml/2006/chart"
     point = '<c:strCache><c:pt idx="0"><c:v>one two</c:v></c:pt></c:strCache>'
@@ -322,3 +347,17 @@ def test_a_cell_of_several_paragraphs_keeps_all_in_its_value() -> None:
     cell = f'<table:table-cell {table} office:string-value="old">{texts}</table:table-cell>'
     with zipfile.ZipFile(io.BytesIO(translate_upload(odt(cell), "a.odt", backwards_words))) as file:
         assert 'office:string-value="two one&#10;x six"' in file.read("content.xml").decode()
+
+
+def test_the_author_of_an_ebook_stays() -> None:
+    text = "<docTitle><text>one two</text></docTitle><docAuthor>\n <text>Ann Lee</text></docAuthor>"
+    item = '<manifest><item href="a.ncx" media-type="application/x-dtbncx+xml"/></manifest>'
+    entries = {
+        "mimetype": "application/epub+zip",
+        "META-INF/container.xml": '<container><rootfile full-path="a.opf"/></container>',
+        "a.opf": f"<package>{item}</package>",
+        "a.ncx": f"<ncx>{text}</ncx>",
+    }
+    content = archive(*((name, text.encode()) for name, text in entries.items()), compression=zipfile.ZIP_STORED)
+    with zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.epub", backwards_words))) as file:
+        assert file.read("a.ncx").decode() == f"<ncx>{text.replace('one two', 'two one')}</ncx>"

@@ -108,7 +108,7 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("name", "source", "settings", "message"),
     [
-        ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns` (--columns)"),
+        ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns`, as names"),
         ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
         ("a.csv", "id,text\n1,a\n2,b, c\n", {"columns": ("text",)}, "Line 3 has 3 cells, but the header has 2 names"),
         ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),

@@ -99,6 +99,9 @@ def test_python_translates_a_document(translator: Translator, toy_corpus: Path, 
     assert progress == [(len(sentence), len(sentence))]
     with pytest.raises(TransduceError, match="is the document itself"):
         transduce.translate_document(translator, source, source)
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(TransduceError, match="is the document itself"):
+        transduce.translate_document(translator, source, tmp_path / "sub" / ".." / "film.srt")
 
 
 def test_names_of_translations() -> None:

@@ -153,7 +153,8 @@ def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "message"), [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but")]
+    ("sentence", "message"),
+    [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but"), (None, "Pass one text")],
 )
 def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -306,7 +307,7 @@ def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: In
 
 
 def test_choosing_a_token_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
-    page.locator(".piece").nth(2).click()
+    page.locator(".token").nth(2).click()
     rows = page.locator(".candidates tr th").all_inner_texts()
     assert rows[:6] == [each.token.replace("▁", "_") for each in inspection.steps[2].candidates]
 
@@ -391,7 +392,7 @@ def test_two_sentences_stand_side_by_side(beside: "Page", pair: InspectionPage) 
     assert beside.locator(".column").count() == 2
     for column, inspection in zip(beside.locator(".column").all(), pair.inspections, strict=True):
         least = min(inspection.steps, key=lambda step: step.probability)
-        assert column.locator(".piece[aria-pressed=true] span").inner_text() == least.token.replace("▁", "_")
+        assert column.locator(".token[aria-pressed=true] span").inner_text() == least.token.replace("▁", "_")
     beside.get_by_label("Left:").select_option(index=1)
     assert (
         beside.locator(".column").first.locator(".word").first.inner_text() == pair.inspections[1].words.source_words[0]
@@ -445,13 +446,13 @@ def test_the_page_of_another_kind_of_model(browser: "Browser", tagged: TextInspe
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(path.as_uri())
     assert opened.locator(".answer").inner_text() == "I/PRP"
-    assert opened.locator(".piece span").first.inner_text().startswith("word0 → ")
-    opened.locator(".piece").first.click()
+    assert opened.locator(".token span").first.inner_text().startswith("word0 → ")
+    opened.locator(".token").first.click()
     assert opened.locator(".candidates .taken").count() == 1
     assert opened.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
     opened.get_by_label("layer 1, head 2", exact=True).click()
     opened.locator("select").first.select_option("You sleep")
-    assert opened.locator(".piece").count() == opened.locator(".answer").count() == 0
+    assert opened.locator(".token").count() == opened.locator(".answer").count() == 0
     opened.get_by_role("button", name="中文").click()
     assert opened.locator("h1").inner_text() == "模型怎样读这段文字"
     opened.close()

@@ -439,6 +439,18 @@ def test_a_folder_without_transformers() -> None:
     assert small_bart().config.num_decoder_layers == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [("GPT2LMHeadModel", GPT2), ("BartForConditionalGeneration", bart_like())]
+)
+def test_an_untied_output_is_not_replaced_by_the_embeddings(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    content, tensors = stored(peer(name, settings | {"tie_word_embeddings": False}), tmp_path)
+    names = {key: read for key, read in tensors.names.items() if key != "lm_head.weight"}
+    with pytest.raises(TransduceError, match=r"missing lm_head\.weight; unexpected none"):
+        import_model(content, StoredTensors(names, "here"), {"start_id": 2})
+
+
 def test_missing_and_unexpected_tensors_are_all_listed() -> None:
     tensors = _bart_tensors()
     del tensors["model.encoder.layers.1.fc1.bias"], tensors["model.decoder.layers.0.encoder_attn.k_proj.weight"]

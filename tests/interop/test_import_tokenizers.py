@@ -214,6 +214,45 @@ def test_word_pieces(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path)
     assert vocabulary.decode(vocabulary.with_special_tokens(vocabulary.encode("good day, tom."))) == "good day, tom."
 
 
+LINES = ["Héllo World, 你好", "two words", "Two 东西"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("BertTokenizer", {"do_lower_case": False}),
+        ("BertTokenizer", {"strip_accents": False, "tokenize_chinese_chars": False}),
+        ("GPT2Tokenizer", {"add_prefix_space": True}),
+        ("RobertaTokenizer", {"add_prefix_space": True}),
+    ],
+)
+def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    is_bert = kind == "BertTokenizer"
+    trained = tokenizers.BertWordPieceTokenizer() if is_bert else tokenizers.ByteLevelBPETokenizer()
+    special = {} if is_bert else {"special_tokens": ["<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>"]}
+    trained.train_from_iterator(
+        [*LINES, "W H World Words T é e h l o"] * 9, vocab_size=400, show_progress=False, **special
+    )
+    trained.save_model(str(tmp_path))
+    getattr(peers(), kind).from_pretrained(tmp_path).save_pretrained(tmp_path)
+    (tmp_path / ("vocab.txt" if is_bert else "vocab.json")).unlink()
+    before = ours(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source.encode_batch(LINES)
+    content = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+    write(tmp_path, "tokenizer_config.json", content | settings)
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = ours(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source
+    assert vocabulary.encode_batch(LINES) == theirs(LINES, add_special_tokens=False)["input_ids"] != before
+
+
+def test_a_start_symbol_that_a_byte_level_tokenizer_adds(tmp_path: Path) -> None:
+    write(tmp_path, "vocab.json", {"<|endoftext|>": 0, "a": 1})
+    write(tmp_path, "merges.txt", b"#version: 0.2\n")
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True})
+    vocabulary = ours(tmp_path, "gpt2", eos_id=0).source
+    assert vocabulary.with_special_tokens(vocabulary.encode("a"))[:2] == [0, 1]
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
     options = {"normalization_rule_name": "identity", "byte_fallback": True, "remove_extra_whitespaces": False}

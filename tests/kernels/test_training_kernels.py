@@ -113,7 +113,7 @@ def test_attention(
 def test_attention_drops_weights_and_shares_keys(is_causal: bool) -> None:
     """Values that are unit vectors show the weights that remain after dropout, and thereby the mask."""
     batch, length, heads, shared, width = 3, 30, 4, 2, 32
-    options = AttentionOptions(shared=shared, scale=0.3, drop_of_256=64)
+    options = AttentionOptions(shared=shared, scale=0.3, drop_256ths=64)
     queries, keys, values = (torch.randn(batch, length, each * width) for each in (4, 2, 2))
     lengths = None if is_causal else torch.tensor([30, 12, 1])
     allowed = torch.ones(length, length, dtype=torch.bool).tril()

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "transduce"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-MOST_LINES_OF_A_FILE = 800
-MOST_LINES_OF_A_FUNCTION = 80
-MOST_PARAMETERS = 9
+MAX_LINES_OF_A_FILE = 800
+MAX_LINES_OF_A_FUNCTION = 80
+MAX_PARAMETERS = 9
 # These have the options of a command, each by its name.
 WIDE_FUNCTIONS = {
     "src/transduce/tasks/train.py": ("train",),
@@ -45,8 +45,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def long_files(name: str, text: str) -> Iterator[str]:
     lines = text.count("\n")
-    if lines > MOST_LINES_OF_A_FILE:
-        yield f"{name} has {lines} lines, but at most {MOST_LINES_OF_A_FILE} are allowed"
+    if lines > MAX_LINES_OF_A_FILE:
+        yield f"{name} has {lines} lines, but at most {MAX_LINES_OF_A_FILE} are allowed"
 
 
 def large_functions(name: str, text: str) -> Iterator[str]:
@@ -57,16 +57,16 @@ def large_functions(name: str, text: str) -> Iterator[str]:
 
 def _excess(where: str, function: Function) -> Iterator[str]:
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    if lines > MOST_LINES_OF_A_FUNCTION:
-        yield f"{where} has {lines} lines, but at most {MOST_LINES_OF_A_FUNCTION} are allowed"
+    if lines > MAX_LINES_OF_A_FUNCTION:
+        yield f"{where} has {lines} lines, but at most {MAX_LINES_OF_A_FUNCTION} are allowed"
     if where.startswith(PROGRAMS):
         return
     positional = [*function.args.posonlyargs, *function.args.args]
     if positional and positional[0].arg in {"self", "cls"}:
         positional = positional[1:]
     parameters = len(positional) + len(function.args.kwonlyargs)
-    if parameters > MOST_PARAMETERS:
-        yield f"{where} has {parameters} parameters, but at most {MOST_PARAMETERS} are allowed"
+    if parameters > MAX_PARAMETERS:
+        yield f"{where} has {parameters} parameters, but at most {MAX_PARAMETERS} are allowed"
 
 
 def banned_code(name: str, text: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-MOST_FURTHER_STEPS = 2
+MAX_FURTHER_STEPS = 2
 
 
 def send(live: Any, **fields: Any) -> socket.socket:
@@ -46,9 +46,9 @@ def test_its_decoding_stops(serve: Any, gated_model: Any, wait_until: Any, abrup
                 )
             )
             closed_at = model.steps_run
-            model.let_through(MOST_FURTHER_STEPS)
+            model.let_through(MAX_FURTHER_STEPS)
             wait_until(lambda: not live.service.engine.batcher.running)
-            assert model.steps_run - closed_at <= MOST_FURTHER_STEPS
+            assert model.steps_run - closed_at <= MAX_FURTHER_STEPS
             model.close()
 
 
@@ -83,7 +83,7 @@ def test_its_neighbours_go_on(serve: Any, gated_model: Any, wait_until: Any) -> 
         wait_until(lambda: live.service.engine.batcher.running == 2)
         connection.close()
         wait_until(lambda: live.service.metrics.value("transduce_disconnects_total") == 1)
-        model.let_through(MOST_FURTHER_STEPS)
+        model.let_through(MAX_FURTHER_STEPS)
         wait_until(lambda: live.service.engine.batcher.running == 1)
         model.open()
         assert other.reply().json == {"translatedText": "DER ANDERE"}

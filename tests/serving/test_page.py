@@ -152,13 +152,13 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
 
 def test_typing_is_translating(page: "Page", live: Any, translator: Translator) -> None:
     page.locator("#text").press_sequentially(SENTENCE)
-    page.locator(".piece").first.wait_for()
+    page.locator(".token").first.wait_for()
     answer = live.translate(SENTENCE, source="zh", alternatives=3).json
     assert page.locator("#output").inner_text() == answer["translatedText"]
     assert page.locator(".others li").all_inner_texts() == answer["alternatives"]
     inspection = inspect_sentence(translator, SENTENCE)
-    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_tokens)
-    assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
+    assert page.locator(".token span").all_inner_texts() == shown(inspection.target_tokens)
+    assert page.locator(".token small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
     assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
 
 
@@ -169,7 +169,7 @@ def test_a_sample_is_translated_and_its_words_are_attributed(
     with serve(model, views=inspection_views()) as live:
         page = opened(live.url, bypass_csp=True)
         page.get_by_role("button", name=SENTENCE).click()
-        page.locator(".piece").first.wait_for()
+        page.locator(".token").first.wait_for()
         assert page.locator("#text").input_value() == SENTENCE
         assert page.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
         inspection = inspect_sentence(translator, SENTENCE, attributions=("value",))
@@ -224,10 +224,10 @@ def test_going_on_typing_gives_up_what_was_asked_before(
 
 def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
     write(page, f"{SENTENCE}\n\n{OTHER}")
-    first = page.locator(".piece span").all_inner_texts()
+    first = page.locator(".token span").all_inner_texts()
     page.get_by_label("Line to inspect").select_option(f"2: {OTHER}")
     until(page, "source => found.inspection.source === source", OTHER)
-    assert page.locator(".piece span").all_inner_texts() != first
+    assert page.locator(".token span").all_inner_texts() != first
     assert len(page.locator("#output").inner_text().split("\n")) == 3
 
 
@@ -287,7 +287,7 @@ def test_a_key_is_asked_for_where_the_server_wants_one(opened: Opened, serve: An
         page.get_by_text("An API key is needed here").wait_for()
         page.get_by_label("API key").fill("secret")
         page.keyboard.press("Enter")
-        page.locator(".piece").first.wait_for()
+        page.locator(".token").first.wait_for()
         page.close()
 
 
@@ -347,7 +347,7 @@ def test_a_token_can_be_forced_and_forbidden(page: "Page", translator: Translato
     place = next(number for number, other in enumerate(others) if other not in written)
     step, other = steps[place], others[place]
     write(page, SENTENCE)
-    page.locator(".piece").nth(place).click()
+    page.locator(".token").nth(place).click()
     page.get_by_role("button", name="force this token").first.click()
     page.locator(".comparison").wait_for()
     forced = intervene(translator, SENTENCE, Intervention(step=place, force=other))
@@ -404,7 +404,7 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     keyboard = page.keyboard
     keyboard.insert_text(OTHER)  # the field has the focus initially
     keyboard.press("Control+Enter")
-    page.locator(".piece").first.wait_for()
+    page.locator(".token").first.wait_for()
 
     def go_to(selector: str) -> None:
         """Press Tab until an element is focused; each view is one stop."""
@@ -417,12 +417,12 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     go_to(".word")
     keyboard.press("ArrowRight")
     assert page.locator(".word.from").count() == 1
-    go_to(".piece")
+    go_to(".token")
     keyboard.press("Home")
     keyboard.press("ArrowRight")
     keyboard.press("Enter")
-    assert page.locator(".piece").nth(1).get_attribute("aria-pressed") == "true"
-    assert page.locator(".piece:focus").count() == 1
+    assert page.locator(".token").nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".token:focus").count() == 1
     go_to(".small")
     keyboard.press("Enter")
     page.locator(".comparison").wait_for()

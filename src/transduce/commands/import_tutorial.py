@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transduce.interop.tutorials import Style, TutorialNames
 
 _MAX_BYTES = 4 * 1024**3
-_MOST_ADDED = 3  # padding, end and unknown words
+_MAX_ADDED = 3  # padding, end and unknown words
 _STARTS = ("<s>", "<bos>", "<sos>", "<start>", "<go>", "[CLS]")
 _NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
 _PRE_NORM: "tuple[Style, ...]" = ("annotated",)
@@ -164,7 +164,7 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
         tokenizer = character_vocabulary(_read_words(file), file)
     assert isinstance(tokenizer, ImportedTokenizer)
     record = tokenizer.record.source
-    if not rows <= max(rows, record.size) <= rows + _MOST_ADDED:
+    if not rows <= max(rows, record.size) <= rows + _MAX_ADDED:
         raise TransduceError(
             f"{file} has {len(record.ids):,} tokens, but the embeddings have {rows:,} rows: pass the list that the "
             "model was trained with."
@@ -277,7 +277,7 @@ def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedMode
     added = sizes[0] - config.source_vocabulary_size, sizes[1] - config.target_vocabulary_size
     if added == (0, 0):
         return found
-    if min(added) < 0 or max(added) > _MOST_ADDED:
+    if min(added) < 0 or max(added) > _MAX_ADDED:
         raise TransduceError(
             f"The word lists have {sizes[0]:,} and {sizes[1]:,} words, but the embeddings "
             f"{config.source_vocabulary_size:,} and {config.target_vocabulary_size:,} rows: pass the lists that the "

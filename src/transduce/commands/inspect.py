@@ -241,13 +241,20 @@ def _report_input(translator: "Translator", text: str) -> None:
     )
     warnings.add(1, text, None)
     sys.stderr.write(localized(str(warnings)))
+    if translator.is_plain_sentence(text):
+        return
     sentences = len(find_sentences(text, translator.source_language))
-    if sentences > 1 and not translator.is_plain_sentence(text):
+    if sentences > 1:
         warning = (
             f"warning: the text has {sentences} sentences, which are inspected as one input, while translation takes "
             "each by itself: pass a single sentence to see how it is translated.\n"
         )
-        sys.stderr.write(localized(warning))
+    else:
+        warning = (
+            "warning: translation copies placeholders, URLs, list marks and unknown characters, while the model reads "
+            "the whole text here: the translation may differ from that of `transduce translate`.\n"
+        )
+    sys.stderr.write(localized(warning))
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
@@ -325,7 +332,9 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> in
             "Causal tools measure probabilities of tokens, classes and tags, but a forecaster predicts numbers."
         )
     elif tool == "ablate":
-        reference = () if options.reference is None else list(read_lines(options.reference))
+        reference = [] if options.reference is None else [*filter(str.strip, read_lines(options.reference))]
+        if options.reference is not None and not reference:
+            raise TransduceError(f"`--reference` needs a file with texts, but {options.reference} has none: add some.")
         result = ablate(reader, options.sentence, fill=options.ablate, reference=reference)
     elif tool == "patch_from":
         answers = None if options.answers is None else (options.answers[0], options.answers[1])

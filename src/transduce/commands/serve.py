@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
-_MOST_WORKERS = 4
-_MOST_SAMPLES, _MOST_SAMPLE_CHARACTERS = 4, 60
+_MAX_WORKERS = 4
+_MAX_SAMPLES, _MAX_SAMPLE_CHARACTERS = 4, 60
 _LIMITS = {
     "requests_per_minute": (int, "N", "limit per client; 0: no limit (default: 0 on a loopback address, else 300)"),
     "max_running": (int, "N", "requests decoded at the same time"),
@@ -203,7 +203,11 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
-    """Load the translation models and the language models, each in the order in which they were named."""
+    """Load the translation models and the language models, each in the order in which they were named.
+
+    Raises:
+        TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
+    """
     from transduce.inference.load import task_of
     from transduce.serving.languages import canonical
     from transduce.serving.models import ServedModel, parse_model
@@ -243,7 +247,7 @@ def _samples(folder: Path) -> tuple[str, ...]:
         found = sample_sentences(folder)
     except TransduceError:  # the run's report is damaged, which is no reason not to serve the model
         found = []
-    return tuple(each for each in found if len(each) <= _MOST_SAMPLE_CHARACTERS)[:_MOST_SAMPLES]
+    return tuple(each for each in found if len(each) <= _MAX_SAMPLE_CHARACTERS)[:_MAX_SAMPLES]
 
 
 def make_catalog(
@@ -314,7 +318,7 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 
 
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
-    """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
+    """Return the default number of concurrently decoded batches: one per computing thread up to 4, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """
@@ -322,7 +326,7 @@ def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
 
     if any(model.device.type != "cpu" for model in models):
         return 1
-    return min(torch.get_num_threads(), _MOST_WORKERS)
+    return min(torch.get_num_threads(), _MAX_WORKERS)
 
 
 def inspection_views() -> "InspectionViews":

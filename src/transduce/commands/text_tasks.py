@@ -121,8 +121,8 @@ def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> Non
     from transduce.inference.evaluate import check_labels
 
     texts, labels = list(_input_lines(options)), list(read_lines(options.labels))
-    place = options.text or "standard input"
-    check_line_counts({f"lines in {place}": texts, f"lines in {options.labels}": labels})
+    name = options.text or "standard input"
+    check_line_counts({f"lines in {name}": texts, f"lines in {options.labels}": labels})
     check_labels(classifier, labels, f"{options.labels}:1")
     found = list(_in_blocks(classifier, texts, _BLOCK_LINES))
     if options.output:

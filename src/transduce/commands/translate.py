@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transduce.inference.line_warnings import LineWarnings
     from transduce.inference.translator import Translator
 
-_MOST_DAMAGED = 5  # damaged lines that are reported individually
+_MAX_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
 _OTHER_CONTENT = (
     (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
@@ -436,12 +436,12 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         text = line.decode("utf-8", "replace")
         if text.count("\ufffd") > line.count("\ufffd".encode()):
             damaged += 1
-            if damaged <= _MOST_DAMAGED:
+            if damaged <= _MAX_DAMAGED:
                 sys.stderr.write(
                     localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
                 )
         yield text
-    if damaged > _MOST_DAMAGED:
+    if damaged > _MAX_DAMAGED:
         sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
 
 

@@ -220,7 +220,7 @@ class MixedPlan(BatchPlan):
         # Small windows follow a schedule closely, and large ones leave little padding.
         window_batches = _BATCHES_OF_WINDOW
         if mixture.changes and run_batches is not None:
-            window_batches = max(_LEAST_BATCHES, min(window_batches, run_batches // _WINDOWS_OF_RUN))
+            window_batches = max(_MIN_BATCHES, min(window_batches, run_batches // _WINDOWS_OF_RUN))
         self._window_pairs = min(BLOCK_PAIRS, window_batches * per_batch)
 
     @override
@@ -282,4 +282,4 @@ def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
 
 
 # Batches of a window; and if shares change, the minimum number of batches of a window, and of windows in a run.
-_BATCHES_OF_WINDOW, _LEAST_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40
+_BATCHES_OF_WINDOW, _MIN_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40

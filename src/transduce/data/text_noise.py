@@ -93,7 +93,7 @@ def _misspelled(word: str, draw: Draw) -> str:
 # Makes the choices independent of other random numbers with the same seed and epoch.
 _NOISE = 81
 _NUMBERS = 256
-_MOST_GROWTH = 3.0
+_MAX_GROWTH = 3.0
 
 
 class NoisyPlan(Plan):
@@ -171,7 +171,7 @@ class NoisyPlan(Plan):
                 self._vocabularies, (first, second), noised, texts, strict=True
             )
         ]
-        fits = all(len(new) <= _MOST_GROWTH * len(old) + 2 for new, old in zip(edited, (source, target), strict=True))
+        fits = all(len(new) <= _MAX_GROWTH * len(old) + 2 for new, old in zip(edited, (source, target), strict=True))
         return (edited[0], edited[1]) if fits else None
 
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:

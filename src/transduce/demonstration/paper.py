@@ -101,7 +101,7 @@ VARIATIONS = {
 }
 QUICK_VARIATIONS = ("base", "A: 1 head", "C: a third of the layers", "D: dropout 0")
 _STEPS_OF_BIG = 3  # the row "big" is trained for this multiple of the other rows' steps
-_LEAST_WARMUP = 400  # a shorter one would raise the peak of equation (3) too far for these models
+_MIN_WARMUP = 400  # a shorter one would raise the peak of equation (3) too far for these models
 _DEMONSTRATION_DEV = 200  # number of dev pairs
 
 
@@ -179,7 +179,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
     training = {
         "steps": steps,
         "warmup_steps": warmup_steps,
-        "learning_rate": (settings["model.d_model"] * max(warmup_steps, _LEAST_WARMUP)) ** -0.5,
+        "learning_rate": (settings["model.d_model"] * max(warmup_steps, _MIN_WARMUP)) ** -0.5,
         "save_every": max(1, steps // 3),
     }
     return settings | {f"training.{key}": value for key, value in training.items()}

@@ -7,7 +7,7 @@ from html import escape, unescape
 from typing import Literal, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import check_xml, xml_encoding
+from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
 from transduce.documents.markup_tokens import Kind, Token
 from transduce.documents.text_formats import Line, lines_of
@@ -227,7 +227,11 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def read_xliff(source: Source) -> Document:
-    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`."""
+    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`.
+
+    Raises:
+        TransduceError: the file is damaged or not XLIFF.
+    """
     file = source.text_file(xml_encoding(source.content), is_markup=True)
     check_xml(file.text, "XLIFF")
     edits: list[Edit] = []
@@ -321,7 +325,7 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
 
     def render(translations: Sequence[str]) -> str:
         translated = inline.translated(translations[0])
-        texts = (escape(part, quote=False) if isinstance(part, str) else sources[part] for part in translated)
+        texts = (escape(xml_text(part), quote=False) if isinstance(part, str) else sources[part] for part in translated)
         return f"{start_tag}{''.join(texts)}</{name}>"
 
     return Edit(start, end, [inline.unit], render, is_in_place=False)

@@ -351,7 +351,7 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
         if width == 1:
             return [0], False
         raise TransduceError(
-            f"Name the columns to translate by `columns` (--columns), as names or numbers from 1: the table has "
+            f"Name the columns to translate by `columns`, as names or numbers from 1: the table has "
             f"{width} ({', '.join(names)[:200]})."
         )
     indices, has_header = set(), False
@@ -394,6 +394,7 @@ def _html_document(file: TextFile) -> Document:
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
+_AUTHOR = re.compile(r"<(?:\w+:)?docAuthor(?:\s[^<>]*)?>\s*\Z")
 _LABEL = re.compile(r"(<(?:\w+:)?text(?:\s[^<>]*)?>)([^<>]*)(?=</)")
 
 
@@ -447,10 +448,10 @@ def _elements(archive: Archive, name: str, element: str) -> list[Any]:
 
 
 def _labels(file: TextFile) -> Document:
-    """Return the document of an e-book's table of contents (NCX), whose labels are its units."""
+    """Return the document of an e-book's table of contents (NCX): its labels, but not the author's name."""
     edits = [
         Edit(match.start(2), match.end(2), [Unit(unescape(match[2]))], lambda new: escape(new[0], quote=False))
         for match in _LABEL.finditer(file.text)
-        if has_letters(match[2])
+        if has_letters(match[2]) and not _AUTHOR.search(file.text, max(0, match.start() - 200), match.start())
     ]
     return file.document(edits)

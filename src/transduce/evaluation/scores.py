@@ -416,7 +416,7 @@ def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
 
 
 # A confusion table of more labels would be too wide to read.
-_MOST_CONFUSED = 20
+_MAX_CONFUSED = 20
 
 
 class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -461,7 +461,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
             f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
             for each in self.labels
         ]
-        if len(self.labels) <= _MOST_CONFUSED:
+        if len(self.labels) <= _MAX_CONFUSED:
             names = [each.label for each in self.labels]
             columns = [
                 max(len(name), *(len(f"{row[number]:,}") for row in self.confusion))

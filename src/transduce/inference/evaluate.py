@@ -26,7 +26,7 @@ from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
 
-_MOST_SHOWN = 8  # labels in a message
+_MAX_SHOWN = 8  # labels in a message
 
 
 @overload
@@ -125,10 +125,10 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
         TransduceError: the classifier knows none of the labels.
     """
     if not set(classifier.labels).intersection(labels):
-        more = ", …" if len(classifier.labels) > _MOST_SHOWN else ""
+        more = ", …" if len(classifier.labels) > _MAX_SHOWN else ""
         raise TransduceError(
             f'{where}: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels are '
-            f"{', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
+            f"{', '.join(classifier.labels[:_MAX_SHOWN])}{more}."
         )
 
 

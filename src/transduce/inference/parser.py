@@ -57,9 +57,9 @@ class Parse(msgspec.Struct, frozen=True):
 
 
 class _Sentence(NamedTuple):
-    """A tokenized sentence and its index in the input."""
+    """A tokenized sentence and its number in the input, from 0."""
 
-    place: int
+    number: int
     words: list[str]
     ids: list[int]
 
@@ -114,7 +114,7 @@ class Parser:
         for indices in batches_by_length(lengths, most):
             batch = [encoded[index] for index in indices]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
-                parses[sentence.place] = self._parse(sentence, best)
+                parses[sentence.number] = self._parse(sentence, best)
         return parses
 
     def linearize(self, sentence: str) -> tuple[list[int], list[int], Parse]:

@@ -68,9 +68,12 @@ class DatastoreTensors(NamedTuple):
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
-    """Source token ids of the first pair, int32; used to check that the datastore belongs to a model."""
+    """Source token ids of the first pair, after those of its document context, int32.
+
+    They are used to check that the datastore belongs to a model.
+    """
     first_target: Tensor
-    """Target token ids of the first pair, int32."""
+    """Target token ids of the first pair, after those of its document context, int32."""
 
 
 class RetrievalCandidates(NamedTuple):
@@ -203,14 +206,14 @@ class NeighborIndex:
 class RetrievalScorer(Scorer):
     """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
 
-    def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
+    def __init__(self, scorer: TransformerScorer, retriever: Retriever) -> None:
         """Wrap the scorer of a model, which has not run a step yet."""
-        self._scorer, self._neighbours = scorer, neighbours
+        self._scorer, self._retriever = scorer, retriever
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
         logits = self._scorer.step(tokens).float()
-        return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
+        return self._retriever.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
     @override
     def reorder(self, parents: Tensor) -> None:
@@ -219,7 +222,7 @@ class RetrievalScorer(Scorer):
     @override
     def keep_sentences(self, rows: Tensor) -> None:
         self._scorer.keep_sentences(rows)
-        self._neighbours.keep_sentences(rows)
+        self._retriever.keep_sentences(rows)
 
 
 def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
@@ -256,7 +259,8 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
     fits = states.shape[1] == weight.shape[1] and len(tensors.rarities) == len(weight)
     if fits:
         first = [tensors.first_source.tolist()], [tensors.first_target.tolist()]
-        stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
+        own = int(tensors.starts[1])  # the model may read translations of document context before the target
+        stored, computed = states[:own].float(), decoder_states(model, *first)[-own:]
         fits = float((computed - stored).norm()) <= _MAX_DIFFERENCE * float(stored.norm())
     if not fits:
         raise TransduceError(

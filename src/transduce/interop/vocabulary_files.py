@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transduce.argument_checks import as_list
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_tokenizer import (
     SENTENCEPIECE_NAMES,
@@ -94,7 +95,9 @@ def read_vocabulary(
     Raises:
         TransduceError: a file is no vocabulary, or the two sides have other ids for padding and end.
     """
-    opened = open_vocabulary([source] if target is None else [source, target], symbols=user_symbols)
+    opened = open_vocabulary(
+        [source] if target is None else [source, target], symbols=as_list(user_symbols, "user_symbols")
+    )
     return _with_start(opened.tokenizer) if source_start else opened.tokenizer
 
 
@@ -291,19 +294,21 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
-def character_vocabulary(ids: Mapping[str, int], place: str) -> ImportedTokenizer:
+def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
     """Make a tokenizer of single characters with the given ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
-    the end. `place` names the list in error messages.
+    the end. `location` names the list in error messages.
 
     Raises:
         TransduceError: a token has several characters.
     """
     longer = next((token for token in ids if len(token) != 1), None)
     if longer is not None:
-        raise TransduceError(f"{place} must hold single characters, but has {longer!r}: pass a tokenizer.json instead.")
-    special, ids = _special_ids(dict(ids), {}, place, [])
+        raise TransduceError(
+            f"{location} must hold single characters, but has {longer!r}: pass a tokenizer.json instead."
+        )
+    special, ids = _special_ids(dict(ids), {}, location, [])
     record = ImportedVocabularyRecord(
         cutting=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
         ids=ids,

@@ -74,7 +74,7 @@ def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | Non
     """
     if query.device.type != "cpu":
         return True
-    if dropout is not None and dropout.training and dropout.drop_of_256:
+    if dropout is not None and dropout.training and dropout.drop_256ths:
         return False
     return query.shape[2] * key.shape[2] > 256 * 256
 

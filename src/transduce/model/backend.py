@@ -37,7 +37,7 @@ class AttentionOptions(NamedTuple):
     """The number of neighboring query heads that share a head of keys and values."""
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
-    drop_of_256: int = 0
+    drop_256ths: int = 0
     """The dropout rate of the attention weights in 256ths."""
 
 
@@ -200,7 +200,7 @@ class TrainingKernels(Protocol):
         return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Apply a rotary embedding to the first `heads` heads of each row, and copy the rest: (B, T, C) to (B, T, C).
+        """Apply a rotary embedding to the first `heads` heads of each row, copy the others: (B, T, C) to (B, T, C).
 
         The rotation, for heads of width K, is the same for all sentences of a batch, (T, K / 2).
         """
@@ -208,8 +208,8 @@ class TrainingKernels(Protocol):
     def supports_rows(self, x: Tensor) -> bool:
         """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
 
-    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_of_256 / 256."""
+    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """Return (x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""

@@ -41,7 +41,7 @@ _LOWEST = -(2**63)
 _WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32, 31, 0x3F800000)}
 
 
-def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
+def keep_mask(x: Tensor, drop_256ths: int) -> Tensor:
     """Return a random dropout mask: ones where an element is kept and zeros where it is dropped, shaped like x."""
     word, sign_bit, one = _WORDS[x.dtype]
     lanes = x.element_size()
@@ -51,8 +51,8 @@ def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
     mask = torch.empty(lanes, count, dtype=word, device=x.device)
     for lane in range(lanes):
         torch.bitwise_right_shift(words, 8 * lane, out=mask[lane])
-    # A byte below drop_of_256 turns negative: its sign, spread over the word and inverted, selects the bits of 1.0.
-    mask.bitwise_and_(255).sub_(drop_of_256).bitwise_right_shift_(sign_bit).bitwise_not_().bitwise_and_(one)
+    # A byte below drop_256ths turns negative: its sign, spread over the word and inverted, selects the bits of 1.0.
+    mask.bitwise_and_(255).sub_(drop_256ths).bitwise_right_shift_(sign_bit).bitwise_not_().bitwise_and_(one)
     return mask.view(x.dtype).view(-1)[: x.numel()].view(x.shape)
 
 
@@ -60,9 +60,9 @@ class _DropoutAdd(torch.autograd.Function):
     """The function residual + dropout(x) as one node of the autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        ctx.scale = 256.0 / (256 - drop_of_256)
-        keep = keep_mask(x, drop_of_256)
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+        ctx.scale = 256.0 / (256 - drop_256ths)
+        keep = keep_mask(x, drop_256ths)
         ctx.save_for_backward(keep)
         if residual is None:
             return (x * keep).mul_(ctx.scale)
@@ -85,12 +85,12 @@ class Dropout(Component):
     def set(self, p: float) -> None:
         """Set the dropout probability, which is rounded to 256ths."""
         self.p = p
-        self.drop_of_256 = min(255, round(p * 256))
+        self.drop_256ths = min(255, round(p * 256))
 
     @property
     def drops(self) -> bool:
         """True if the module is in training and its probability is not zero."""
-        return self.training and self.drop_of_256 > 0
+        return self.training and self.drop_256ths > 0
 
     def _draws_bytes(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and x.dtype in _WORDS
@@ -99,7 +99,7 @@ class Dropout(Component):
         """Return dropout(x) or, with a residual, residual + dropout(x), in the shape of x."""
         if self.drops:
             if self._draws_bytes(x):
-                return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+                return _DropoutAdd.apply(residual, x, self.drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
             x = F.dropout(x, self.p)
         return x if residual is None else residual + x
 

@@ -83,14 +83,14 @@ def _move_checked(model: Model, device: str) -> None:
     ids = torch.arange(4, 12).remainder(min(config.source_vocabulary_size, config.target_vocabulary_size)).repeat(2, 1)
     ids[1, 5:] = config.pad_id
     outputs = []
-    for place in ("cpu", device):
+    for target in ("cpu", device):
         try:
-            moved: Any = model.to(place)
-            arguments = (ids.to(place),) * (1 if isinstance(model, Decoder | Encoder) else 2)
+            moved: Any = model.to(target)
+            arguments = (ids.to(target),) * (1 if isinstance(model, Decoder | Encoder) else 2)
             outputs.append(moved(*arguments).float().cpu()[0])
         except (RuntimeError, TypeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
-            raise TransduceError(f"This model cannot be computed on `{place}` ({reason}): use `cpu`.") from error
+            raise TransduceError(f"This model cannot be computed on `{target}` ({reason}): use `cpu`.") from error
     expected, found = outputs
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise TransduceError(f"On `{device}` this model's outputs differ from those on the CPU: use `cpu`.")

@@ -423,8 +423,8 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     return tokenizer
 
 
-def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, place: str) -> None:
-    """Raise an error if a tokenizer does not match a model; `place` names the folder in the error message.
+def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, location: str) -> None:
+    """Raise an error if a tokenizer does not match a model; `location` names the folder in the error message.
 
     Raises:
         TransduceError: the vocabulary sizes or the ids of special tokens differ.
@@ -432,13 +432,13 @@ def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, place: str) -> No
     sizes = tokenizer.source.size, tokenizer.target.size
     if sizes != (config.source_vocabulary_size, config.target_vocabulary_size):
         raise TransduceError(
-            f"{place}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} tokens for "
+            f"{location}: the model has {config.source_vocabulary_size} and {config.target_vocabulary_size} tokens for "
             f"source and target, but its tokenizer has {sizes[0]} and {sizes[1]}: they are of different models."
         )
     for side in (tokenizer.source, tokenizer.target):
         if (side.pad_id, side.eos_id) != (config.pad_id, config.eos_id):
             raise TransduceError(
-                f"{place}: padding and end are the ids {config.pad_id} and {config.eos_id} to the model, but "
+                f"{location}: padding and end are the ids {config.pad_id} and {config.eos_id} to the model, but "
                 f"{side.pad_id} and {side.eos_id} to its tokenizer: they are of different models."
             )
 

@@ -89,7 +89,7 @@ def verify(folder: str | Path) -> VerifyReport:
         if not all_finite(file.tensor(name)):
             raise TransduceError(f"{file.path}: {name} has values that are not finite (NaN or infinite).")
         file.release()
-    cached = [path for place in cache_folders(folder) for path in sorted(place.glob("*.safetensors"))]
+    cached = [path for cache in cache_folders(folder) for path in sorted(cache.glob("*.safetensors"))]
     whole = [path for path in cached if _is_whole(path)]
     removed = [path for path in cached if path not in whole]
     for path in removed:

@@ -65,10 +65,10 @@ def _is_of_another_user(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _new_file(place: Path, folder: Path) -> Iterator[Path]:
+def _new_file(location: Path, folder: Path) -> Iterator[Path]:
     """Yield the path of a new file in a cache folder of a model folder; the file is removed unless renamed."""
-    place.mkdir(mode=0o755 if place.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place, prefix=".partial-")
+    location.mkdir(mode=0o755 if location.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=location, prefix=".partial-")
     os.close(handle)
     path = Path(name)
     try:
@@ -113,9 +113,9 @@ class VerifiedFiles:
     def _records(self) -> dict[str, _VerifiedFile]:
         """The latest record of each file, by the file's name."""
         records: dict[str, _VerifiedFile] = {}
-        for place in cache_folders(self._folder):
+        for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
-                found = read_json(place, _RECORDS, dict[str, _VerifiedFile])
+                found = read_json(location, _RECORDS, dict[str, _VerifiedFile])
                 for name, record in found.items():
                     if name not in records or record.recorded_ns > records[name].recorded_ns:
                         records[name] = record
@@ -175,10 +175,10 @@ class VerifiedFiles:
 
     def _write(self) -> None:
         """Write the records to the first cache folder that can be written to, if any."""
-        for place in cache_folders(self._folder):
-            with contextlib.suppress(OSError), _new_file(place, self._folder) as partial:
+        for location in cache_folders(self._folder):
+            with contextlib.suppress(OSError), _new_file(location, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
-                os.replace(partial, place / _RECORDS)
+                os.replace(partial, location / _RECORDS)
                 return
 
 
@@ -189,7 +189,7 @@ _FORMAT = "transduce prepacked weights 1"
 
 
 class PrepackedCache:
-    """The prepacked weights of a model folder at one precision, in a file for each layout of kernels."""
+    """The prepacked weights of a model folder at one precision, in a file for each memory layout that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
         """Describe the cache of a folder.
@@ -205,7 +205,9 @@ class PrepackedCache:
 
     def has_files(self) -> bool:
         """Return whether the cache has a file for the precision, even one for other kernels or from older weights."""
-        return any(next(place.glob(f"{self._precision}-*.safetensors"), None) for place in cache_folders(self._folder))
+        return any(
+            next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
+        )
 
     def load(self, packed: PackedModel) -> MappedTensors | None:
         """Map the prepacked weights of a model; None if the cache has none that are whole and current.
@@ -213,26 +215,26 @@ class PrepackedCache:
         Args:
             packed: the model with prepacked weights on the meta device.
         """
-        for place in cache_folders(self._folder):
+        for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
-                if (file := self._map(place, packed)) is not None:
+                if (file := self._map(location, packed)) is not None:
                     return file
         return None
 
     def _name(self, packed: PackedModel) -> str:
         return f"{self._precision}-{packed.layout}.safetensors"
 
-    def _map(self, place: Path, packed: PackedModel) -> MappedTensors | None:
+    def _map(self, location: Path, packed: PackedModel) -> MappedTensors | None:
         """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model."""
         name, outline = self._name(packed), packed.tensors()
-        if not (place / name).is_file():
+        if not (location / name).is_file():
             return None
-        file = MappedTensors(place, name, whole_numbers=None)
+        file = MappedTensors(location, name, whole_numbers=None)
         # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
         digest = file.header.metadata.get("data", "")
         is_current = file.header.content == header_bytes(outline, self._metadata(digest))
         # Damaged data would change translations without a word.
-        whole = is_current and VerifiedFiles(self._folder).has_data(place / name, len(file.header.content), digest)
+        whole = is_current and VerifiedFiles(self._folder).has_data(location / name, len(file.header.content), digest)
         return file if whole else None
 
     def _metadata(self, data: str) -> dict[str, str]:
@@ -254,19 +256,19 @@ class PrepackedCache:
         """
         tensors = packed.tensors()
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
-        places = cache_folders(self._folder)
-        if not places and always:
+        locations = cache_folders(self._folder)
+        if not locations and always:
             raise TransduceError(f"${_VARIABLE} is empty, so nothing may be cached: remove the variable.")
-        if not places or (size < _SMALL_BYTES and not always):
+        if not locations or (size < _SMALL_BYTES and not always):
             return None
         problems: list[str] = []
-        for place in places:
+        for location in locations:
             try:
-                return self._write(place, self._name(packed), tensors, size)
+                return self._write(location, self._name(packed), tensors, size)
             except BlockingIOError:
                 return None
             except OSError as error:
-                problems.append(f"{place}: {error.strerror}")
+                problems.append(f"{location}: {error.strerror}")
         message = (
             f"The {self._precision} weights of {self._folder} cannot be kept ({'; '.join(problems)}), so they are made "
             "again whenever the model is opened: free disk space, or set $TRANSDUCE_CACHE to a folder that can be "
@@ -277,18 +279,18 @@ class PrepackedCache:
         warnings.warn(message, stacklevel=2)
         return None
 
-    def _write(self, place: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
+    def _write(self, location: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
         """Write prepacked weights to a cache folder, and return the file."""
-        with _new_file(place, self._folder) as partial:
-            if shutil.disk_usage(place).free < size + _SPARE_BYTES:
-                raise OSError(errno.ENOSPC, "the disk is nearly full", str(place))
-            with exclusive_lock(place / f".{name}.lock"):
+        with _new_file(location, self._folder) as partial:
+            if shutil.disk_usage(location).free < size + _SPARE_BYTES:
+                raise OSError(errno.ENOSPC, "the disk is nearly full", str(location))
+            with exclusive_lock(location / f".{name}.lock"):
                 digest = hashlib.sha256()
                 for tensor in tensors.values():
                     digest.update(memoryview(bytes_of(tensor)))
                 write_tensors(partial, tensors, tensors.items(), self._metadata(digest.hexdigest()))
-                replace_file(partial, place / name)
-        return place / name
+                replace_file(partial, location / name)
+        return location / name
 
 
 # --- proofs ---
@@ -297,9 +299,9 @@ class PrepackedCache:
 
 
 _PROOF_SUFFIX = ".proof.json"
-_LEAST_SENTENCES = 100
-_LEAST_EQUAL = 0.99
-_GREATEST_BLEU_DIFFERENCE = 0.1
+_MIN_SENTENCES = 100
+_MIN_EQUAL = 0.99
+_MAX_BLEU_DIFFERENCE = 0.1
 
 
 class Int8Comparison(msgspec.Struct, frozen=True):
@@ -345,9 +347,8 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
         It needs enough sentences and, for each kind of search, enough equal translations and nearly the same BLEU.
         """
-        return self.sentences >= _LEAST_SENTENCES and all(
-            each.equal >= _LEAST_EQUAL * self.sentences
-            and abs(each.bleu_difference or 0.0) <= _GREATEST_BLEU_DIFFERENCE
+        return self.sentences >= _MIN_SENTENCES and all(
+            each.equal >= _MIN_EQUAL * self.sentences and abs(each.bleu_difference or 0.0) <= _MAX_BLEU_DIFFERENCE
             for each in self.comparisons
         )
 
@@ -356,14 +357,14 @@ class Int8Proof(msgspec.Struct, frozen=True):
         return (
             f"Of {self.sentences:,} sentences, so many are translated as in fp32: "
             f"{', '.join(map(str, self.comparisons))}. `--precision auto` {verdict} the 8-bit weights on this kind of "
-            f"processor (at least {_LEAST_SENTENCES} sentences, {_LEAST_EQUAL:.0%} equal, BLEU within "
-            f"{_GREATEST_BLEU_DIFFERENCE})"
+            f"processor (at least {_MIN_SENTENCES} sentences, {_MIN_EQUAL:.0%} equal, BLEU within "
+            f"{_MAX_BLEU_DIFFERENCE})"
         )
 
 
 def has_proofs(folder: Path) -> bool:
     """Return whether the cache of a model folder has an `Int8Proof`, even of other weights or for another processor."""
-    return any(next(place.glob(f"*{_PROOF_SUFFIX}"), None) for place in cache_folders(folder))
+    return any(next(location.glob(f"*{_PROOF_SUFFIX}"), None) for location in cache_folders(folder))
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:

@@ -25,7 +25,7 @@ from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
 
 _MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown, above which the user gets a notice
-_LEAST_OCCURRENCES = 2  # how often a word must occur to enter a vocabulary of whole words
+_MIN_OCCURRENCES = 2  # how often a word must occur to enter a vocabulary of whole words
 
 
 def learn_tokenizer(
@@ -89,7 +89,7 @@ def learn_tokenizer(
         display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
         tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
     if tokenizer_settings.kind == "word":
-        display.say(f"The words that occur at least {_LEAST_OCCURRENCES} times are {tokenizer.source.size:,} tokens.")
+        display.say(f"The words that occur at least {_MIN_OCCURRENCES} times are {tokenizer.source.size:,} tokens.")
         remedy = "use `tokenizer.kind` = bpe, or raise `tokenizer.vocabulary_size`"
         for line in vocabulary_notices(tokenizer, files, "the text", both=True, remedy=remedy):
             display.say(line)
@@ -143,7 +143,7 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
     symbols = (*settings.user_symbols, *("\n" for _ in range(settings.line_feeds)))
     sides = [chain(sources, targets)] if settings.joint else [sources, targets]
     decodable = [filter(is_decodable, side) for side in sides]
-    return learn_words(decodable, settings.vocabulary_size, min_count=_LEAST_OCCURRENCES, symbols=symbols)
+    return learn_words(decodable, settings.vocabulary_size, min_count=_MIN_OCCURRENCES, symbols=symbols)
 
 
 def extend_base_tokenizer(

@@ -206,10 +206,10 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
+    """Write a checkpoint below `folder`, remove earlier ones such that the newest `keep` stay, and return its path.
 
-    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Later checkpoints in
-    the folder were refused when the run was resumed; each is replaced when its step is reached again. Each of several
+    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
+    steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
     processes writes its own rows into a folder that all of them can see; the first process does the rest.
 
     Raises:
@@ -262,7 +262,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
 
 
 def _create_partial(partial: Path) -> None:
-    """Create an empty partial folder for a checkpoint, in place of one that an interrupted save left."""
+    """Create the empty folder in which a checkpoint is written, after deleting leftovers of interrupted saves."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
 
@@ -465,7 +465,7 @@ def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tens
 # A single perfect validation may be luck.
 _PERFECT_VALIDATIONS = 2
 # Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
-_LEAST_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
+_MIN_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
 _WORST = sys.float_info.max
 
 
@@ -553,7 +553,7 @@ class Selection:
         differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
         mean = math.fsum(differences) / count
         error = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
-        return max(error, _LEAST_NOISE.get(self._by, 0.0))
+        return max(error, _MIN_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric (higher is better) and the loss of a validation, both finite."""

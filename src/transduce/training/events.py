@@ -292,7 +292,7 @@ class EventLog:
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
-        """Write the bytes that wait in memory; if the disk is full, the rest stays in memory."""
+        """Write the bytes that wait in memory; if the disk is full, those not yet written stay in memory."""
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
@@ -568,7 +568,7 @@ class NotebookDisplay(ProgressDisplay):
     """A display of a run in one output of a notebook's cell, which each event replaces."""
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
-        """Create the display; `show` replaces the output by HTML (None: that of the cell that is executed)."""
+        """Create the display; `show` receives the HTML to display (None: it appears below the cell being executed)."""
         file: Any = _Messages(self._add_message)
         super().__init__(Console(file=file, force_jupyter=False, force_terminal=False, width=200, highlight=False))
         self._show = show or _live_output()
@@ -665,7 +665,7 @@ def draw_losses(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     last, span = max(1, *(x for x, _ in every)), (high - low) or 1.0
     height = _HEIGHT - _TOP - _BOTTOM
 
-    def place(x: float, y: float) -> str:
+    def coordinates(x: float, y: float) -> str:
         return f"{_LEFT + x / last * (_WIDTH - _LEFT - 8):.1f},{_TOP + (high - y) / span * height:.1f}"
 
     drawn = [
@@ -673,7 +673,7 @@ def draw_losses(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         f'<text x="{_LEFT}" y="{_HEIGHT - 8}">loss by step, to {last:,}</text>',
     ]
     for number, (name, points) in enumerate(finite.items()):
-        color, path = _COLORS[name], " ".join(place(*point) for point in points)
+        color, path = _COLORS[name], " ".join(coordinates(*point) for point in points)
         drawn.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
         drawn.append(f'<text x="{_WIDTH - 60}" y="{20 + 14 * number}" fill="{color}">{name}</text>')
     style = 'font-size="11" font-family="sans-serif" fill="currentColor"'

@@ -25,7 +25,7 @@ from transduce.training.settings import ResolvedTraining
 RECORDS = Path(__file__).with_name("recorded_runs.json")
 # Validations at these shares of a run are examples; later ones need no forecast.
 _SHARES = (0.06, 0.7)
-FEWEST_STEPS, LEAST_SHARE = 150, 0.25
+MIN_STEPS, MIN_SHARE = 150, 0.25
 """The first step, and the least share of a run, from which a score is forecast; earlier forecasts were far off."""
 _FIRST_EXAMPLE = 90
 # How many examples, the nearest by BLEU so far and steps to come, determine the interval of a forecast.
@@ -33,7 +33,7 @@ _NEIGHBORS = 20
 _COVERAGE = 0.85
 _RIDGE = 0.05
 _OFFSET = 2.0  # added to BLEU before its logit, as differences near 0 are noise
-_LEAST_ERROR = 1.5  # minimum error in BLEU: a score on a few hundred sentences is no more certain
+_MIN_ERROR = 1.5  # minimum error in BLEU: a score on a few hundred sentences is no more certain
 
 
 class CurvePoint(NamedTuple):
@@ -145,7 +145,7 @@ class _LearningCurves:
         low = min(gain, float(np.quantile(lows, 1.0 - _COVERAGE, method="lower")))
         high = max(gain, float(np.quantile(highs, _COVERAGE, method="higher")))
         bleu, low, high = (_bleu(_logit(point.bleu) + each) for each in (gain, low, high))
-        low, high = max(0.0, min(low, bleu - _LEAST_ERROR)), min(100.0, max(high, bleu + _LEAST_ERROR))
+        low, high = max(0.0, min(low, bleu - _MIN_ERROR)), min(100.0, max(high, bleu + _MIN_ERROR))
         return ScoreForecast(bleu=bleu, low=low, high=high)
 
 
@@ -182,7 +182,7 @@ def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
-    """Return the coefficients of a ridge regression in which each corpus has the same weight."""
+    """Return the coefficients (features,) of a ridge regression in which each corpus has the same weight."""
     count = Counter(each.corpus for each in examples)
     weights = np.array([1.0 / count[each.corpus] for each in examples])
     features = np.stack([each.features for each in examples])
@@ -218,7 +218,7 @@ SCORE_PROBE_LIMIT = 120.0
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
 NO_SCORE = (
-    f"No score is forecast: that takes {FEWEST_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
+    f"No score is forecast: that takes {MIN_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
     "seconds, and translation into a language written with spaces."
 )
 
@@ -320,7 +320,7 @@ def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunF
         for event in events
         if event.bleu is not None and event.chrf is not None and "tok:13a" in (event.signature or "")
     ]
-    if len(points) < 2 or points[-1].step < max(FEWEST_STEPS, LEAST_SHARE * forecast.steps):
+    if len(points) < 2 or points[-1].step < max(MIN_STEPS, MIN_SHARE * forecast.steps):
         return forecast
     return msgspec.structs.replace(forecast, score=forecast_score(points[-2], points[-1], forecast.steps))
 

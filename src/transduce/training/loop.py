@@ -153,7 +153,7 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 CHECKPOINTS = "checkpoints"
 _STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
-_FEWEST_PROBED = 3  # minimum number of steps that a probe measures
+_MIN_PROBED = 3  # minimum number of steps that a probe measures
 # The mean duration of a step is known after this many steps, or this time, without the first step.
 _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
@@ -371,9 +371,7 @@ class Trainer:
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
                     share = part / validations
-                    while self.step < share * max_steps and (
-                        len(times) < _FEWEST_PROBED or sum(times) < share * seconds
-                    ):
+                    while self.step < share * max_steps and (len(times) < _MIN_PROBED or sum(times) < share * seconds):
                         before = time.monotonic()
                         self._take_step(interruption)
                         times.append(time.monotonic() - before)
@@ -402,9 +400,10 @@ class Trainer:
         return durations, events
 
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
-        """Estimate the duration of a step from single micro-batches, if a probe's steps would exceed the limit.
+        """Estimate the duration of a step in seconds by timing micro-batches, if full steps would exceed the limit.
 
-        Return the estimate in seconds, after a step of one micro-batch; or None, before any step, if steps are fast.
+        Return None, without having taken a step, if they would not. Otherwise `settings.accumulate` becomes 1, and one
+        step of a single micro-batch is taken.
         """
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
@@ -413,7 +412,7 @@ class Trainer:
                 self._accumulate_gradient(number % accumulate)
             micro_seconds = min(micro_seconds, time.monotonic() - started_at)
             self.optimizer.discard_gradient()
-            if micro_seconds * accumulate * (1 + _FEWEST_PROBED) <= limit / 2:  # the other half is for validations
+            if micro_seconds * accumulate * (1 + _MIN_PROBED) <= limit / 2:  # the other half is for validations
                 return None
         self.display.say(
             f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "
@@ -492,7 +491,7 @@ class Trainer:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """Run one training step; return its micro-batches in this process and its totals over all processes.
+        """Run one training step; return this process's list of micro-batches, and loss totals over all processes.
 
         Raises:
             AbandonedError: a signal arrived before all gradients were computed; no weight was updated.

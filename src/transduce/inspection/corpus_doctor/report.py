@@ -241,10 +241,10 @@ def line_finding(
     )
 
 
-def first_examples(places: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return the first few lines as examples, from both sides if possible."""
+def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
+    """Return the first few lines as examples, from both sides if both have any."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
-    for side, number in places:
+    for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:
             by_side[side.name].append(side.example(number))
     mixed = [*by_side["source"][:2], *by_side["target"], *by_side["source"][2:]]

@@ -16,14 +16,14 @@ function switchHeads(change, heads) {
   return {...change, headsOff: areOff ? others : [...others, ...heads]};
 }
 
-function forcePiece(change, step, force) {
+function forceToken(change, step, force) {
   return {...change, step, force, forbid: []};
 }
 
 // Several tokens can be forbidden at one position; choosing another position starts a new list.
-function forbidPiece(change, step, piece) {
+function forbidToken(change, step, token) {
   const before = change.step === step ? change.forbid : [];
-  return {...change, step, force: null, forbid: before.includes(piece) ? before : [...before, piece]};
+  return {...change, step, force: null, forbid: before.includes(token) ? before : [...before, token]};
 }
 
 // Descriptions of the heads that are off; a layer whose heads are all off gets one description.
@@ -43,25 +43,25 @@ function headsInWords(change, words, inspection) {
 // A description of each change, with the change that remains without it.
 function changesInWords(change, words, inspection) {
   const heads = headsInWords(change, words, inspection);
-  const noPiece = {...change, step: null, force: null, forbid: []};
-  const forbidden = change.forbid.map(piece => `“${visible(piece)}”`).join(", ");
-  const piece = change.step === null ? [] : [{
+  const noToken = {...change, step: null, force: null, forbid: []};
+  const forbidden = change.forbid.map(token => `“${visible(token)}”`).join(", ");
+  const token = change.step === null ? [] : [{
     text: change.force === null ? words.forbidden(forbidden, change.step + 1) : words.forced(visible(change.force), change.step + 1),
-    without: noPiece,
+    without: noToken,
   }];
   const source = change.changed === null ? [] : [{text: words.changed(change.changed), without: {...change, changed: null}}];
-  return [...heads, ...piece, ...source];
+  return [...heads, ...token, ...source];
 }
 
 // One translation with its tokens and their probabilities; tokens that the other one lacks are marked.
 function outcomeView(heading, outcome, other) {
   const isNew = newOnes(other.pieces, outcome.pieces);
-  const pieces = outcome.pieces.map((piece, place) => {
-    const probability = percent(Math.exp(outcome.piece_log_probabilities[place] ?? -Infinity));
-    return make("span", {class: isNew[place] ? "new" : ""}, visible(piece), make("small", {}, probability));
+  const tokens = outcome.pieces.map((token, position) => {
+    const probability = percent(Math.exp(outcome.piece_log_probabilities[position] ?? -Infinity));
+    return make("span", {class: isNew[position] ? "new" : ""}, visible(token), make("small", {}, probability));
   });
   return make("div", {class: "outcome"}, make("h3", {}, heading),
-    make("p", {class: "translation", dir: "auto"}, outcome.translation), make("p", {class: "outcome-pieces"}, ...pieces));
+    make("p", {class: "translation", dir: "auto"}, outcome.translation), make("p", {class: "outcome-tokens"}, ...tokens));
 }
 
 function comparisonView({before, after}, words) {

@@ -6,7 +6,7 @@ const PAUSE_MILLISECONDS = 500;
 const ALTERNATIVES = Math.min(3, settings.maxAlternatives);
 
 const chosen = {
-  ...firstAppearance(), pair: settings.pairs[0], key: "", line: 0, place: 0, kind: "memory", head: null, method: "value", change: noChange(),
+  ...firstAppearance(), pair: settings.pairs[0], key: "", line: 0, position: 0, kind: "memory", head: null, method: "value", change: noChange(),
 };
 const found = {inspection: null, comparison: null};
 const words = () => WORDS[chosen.language];
@@ -87,7 +87,7 @@ function drawLook() {
     return;
   }
   refill(parts.look, ...lineChoice(), wordsSection(inspection, words(), chosen, chooseInside),
-    probabilitiesSection(inspection, words(), chosen, chooseInside, row => [pieceActions(row)]));
+    probabilitiesSection(inspection, words(), chosen, chooseInside, row => [tokenActions(row)]));
 }
 
 function drawInside() {
@@ -227,7 +227,7 @@ async function look(asked) {
     lookError.textContent = problem.message;
     return;
   }
-  Object.assign(chosen, {place: leastSure(found.inspection.steps), kind: "memory", head: firstHead(found.inspection, "memory")});
+  Object.assign(chosen, {position: leastSure(found.inspection.steps), kind: "memory", head: firstHead(found.inspection, "memory")});
   parts.look.classList.remove("stale");
   drawLook();
   drawInside();
@@ -272,12 +272,12 @@ function headSwitches() {
 }
 
 // The last token is the end symbol, which can be forbidden like any other.
-function pieceActions(row) {
-  const {place} = chosen;
-  const isTaken = row.piece === found.inspection.steps[place].piece;
-  const change = isTaken ? forbidPiece : forcePiece;
+function tokenActions(row) {
+  const {position} = chosen;
+  const isTaken = row.piece === found.inspection.steps[position].piece;
+  const change = isTaken ? forbidToken : forceToken;
   return make("td", {}, make("button", {
-    type: "button", class: "small", onclick: () => makeChange(change(chosen.change, place, row.piece)),
+    type: "button", class: "small", onclick: () => makeChange(change(chosen.change, position, row.piece)),
   }, isTaken ? words().forbid : words().write));
 }
 
@@ -313,7 +313,7 @@ async function makeChange(change) {
 
 function chooseInside(change) {
   Object.assign(chosen, change);
-  if ("place" in change || "method" in change) drawLook();
+  if ("position" in change || "method" in change) drawLook();
   else drawInside();
 }
 

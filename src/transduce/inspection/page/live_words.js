@@ -15,7 +15,7 @@ Object.assign(WORDS.en, {
   offNames: {memory: "target → source", encoder: "source", decoder: "target"},
   off: (kind, layer, head) => `${kind}: layer ${layer}, head ${head} is off`,
   layerIsOff: (kind, layer) => `${kind}: layer ${layer} is off`,
-  forced: (piece, place) => `“${piece}” at position ${place}`, forbidden: (pieces, place) => `no ${pieces} at position ${place}`,
+  forced: (token, position) => `“${token}” at position ${position}`, forbidden: (tokens, position) => `no ${tokens} at position ${position}`,
   changed: text => `source: ${text}`, undo: "Undo", undoAll: "Undo all", before: "Original", after: "With this change",
   same: "The translation stays the same.", replace: word => `Replace ${word}`, close: "Enter accepts, Escape cancels.",
 });
@@ -35,7 +35,7 @@ Object.assign(WORDS.zh, {
   offNames: {memory: "译文 → 原文", encoder: "原文", decoder: "译文"},
   off: (kind, layer, head) => `${kind}：第 ${layer} 层第 ${head} 头已关闭`,
   layerIsOff: (kind, layer) => `${kind}：第 ${layer} 层已关闭`,
-  forced: (piece, place) => `第 ${place} 位写“${piece}”`, forbidden: (pieces, place) => `第 ${place} 位不写 ${pieces}`,
+  forced: (token, position) => `第 ${position} 位写“${token}”`, forbidden: (tokens, position) => `第 ${position} 位不写 ${tokens}`,
   changed: text => `原文：${text}`, undo: "撤销", undoAll: "全部撤销", before: "原样", after: "改动之后",
   same: "译文没有变化。", replace: word => `替换 ${word}`, close: "回车确认，Esc 放弃。",
 });

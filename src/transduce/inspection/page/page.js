@@ -2,7 +2,7 @@
 
 const {inspections, language, view} = JSON.parse(document.getElementById("payload").textContent);
 const fresh = number => ({
-  number, place: leastSure(inspections[number].steps), kind: "memory", head: firstHead(inspections[number], "memory"),
+  number, position: leastSure(inspections[number].steps), kind: "memory", head: firstHead(inspections[number], "memory"),
   pointer: inspections[number].coreference && firstPointer(inspections[number].coreference),
 });
 // `sides` are the inspections that are shown, one or two.

@@ -20,7 +20,7 @@ function attentionOf(inspection, kind) {
 const firstHead = (inspection, kind) => ({layer: inspection[kind].shape[0] - 1, head: -1});
 
 // The position of the least probable token.
-const leastSure = steps => steps.reduce((worst, step, place) => step.probability < steps[worst].probability ? place : worst, 0);
+const leastSure = steps => steps.reduce((worst, step, position) => step.probability < steps[worst].probability ? position : worst, 0);
 
 // The words with the shades of attention, or of a method of attribution if the inspection has some.
 function wordsSection(inspection, words, {method = "attention"} = {}, choose = () => {}) {
@@ -37,10 +37,10 @@ function wordsSection(inspection, words, {method = "attention"} = {}, choose = (
 
 function probabilitiesSection(inspection, words, chosen, choose, actionFor, differs) {
   return section(words.probabilities, words.probabilitiesHelp,
-    piecesView(inspection.steps, chosen.place, place => choose({place}), differs, inspection.outputs),
-    make("h3", {}, words.candidates(chosen.place + 1)),
-    make("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": words.candidates(chosen.place + 1)},
-      candidatesView(inspection.steps[chosen.place], actionFor)));
+    tokensView(inspection.steps, chosen.position, position => choose({position}), differs, inspection.outputs),
+    make("h3", {}, words.candidates(chosen.position + 1)),
+    make("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": words.candidates(chosen.position + 1)},
+      candidatesView(inspection.steps[chosen.position], actionFor)));
 }
 
 // `isOff` and `bar` are used by the page on which heads can be switched off.
@@ -97,10 +97,10 @@ function refill(container, ...children) {
   const stops = () => [...container.querySelectorAll("button, input, select, textarea, summary, [tabindex]")];
   const boxes = () => [...container.querySelectorAll(".scroll")];
   const focused = stops().indexOf(document.activeElement);
-  const places = boxes().map(box => [box.scrollLeft, box.scrollTop]);
+  const positions = boxes().map(box => [box.scrollLeft, box.scrollTop]);
   const at = window.scrollY;
   container.replaceChildren(...children);
-  boxes().forEach((box, number) => { [box.scrollLeft, box.scrollTop] = places[number] || [0, 0]; });
+  boxes().forEach((box, number) => { [box.scrollLeft, box.scrollTop] = positions[number] || [0, 0]; });
   if (focused >= 0) stops()[focused]?.focus({preventScroll: true});
   window.scrollTo(0, at);
 }

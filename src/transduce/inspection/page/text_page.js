@@ -2,7 +2,7 @@
 
 const {inspections, language, view} = JSON.parse(document.getElementById("payload").textContent);
 const fresh = number => ({
-  number, place: inspections[number].steps.length ? leastSure(inspections[number].steps) : 0,
+  number, position: inspections[number].steps.length ? leastSure(inspections[number].steps) : 0,
   head: {layer: inspections[number].weights.shape[0] - 1, head: -1},
 });
 const chosen = {

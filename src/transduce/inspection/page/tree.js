@@ -16,15 +16,15 @@ function whatMatters(nodes) {
 
 // The nodes that are shown, with parents renumbered and `folded`, the number of their children that are not shown.
 function prune(nodes, isShown) {
-  const numbers = [], places = new Map();
+  const numbers = [], positions = new Map();
   nodes.forEach((node, number) => {
     if (!isShown[number]) return;
-    places.set(number, numbers.length);
+    positions.set(number, numbers.length);
     numbers.push(number);
   });
   const folded = numbers.map(number => nodes.filter((node, child) => node.parent === number && !isShown[child]).length);
-  return {numbers, nodes: numbers.map((number, place) => ({
-    ...nodes[number], parent: places.get(nodes[number].parent) ?? -1, folded: folded[place],
+  return {numbers, nodes: numbers.map((number, position) => ({
+    ...nodes[number], parent: positions.get(nodes[number].parent) ?? -1, folded: folded[position],
   }))};
 }
 
@@ -33,24 +33,24 @@ function prune(nodes, isShown) {
 function layOutTree(nodes) {
   const children = nodes.map(() => []);
   nodes.forEach((node, number) => { if (node.parent >= 0) children[node.parent].push(number); });
-  const places = nodes.map(() => ({x: 0, y: 0}));
+  const positions = nodes.map(() => ({x: 0, y: 0}));
   const better = (one, other) => nodes[other].best - nodes[one].best || nodes[other].log_probability - nodes[one].log_probability;
   let column = [0], columns = 0, lines = 1;
   while (column.length) {
-    column.forEach((number, line) => { places[number] = {x: columns, y: line}; });
+    column.forEach((number, line) => { positions[number] = {x: columns, y: line}; });
     lines = Math.max(lines, column.length);
     columns += 1;
     column.forEach(number => children[number].sort(better));
     column = column.flatMap(number => children[number]);
   }
-  return {places, children, columns, lines};
+  return {positions, children, columns, lines};
 }
 
 // The text of a hypothesis.
 function textOf(nodes, number) {
-  const pieces = [];
-  for (let at = number; at > 0; at = nodes[at].parent) pieces.unshift(nodes[at].piece);
-  return pieces.filter(piece => piece !== "</s>").join("").replaceAll("▁", " ").trim();
+  const tokens = [];
+  for (let at = number; at > 0; at = nodes[at].parent) tokens.unshift(nodes[at].piece);
+  return tokens.filter(token => token !== "</s>").join("").replaceAll("▁", " ").trim();
 }
 
 // The results of the search, best first.
@@ -90,15 +90,15 @@ function isBelow(nodes, number, top) {
 }
 
 function treePicture(nodes, words, unfold) {
-  const {places, children, columns, lines} = layOutTree(nodes);
+  const {positions, children, columns, lines} = layOutTree(nodes);
   const widths = Array.from({length: columns}, () => 44);
-  nodes.forEach((node, number) => { widths[places[number].x] = Math.max(widths[places[number].x], widthOf(visible(node.piece) || words.begin) + 18, isFound(node) || node.folded ? 84 : 0); });
+  nodes.forEach((node, number) => { widths[positions[number].x] = Math.max(widths[positions[number].x], widthOf(visible(node.piece) || words.begin) + 18, isFound(node) || node.folded ? 84 : 0); });
   const lefts = widths.reduce((all, width) => [...all, all[all.length - 1] + width + 34], [4]);
   const lineHeight = 46, boxHeight = 36, top = 4;
   const width = lefts[columns] + 4, height = top + lineHeight * lines + 4;
   const picture = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": words.tree});
   const readout = make("div", {class: "readout dim", "aria-live": "polite"});
-  const middle = number => top + lineHeight * places[number].y + boxHeight / 2;
+  const middle = number => top + lineHeight * positions[number].y + boxHeight / 2;
   const describe = number => {
     const node = nodes[number];
     const end = node.ended ? words.ended : words.cut;
@@ -109,7 +109,7 @@ function treePicture(nodes, words, unfold) {
   const say = number => { readout.textContent = describe(number); };
   nodes.forEach((node, number) => {
     if (node.parent < 0) return;
-    const from = lefts[places[node.parent].x] + widths[places[node.parent].x], to = lefts[places[number].x];
+    const from = lefts[positions[node.parent].x] + widths[positions[node.parent].x], to = lefts[positions[number].x];
     const start = middle(node.parent), end = middle(number), bend = from + 17;
     picture.append(draw("path", {
       class: node.best ? "best" : "", d: `M${from} ${start} C${bend} ${start} ${bend} ${end} ${to} ${end}`,
@@ -117,7 +117,7 @@ function treePicture(nodes, words, unfold) {
   });
   const boxes = nodes.map((node, number) => {
     const lost = !isFound(node) && !children[number].length && !node.folded;
-    const x = lefts[places[number].x], y = middle(number) - boxHeight / 2;
+    const x = lefts[positions[number].x], y = middle(number) - boxHeight / 2;
     const sum = isFound(node) ? `${words.score} ${node.score.toFixed(2)}` : number ? node.log_probability.toFixed(2) : "";
     const figure = node.folded ? `${sum} +${node.folded}` : sum;
     const act = () => node.folded ? unfold(number) : say(number);
@@ -126,15 +126,15 @@ function treePicture(nodes, words, unfold) {
       role: node.folded ? "button" : "img", "aria-label": `${visible(node.piece) || words.begin} ${figure}: ${describe(number)}`,
       onmouseenter: () => say(number), onfocus: () => say(number), onclick: act,
       onkeydown: event => { if (node.folded && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); act(); } },
-    }, draw("rect", {x, y, width: widths[places[number].x], height: boxHeight, rx: 6}));
-    const centre = x + widths[places[number].x] / 2;
-    box.append(draw("text", {x: centre, y: y + 15, "text-anchor": "middle"}, visible(node.piece) || words.begin));
-    box.append(draw("text", {x: centre, y: y + 30, "text-anchor": "middle", class: "figure"}, figure));
+    }, draw("rect", {x, y, width: widths[positions[number].x], height: boxHeight, rx: 6}));
+    const center = x + widths[positions[number].x] / 2;
+    box.append(draw("text", {x: center, y: y + 15, "text-anchor": "middle"}, visible(node.piece) || words.begin));
+    box.append(draw("text", {x: center, y: y + 30, "text-anchor": "middle", class: "figure"}, figure));
     picture.append(box);
     return box;
   });
-  const beside = (number, by) => places.findIndex(place =>
-    place.x === places[number].x && place.y === places[number].y + by);
+  const beside = (number, by) => positions.findIndex(position =>
+    position.x === positions[number].x && position.y === positions[number].y + by);
   oneStop(picture, boxes, {move: (at, key) => ({
     ArrowLeft: nodes[at].parent, ArrowRight: children[at][0], ArrowUp: beside(at, -1), ArrowDown: beside(at, 1), Home: 0,
   }[key])});

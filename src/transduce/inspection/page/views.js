@@ -24,7 +24,7 @@ function draw(name, properties = {}, ...children) {
 const percent = value => value >= 0.9995 ? "100 %" : value < 0.001 ? "< 0.1 %" : `${(100 * value).toFixed(1)} %`;
 const isWide = text => /[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uff60]/u.test(text);
 // Tokens spell a space as ▁, which most fonts draw as a heavy block.
-const visible = piece => piece.replaceAll("▁", "_");
+const visible = token => token.replaceAll("▁", "_");
 // The approximate width in pixels of a text of 14 pixels height.
 const widthOf = text => [...text].reduce((sum, character) => sum + (isWide(character) ? 14.5 : 8), 0);
 
@@ -107,18 +107,18 @@ function alignmentView(words, languages, help) {
 
 // `differs` marks tokens that the other one of two translations lacks; `outputs` names what each step predicts, such as
 // the word that a tag belongs to.
-function piecesView(steps, chosen, onchoose, differs = [], outputs = []) {
-  const nameOf = ({piece}, place) => [outputs[place], piece].filter((name, at) => name && (at || name !== piece)).map(visible).join(" → ");
-  const buttons = steps.map((step, place) => {
+function tokensView(steps, chosen, onchoose, differs = [], outputs = []) {
+  const nameOf = ({piece: token}, position) => [outputs[position], token].filter((name, at) => name && (at || name !== token)).map(visible).join(" → ");
+  const buttons = steps.map((step, position) => {
     const sureness = step.probability < 0.2 ? " doubtful" : step.probability < 0.6 ? " unsure" : "";
     return make("button", {
-      class: `piece${sureness}${differs[place] ? " differs" : ""}`, type: "button", "aria-pressed": place === chosen, onclick: () => onchoose(place),
-    }, make("span", {}, nameOf(step, place)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
+      class: `token${sureness}${differs[position] ? " differs" : ""}`, type: "button", "aria-pressed": position === chosen, onclick: () => onchoose(position),
+    }, make("span", {}, nameOf(step, position)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
     make("small", {}, percent(step.probability)));
   });
-  const pieces = make("div", {class: "pieces"}, ...buttons);
-  oneStop(pieces, buttons, {start: chosen});
-  return pieces;
+  const tokens = make("div", {class: "tokens"}, ...buttons);
+  oneStop(tokens, buttons, {start: chosen});
+  return tokens;
 }
 
 // A row for each candidate; `actionFor` may add a button to it.
@@ -235,14 +235,14 @@ function linesView(attention, chosen, from, to, label) {
     rows.forEach((row, query) => row.classList.toggle("chosen", only === query));
   };
   // The tokens that a token attends to most, for screen readers.
-  const strongest = query => to.map((piece, key) => [piece, attention.at(chosen.layer, chosen.head, query, key)])
-    .sort((one, other) => other[1] - one[1]).slice(0, 3).map(([piece, weight]) => `${piece} ${percent(weight)}`).join(", ");
-  const rows = from.map((piece, query) => draw("g", {
-    class: "row", role: "img", "aria-label": `${piece} → ${strongest(query)}`, onmouseenter: () => show(query), onmouseleave: () => show(null),
+  const strongest = query => to.map((token, key) => [token, attention.at(chosen.layer, chosen.head, query, key)])
+    .sort((one, other) => other[1] - one[1]).slice(0, 3).map(([token, weight]) => `${token} ${percent(weight)}`).join(", ");
+  const rows = from.map((token, query) => draw("g", {
+    class: "row", role: "img", "aria-label": `${token} → ${strongest(query)}`, onmouseenter: () => show(query), onmouseleave: () => show(null),
     onfocus: () => show(query), onblur: () => show(null), onclick: () => show(query),
   }, draw("rect", {x: 0, y: 4 + step * query, width: left, height: step, rx: 4}),
-  draw("text", {x: left - 6, y: middle(query) + 5, "text-anchor": "end"}, piece)));
-  const targets = to.map((piece, key) => draw("text", {x: left + gap + 6, y: middle(key) + 5}, piece));
+  draw("text", {x: left - 6, y: middle(query) + 5, "text-anchor": "end"}, token)));
+  const targets = to.map((token, key) => draw("text", {x: left + gap + 6, y: middle(key) + 5}, token));
   picture.append(lines, ...rows, ...targets);
   oneStop(picture, rows);
   show(null);
@@ -252,8 +252,8 @@ function linesView(attention, chosen, from, to, label) {
 // A square per pair of tokens; a frame follows the pointer and the arrow keys, and a line below describes its square.
 function heatMapView(attention, chosen, from, to, words) {
   // Chinese, Japanese and Korean characters stand upright, one below another; other tokens are turned.
-  const stacked = to.map(piece => isWide(piece) ? [...piece] : null);
-  const lengthOf = (piece, key) => stacked[key] ? 15 * stacked[key].length : widthOf(piece);
+  const stacked = to.map(token => isWide(token) ? [...token] : null);
+  const lengthOf = (token, key) => stacked[key] ? 15 * stacked[key].length : widthOf(token);
   const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(lengthOf)) + 10;
   const available = Math.min(565, window.innerWidth - 80) - left; // of a card's wider column, or of a narrow window
   const size = Math.max(10, Math.min(34, Math.floor(available / Math.max(from.length, to.length))));
@@ -275,8 +275,8 @@ function heatMapView(attention, chosen, from, to, words) {
     context.fillStyle = style.getPropertyValue("--ink");
     context.textBaseline = "middle";
     context.textAlign = "right";
-    from.forEach((piece, query) => context.fillText(piece, left - 6, top + size * (query + 0.5)));
-    to.forEach((piece, key) => {
+    from.forEach((token, query) => context.fillText(token, left - 6, top + size * (query + 0.5)));
+    to.forEach((token, key) => {
       const middle = left + size * (key + 0.5);
       if (stacked[key]) {
         context.textAlign = "center";
@@ -287,7 +287,7 @@ function heatMapView(attention, chosen, from, to, words) {
       context.save();
       context.translate(middle, top - 6);
       context.rotate(-Math.PI / 2);
-      context.fillText(piece, 0, 0);
+      context.fillText(token, 0, 0);
       context.restore();
     });
     context.strokeStyle = style.getPropertyValue("--edge");

@@ -276,6 +276,8 @@ def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
 _DEFAULT_ENDS = ("<|endoftext|>", "</s>")
 # Tokenizer classes that cannot be imported, because they have no vocabulary files.
 _UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
+_SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
+"""Tokenizer classes in which `add_prefix_space` of tokenizer_config.json overrides tokenizer.json."""
 # Tokens that are recognized in a text if the vocabulary contains them.
 _SPECIAL_NAME = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
@@ -391,6 +393,7 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
+        content = _with_class_settings(content, files.json("tokenizer_config.json"))
         parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
@@ -415,6 +418,32 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
         f"{files.location} holds no tokenizer that can be imported: it needs tokenizer.json, or "
         f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
     )
+
+
+_NORMALIZER_SETTINGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json with the settings of tokenizer_config.json that override it in transformers.
+
+    Args:
+        content: the content of tokenizer.json.
+        settings: the content of tokenizer_config.json.
+    """
+    changed = dict(content)
+    class_name = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    normalizer, pre_tokenizer = (dict(content.get(name) or {}) for name in ("normalizer", "pre_tokenizer"))
+    if class_name == "BertTokenizer" and normalizer.get("type") == "BertNormalizer":
+        overrides = {theirs: settings[name] for name, theirs in _NORMALIZER_SETTINGS.items() if name in settings}
+        changed["normalizer"] = normalizer | overrides
+    is_byte_level = pre_tokenizer.get("type") == "ByteLevel"
+    if class_name in _SPACED_CLASSES and is_byte_level and isinstance(settings.get("add_prefix_space"), bool):
+        changed["pre_tokenizer"] = pre_tokenizer | {"add_prefix_space": settings["add_prefix_space"]}
+    return changed
 
 
 def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
@@ -460,9 +489,12 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
-    space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
+    settings = files.json("tokenizer_config.json")
+    space_first = bool(settings.get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelBpeRecord(merges=merges, space_first=space_first), ids)
-    return parts._replace(before=(ids["<s>"],) if adds_start and "<s>" in ids else ())
+    start = "<s>" if adds_start else text_of(settings.get("bos_token", "<|endoftext|>"))
+    adds_start = adds_start or bool(settings.get("add_bos_token", False))
+    return parts._replace(before=(parts.ids[start],) if adds_start and start in parts.ids else ())
 
 
 # --- special tokens ---------------------------------------------------------------------------------------------

@@ -98,7 +98,9 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     settings = rules.settings(reader) | special_ids
     stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
-    needs_output = rules.stores_output and not reader.flag("tie_word_embeddings", default=False)
+    # T5 ties its tables whatever the setting is, and an encoder may have no head for hidden tokens.
+    may_tie = model_type in ("t5", "mt5") or rules.kind == "encoder"
+    needs_output = not may_tie and not reader.flag("tie_word_embeddings", default=not rules.stores_output)
     tables = _read_tables(family, stored, settings, needs_output=needs_output)
     settings |= _ties(stored, tables, settings["pad_id"]) | encoder_heads(content, stored)
     if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have

@@ -331,7 +331,7 @@ class Head(HeadAddresses):
         """Return pointers to each query's greatest score and inverse sum of exponentials in the output `sums`."""
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
-    def take_queries(self, group: QueryGroup) -> None:
+    def scale_queries(self, group: QueryGroup) -> None:
         """Copy the queries of a group, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.scale)
@@ -381,7 +381,7 @@ class Head(HeadAddresses):
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
-    def kept(self, group: QueryGroup, start: Value) -> list[Value]:
+    def dropout_factors(self, group: QueryGroup, start: Value) -> list[Value]:
         """Return the factors by which dropout multiplies the weights of each query of a group, from key `start` on.
 
         One hash provides a byte for each of four neighboring queries, which are in one group or in consecutive ones.
@@ -499,7 +499,7 @@ class _Contexts(Head):
     def _attend(self, group: QueryGroup) -> None:
         """Emit the forward pass of attention for a group of queries."""
         limits = self.limits_of(group)
-        self.take_queries(group)
+        self.scale_queries(group)
         greatest = self._scores(group, limits)
         inverses = self._exponentials(group, limits, greatest)
         self._contexts(group, limits, inverses)
@@ -525,7 +525,7 @@ class _Contexts(Head):
         k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
-            kept = self.kept(group, start) if self.shape.drops else []
+            kept = self.dropout_factors(group, start) if self.shape.drops else []
             for n, total in enumerate(totals):
                 pointer = self.row(self.scratch.weights, n, start)
                 value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
@@ -579,7 +579,7 @@ class _Gradients(Head):
         """Emit the gradients of queries [start, stop), and add what they contribute to those of keys and values."""
         k = self.k
         for first, count in self.groups(start, stop):
-            self._slopes(QueryGroup(first, count, k.build.sub(first, start)))
+            self._score_gradients(QueryGroup(first, count, k.build.sub(first, start)))
         for first, count in self.groups(start, stop):
             self._by_queries(QueryGroup(first, count, k.build.sub(first, start)))
         for first, count in self.groups(k.int64(0), k.build.select(self.is_causal, stop, self.length)):
@@ -600,14 +600,14 @@ class _Gradients(Head):
                 value = k.load_floats(gradient, k.add(k.mul(row, self.shape.width), column))
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
-    def _slopes(self, group: QueryGroup) -> None:
+    def _score_gradients(self, group: QueryGroup) -> None:
         """Recompute some queries' attention weights, and compute the gradients with respect to the attention scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights). What
         dropout multiplies weights by also multiplies the gradients of the weights.
         """
         k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
-        self.take_queries(group)
+        self.scale_queries(group)
         self.load_scaled(self.start_of_context(), self.context_stride(), group, self.scratch.context_gradient, 1.0)
         queries, context_gradient = (
             self.group_rows(each, group) for each in (self.scratch.queries, self.scratch.context_gradient)
@@ -621,7 +621,7 @@ class _Gradients(Head):
             scores = self.add_bias(products, group, start)
             score_gradients = self.products(self.scratch.transposed_values, start, context_gradient, group.size)
             if self.shape.drops:
-                kept = self.kept(group, start)
+                kept = self.dropout_factors(group, start)
                 score_gradients = [k.build.fmul(*pair) for pair in zip(score_gradients, kept, strict=True)]
             for n, mean in enumerate(means):
                 greatest, inverse = (k.splat(k.load(k.element_pointer(sums[n], which))) for which in range(2))
@@ -634,7 +634,7 @@ class _Gradients(Head):
                 k.store(k.madd(weight, score_gradients[n], k.load_variable(mean, weight)), mean)
         totals = [k.splat(k.reduce_sum(k.load_variable(mean, k.splat(0.0)))) for mean in means]
         with k.loop(0, limits[-1], k.lanes) as start:
-            kept = self.kept(group, start) if self.shape.drops else []
+            kept = self.dropout_factors(group, start) if self.shape.drops else []
             for n, total in enumerate(totals):
                 weight = k.load(self.row(weight_row, n, start), k.floats)
                 pointer = self.row(slope_row, n, start)

@@ -51,11 +51,11 @@ class AmxScratch(NamedTuple):
     """Values whose rows 2n and 2n + 1 are interleaved."""
     query_columns: Value
     """16 queries transposed: for each two columns, the pair of elements of each query."""
-    outer_columns: Value
+    output_gradient_columns: Value
     """The gradient of 16 attention outputs, transposed: for each two columns, the pair of elements of each output."""
     scores: Value
     """The attention scores of each key for 16 queries, float32; in the backward pass overwritten by the weights."""
-    slopes: Value
+    weight_gradients: Value
     """The gradient with respect to the attention weights of each key for 16 queries, float32."""
     weight_pairs: Value
     """Attention weights of 16 queries, two keys interleaved; in the backward pass, the gradient of the scores."""
@@ -67,11 +67,11 @@ class AmxScratch(NamedTuple):
     """The inverse of the sum of exponentials of each of 16 queries."""
     query_pairs: Value
     """32 queries, two rows interleaved."""
-    outer_pairs: Value
+    output_gradient_pairs: Value
     """The gradient of 32 attention outputs, two rows interleaved."""
     weight_rows: Value
     """The attention weights of 32 queries for each key."""
-    slope_rows: Value
+    score_gradient_rows: Value
     """The score gradients of 32 queries for each key."""
     key_gradient: Value
     """The gradient of the keys, (L, K) float32."""
@@ -82,12 +82,12 @@ class AmxScratch(NamedTuple):
 class AmxHead(HeadAddresses):
     """An attention head in one sentence, with a thread's scratch space for AMX."""
 
-    def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
+    def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
         *sentence_and_head, thread = where
-        super().__init__(k, shape, given, *sentence_and_head)
+        super().__init__(k, shape, args, *sentence_and_head)
         self.width = shape.width
-        self.filled = self.round_up_to_lanes(given.num_keys, AMX_KEYS)
+        self.filled = self.round_up_to_lanes(args.num_keys, AMX_KEYS)
         sizes = amx_scratch_sizes(shape.width)
         self.scratch = AmxScratch(
             *self.scratch_addresses(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes])
@@ -120,7 +120,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave every two consecutive rows to a row of pairs; zeros follow as far as tile registers read."""
+        """Interleave rows 2n and 2n + 1 to a row of bfloat16 pairs; append zeros as far as tile registers read."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -140,7 +140,7 @@ class AmxHead(HeadAddresses):
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Return how many row pairs are multiplied in whole tile registers; the rest uses half a register."""
+        """Return how many row pairs are multiplied in whole tile registers; up to 8 more pairs use half a register."""
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
@@ -155,7 +155,7 @@ class AmxHead(HeadAddresses):
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
     def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
-        """Interleave two bfloat16 vectors, and store the resulting vector of pairs."""
+        """Interleave the elements of two bfloat16 vectors, and store the resulting vector of 32-bit pairs."""
         target = self.k.element_pointer(out, self.k.add(self.k.mul(pair, self.width), column), I32)
         self.k.store(self.join(low, high), target)
 
@@ -191,9 +191,7 @@ class AmxHead(HeadAddresses):
             square += [ir.Constant(k.ints, None)] * (k.lanes - count)
             for n, vector in enumerate(transpose(k, square)):
                 if count < k.lanes:
-                    vector = k.build.shuffle_vector(
-                        vector, vector, ir.Constant(ir.VectorType(I32, count), list(range(count)))
-                    )
+                    vector = k.shuffle(vector, vector, range(count))
                 k.store(vector, k.element_pointer(scratch.transposed, k.add(k.mul(row, n), start), I32))
 
         with k.loop(0, whole_pairs, k.lanes) as start:
@@ -247,8 +245,10 @@ class AmxHead(HeadAddresses):
             for number, (*_, out) in enumerate(products):
                 amx.store(k, number, k.element_pointer(out, k.mul(key, k.lanes)))
 
-    def add_up(self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value) -> None:
-        """Emit the multiplication of 16 left-hand rows by bfloat16 pairs, and add the sums to rows of K float32.
+    def multiply_and_add(
+        self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value
+    ) -> None:
+        """Emit the product of 16 rows and a right operand, both of bfloat16 pairs, and add it to 16 rows of K float32.
 
         With `fresh`, the sums replace what `out` holds.
         """
@@ -283,14 +283,14 @@ class AmxHead(HeadAddresses):
         """Emit an AMX multiplication of bfloat16 pairs; arguments: tile registers of sums, left and right operand."""
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
-    def store_rows(self, made: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
+    def store_rows(self, rows: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
         """Store `count` rows of float32 as bfloat16, each multiplied by its factor if there are factors."""
         k, kind = self.k, ir.VectorType(BFloat(), 2 * self.k.lanes)
         with k.loop(0, count) as row:
             factor = None if factors is None else k.splat(k.load(k.element_pointer(factors, row)))
             for column in range(0, self.width, 2 * k.lanes):
                 offset = k.add(k.mul(row, self.width), column)
-                low, high = (k.load_floats(made, k.add(offset, n)) for n in (0, k.lanes))
+                low, high = (k.load_floats(rows, k.add(offset, n)) for n in (0, k.lanes))
                 if factor is not None:
                     low, high = (k.build.fmul(each, factor) for each in (low, high))
                 narrow = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
@@ -318,7 +318,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit the configuration of the tile registers before a thread's heads, and their release afterwards."""
+        """Emit the configuration of the tile registers before a thread's heads, and their release after the heads."""
         amx.configure(self.k, halves=True)
         yield
         amx.release(self.k)
@@ -344,12 +344,14 @@ class _Contexts(AmxHead):
         self.transpose_queries(queries, args.query_stride, first, scratch.query_columns)
         self.multiply_rows(limit, (self.keys, scratch.query_columns, scratch.scores))
         greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.scale))
-        inverse = k.build.fdiv(k.splat(1.0), self._weigh(first, limit, greatest))
+        inverse = k.build.fdiv(k.splat(1.0), self._exponentials(first, limit, greatest))
         k.store(inverse, scratch.inverses)
-        self._keep(first, count, greatest, inverse)
+        self._store_sums(first, count, greatest, inverse)
         pairs = self.transpose_weights(limit)
         row_bytes = k.mul(self.filled, 2)
-        self.add_up(scratch.transposed, row_bytes, scratch.value_pairs, pairs, scratch.context_sums, fresh=_true())
+        self.multiply_and_add(
+            scratch.transposed, row_bytes, scratch.value_pairs, pairs, scratch.context_sums, fresh=_true()
+        )
         out, stride = self.start_of_context(), self.context_stride()
         self.store_rows(
             scratch.context_sums, count, k.element_pointer(out, k.mul(first, stride), I16), stride, scratch.inverses
@@ -365,8 +367,8 @@ class _Contexts(AmxHead):
             k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
         return k.load_variable(greatest, k.splat(0.0))
 
-    def _weigh(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Store the exponentials of the scores as bfloat16 pairs, and return each query's sum of exponentials."""
+    def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
+        """Store the scores' exponentials, those of two keys as a bfloat16 pair; return each query's sum of them."""
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
             pair = []
@@ -381,13 +383,13 @@ class _Contexts(AmxHead):
             k.store(self.join(*pair), k.element_pointer(self.scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
         return k.load_variable(total, k.splat(0.0))
 
-    def _keep(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
+    def _store_sums(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
         """Store each query's greatest score and the inverse of its sum of exponentials for the backward pass."""
         k = self.k
         for half in range(2):
             start = half * k.lanes // 2
             order = [n // 2 + start + n % 2 * k.lanes for n in range(k.lanes)]
-            values = k.build.shuffle_vector(greatest, inverse, ir.Constant(k.ints, order))
+            values = k.shuffle(greatest, inverse, order)
             offset = k.mul(k.add(first, start), 2)
             inside = self.fewer_than(k.mul(k.add(count, -start), 2))
             k.store_float32_as(values, self.start_of_sums(), offset, F32, mask=inside)
@@ -400,16 +402,16 @@ class _Gradients(AmxHead):
         """Emit the backward pass of attention for one head, 32 queries (16 pairs of rows) at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
-        self.outer = self.start_of_context(), self.context_stride()
+        self.output_gradient = self.start_of_context(), self.context_stride()
         self.queries = self.start_of(args.queries, args.num_queries, args.query_stride), args.query_stride
-        self.fetch_next(*self.outer, args.num_queries)
+        self.fetch_next(*self.output_gradient, args.num_queries)
         self.keys, self.values = self.readable_rows(keys, scratch.keys), self.readable_rows(values, scratch.values)
         self.interleave(keys, args.key_stride, self.length, scratch.key_pairs)
         with k.loop(0, args.num_queries, AMX_KEYS) as start:
-            self._take(start)
+            self._load_queries(start)
             stop = k.minimum(k.add(start, AMX_KEYS), args.num_queries)
             with k.loop(start, stop, ROWS) as first:
-                self._weigh(first, k.build.sub(first, start))
+                self._score_gradients(first, k.build.sub(first, start))
                 self._by_queries(first)
             self._by_keys(start)
         for gradient, address in (
@@ -419,27 +421,30 @@ class _Gradients(AmxHead):
             out = self.start_of(address, args.num_keys, args.key_stride)
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
-    def _take(self, start: Value) -> None:
+    def _load_queries(self, start: Value) -> None:
         """Interleave 32 queries, and the gradients of their outputs; zero the arrays of weights and score gradients."""
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
-        for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
+        for (rows, stride), out in (
+            (self.queries, scratch.query_pairs),
+            (self.output_gradient, scratch.output_gradient_pairs),
+        ):
             self.interleave(k.element_pointer(rows, k.mul(start, stride), I16), stride, count, out)
         with k.loop(0, self.round_up_to_lanes(self.args.num_keys, ROWS)) as key:
-            for rows in (scratch.weight_rows, scratch.slope_rows):
+            for rows in (scratch.weight_rows, scratch.score_gradient_rows):
                 k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
 
-    def _weigh(self, first: Value, column: Value) -> None:
+    def _score_gradients(self, first: Value, column: Value) -> None:
         """Recompute the attention weights of 16 queries, and compute the gradients of their scores.
 
-        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
+        A score's gradient is scale × weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """
         k, scratch, limit = self.k, self.scratch, self.limit_of(first)
         self.transpose_queries(*self.queries, first, scratch.query_columns)
-        self.transpose_queries(*self.outer, first, scratch.outer_columns)
+        self.transpose_queries(*self.output_gradient, first, scratch.output_gradient_columns)
         scores = self.keys, scratch.query_columns, scratch.scores
-        self.multiply_rows(limit, scores, (self.values, scratch.outer_columns, scratch.slopes))
-        greatest, inverse = self._kept(first)
+        self.multiply_rows(limit, scores, (self.values, scratch.output_gradient_columns, scratch.weight_gradients))
+        greatest, inverse = self._load_sums(first)
         mean = k.variable(k.splat(0.0))
         exists = self.fewer_than(k.build.sub(self.args.num_queries, first))
         factor = k.splat(self.shape.scale)
@@ -451,11 +456,11 @@ class _Gradients(AmxHead):
             weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
             weight = k.build.select(seen, weight, k.splat(0.0))
             k.store(weight, at)
-            slope = k.load_floats(scratch.slopes, k.mul(key, k.lanes))
-            k.store(k.madd(weight, slope, k.load_variable(mean, weight)), mean)
-        self._give_slopes(limit, column, k.load_variable(mean, factor))
+            by_weight = k.load_floats(scratch.weight_gradients, k.mul(key, k.lanes))
+            k.store(k.madd(weight, by_weight, k.load_variable(mean, weight)), mean)
+        self._store_score_gradients(limit, column, k.load_variable(mean, factor))
 
-    def _kept(self, first: Value) -> tuple[Value, Value]:
+    def _load_sums(self, first: Value) -> tuple[Value, Value]:
         """Load what the forward pass stored for 16 queries: greatest scores and inverse sums of exponentials."""
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)
@@ -466,14 +471,14 @@ class _Gradients(AmxHead):
                 self.fewer_than(k.mul(k.add(remaining, -start), 2)),
             )
             halves.append(k.load_as_float32(self.start_of_sums(), offset, F32, mask=inside))
-        orders = (ir.Constant(k.ints, [2 * n + which for n in range(k.lanes)]) for which in range(2))
-        greatest, inverse = (k.build.shuffle_vector(*halves, order) for order in orders)
+        greatest, inverse = (k.shuffle(halves[0], halves[1], range(which, 2 * k.lanes, 2)) for which in range(2))
         return greatest, inverse
 
-    def _give_slopes(self, limit: Value, column: Value, mean: Value) -> None:
-        """Store the score gradients and weights of `limit` keys for 16 queries as bfloat16; later keys get zeros.
+    def _store_score_gradients(self, limit: Value, column: Value, mean: Value) -> None:
+        """Store the score gradients and weights of `limit` keys for 16 queries as bfloat16.
 
-        Score gradients are stored both as rows and as pairs, weights as rows.
+        Weights and score gradients are stored as one row per key; score gradients also as pairs of two keys per query,
+        which is the order of an AMX operand. `mean` is the mean of the weights' gradients, weighted by the weights.
         """
         k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.scale)
         with k.loop(0, limit, 2) as even:
@@ -481,16 +486,14 @@ class _Gradients(AmxHead):
             for key in (even, k.add(even, 1)):
                 slope = k.variable(ir.Constant(ir.VectorType(I16, k.lanes), None))
                 with k.when(k.build.icmp_signed("<", key, limit)):
-                    weight, slope_of_weight = (
-                        k.load_floats(each, k.mul(key, k.lanes)) for each in (scratch.scores, scratch.slopes)
+                    weight, by_weight = (
+                        k.load_floats(each, k.mul(key, k.lanes)) for each in (scratch.scores, scratch.weight_gradients)
                     )
-                    by_score = k.to_bfloat16(
-                        k.build.fmul(k.build.fmul(weight, k.build.fsub(slope_of_weight, mean)), factor)
-                    )
+                    by_score = k.to_bfloat16(k.build.fmul(k.build.fmul(weight, k.build.fsub(by_weight, mean)), factor))
                     k.store(by_score, slope)
                     offset = k.add(k.mul(key, AMX_KEYS), column)
                     k.store(k.to_bfloat16(weight), k.element_pointer(scratch.weight_rows, offset, I16))
-                    k.store(by_score, k.element_pointer(scratch.slope_rows, offset, I16))
+                    k.store(by_score, k.element_pointer(scratch.score_gradient_rows, offset, I16))
                 pair.append(slope)
             low, high = (k.build.load(each) for each in pair)
             k.store(self.join(low, high), k.element_pointer(scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
@@ -499,7 +502,7 @@ class _Gradients(AmxHead):
         """Emit the gradient of 16 queries: the sum over keys of score gradient × key."""
         k, args, scratch = self.k, self.args, self.scratch
         pairs = self.transpose_weights(self.limit_of(first))
-        self.add_up(
+        self.multiply_and_add(
             scratch.transposed, k.mul(self.filled, 2), scratch.key_pairs, pairs, scratch.context_sums, fresh=_true()
         )
         out = self.start_of(args.query_gradient, args.num_queries, args.query_stride)
@@ -517,10 +520,10 @@ class _Gradients(AmxHead):
             fresh = k.build.icmp_signed("==", start, k.int64(0))
             is_new = k.build.and_(self.is_causal, k.build.icmp_signed(">=", key, start))
             for left, pairs, out in (
-                (scratch.weight_rows, scratch.outer_pairs, scratch.value_gradient),
-                (scratch.slope_rows, scratch.query_pairs, scratch.key_gradient),
+                (scratch.weight_rows, scratch.output_gradient_pairs, scratch.value_gradient),
+                (scratch.score_gradient_rows, scratch.query_pairs, scratch.key_gradient),
             ):
-                self.add_up(
+                self.multiply_and_add(
                     k.element_pointer(left, k.mul(key, k.lanes), I32),
                     k.int64(amx.REGISTER_BYTES),
                     pairs,

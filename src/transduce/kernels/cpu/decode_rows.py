@@ -359,9 +359,9 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
     """
     half = len(rows) // 2
     low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
-    masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]
+    orders = [[number + start for number in low] for start in (0, half)]
     for _ in range(k.lanes.bit_length() - 1):
-        rows = [k.build.shuffle_vector(rows[n], rows[n + half], mask) for n in range(half) for mask in masks]
+        rows = [k.shuffle(rows[n], rows[n + half], order) for n in range(half) for order in orders]
     return rows
 
 
@@ -602,18 +602,13 @@ def emit_rotary_head(
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
         first, second = (k.load_as_float32(source, start, kind) for start in starts)
         if interleaved:
-            first, second = (_shuffle(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
+            first, second = (k.shuffle(first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
         rotated = (
             k.build.fsub(k.build.fmul(first, cosine), k.build.fmul(second, sine)),
             k.build.fadd(k.build.fmul(second, cosine), k.build.fmul(first, sine)),
         )
         if interleaved:
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
-            rotated = (_shuffle(k, *rotated, pairs[: k.lanes]), _shuffle(k, *rotated, pairs[k.lanes :]))
+            rotated = (k.shuffle(*rotated, pairs[: k.lanes]), k.shuffle(*rotated, pairs[k.lanes :]))
         for start, value in zip(starts, rotated, strict=True):
             k.store_float32_as(value, target, start, kind)
-
-
-def _shuffle(k: KernelBuilder, first: Value, second: Value, numbers: range | list[int]) -> Value:
-    """Emit a vector of the elements with the indices `numbers` in the concatenation of two vectors."""
-    return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -313,7 +313,7 @@ def emit_select(k: KernelBuilder) -> None:
                     ((args.ended_parents, args.ended_tokens, args.ended_scores, args.ended_totals), count),
                 )
             )
-            _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
+            _select_best(k, candidates, (count, beam_size, args.eos_id), live, ended)
 
 
 class RuleResult(NamedTuple):
@@ -425,7 +425,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit a loop over the tokens of the output alone, or of the input too; yields a token and its index."""
+            """Emit loops that yield each token of the input, unless `of_output`, and of the output, with its index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -515,7 +515,7 @@ class _Selected:
         self.parents, self.tokens = (k.element_pointer(array, start, I64) for array in arrays[:2])
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
-    def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
+    def store(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
         """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
@@ -524,7 +524,7 @@ class _Selected:
         k.store(total, k.element_pointer(self.totals, number))
 
 
-def _choose(
+def _select_best(
     k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
 ) -> None:
     """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
@@ -538,16 +538,16 @@ def _choose(
         score = k.load(k.element_pointer(candidates.scores, index))
         ends = k.build.icmp_signed("==", token, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
-        ended.put(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
+        ended.store(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
         live_count = k.load_variable(live_counter, number)
         fits = k.build.icmp_signed("<", live_count, beam_size)
         with k.when(k.build.and_(k.build.not_(ends), fits)):
-            live.put(live_count, parent, token, score, total)
+            live.store(live_count, parent, token, score, total)
             k.store(k.add(live_count, 1), live_counter)
     # If rules leave too few candidates, the others are hypotheses with a probability of zero.
     nobody, never = k.int64(0), k.float32(_NEVER)
     with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
-        live.put(number, nobody, nobody, never, never)
+        live.store(number, nobody, nobody, never, never)
 
 
 # --- sampling: temperature, top-k, top-p and min-p, as search.greedy.draw does ---
@@ -602,7 +602,7 @@ def emit_draw(k: KernelBuilder) -> None:
             with k.build.if_else(is_over) as (then, otherwise):
                 with then:
                     index = k.add(k.mul(sentence, args.beam_size), beam)
-                    _put(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                    _store_candidate(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
                 with otherwise:
                     _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
 
@@ -651,14 +651,14 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
         ends = k.build.icmp_signed("==", drawn, args.eos_id)
         new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
         parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
-        _put(
+        _store_candidate(
             context.select,
             k.add(k.mul(sentence, args.beam_size), sample),
             (parent, drawn, log_probability, new_total),
         )
 
 
-def _put(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
+def _store_candidate(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
     """Store a sample's parent, token, log-probability and total at an index of the arrays of live candidates."""
     for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
         kind = I64 if name in ("parents", "tokens") else F32

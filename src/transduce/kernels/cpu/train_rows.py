@@ -39,7 +39,7 @@ _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
 
 
 class DropoutArguments(NamedTuple):
-    """Arguments of the kernel `drop`: out = residual + dropout(x), scaled by 256 / (256 - drop_of_256)."""
+    """Arguments of the kernel `drop`: out = residual + dropout(x), scaled by 256 / (256 - drop_256ths)."""
 
     x: Any
     """Address of the input, float32 or bfloat16."""
@@ -158,7 +158,7 @@ class RowKernelEmitter:
         k = self.k
         with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
             self._drop(DropoutArguments(*numbers), *share)
-        for name, work, is_centred in (
+        for name, work, is_centered in (
             ("norm", self._norm, True),
             ("norm_backward", self._norm_backward, True),
             ("rms", self._norm, False),
@@ -170,10 +170,10 @@ class RowKernelEmitter:
                 if work == self._norm_backward:
                     self._clear_share(args, share[0])
                 with k.loop(first, last) as row:
-                    work(args, row, share[0], is_centred=is_centred)
+                    work(args, row, share[0], is_centered=is_centered)
                 if work == self._norm_backward:
                     k.barrier(share[1])
-                    self._add_shares(args, *share, is_centred=is_centred)
+                    self._add_shares(args, *share, is_centered=is_centered)
         with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
             softmax = SoftmaxArguments(*numbers)
             scratch = k.element_pointer(k.pointer(softmax.scratch), k.mul(share[0], k.add(softmax.width, k.lanes)))
@@ -278,8 +278,8 @@ class RowKernelEmitter:
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
-    def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centred: bool) -> None:
-        """Emit the norm of a row: LayerNorm if `is_centred`, else RMSNorm."""
+    def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centered: bool) -> None:
+        """Emit the norm of a row: LayerNorm if `is_centered`, else RMSNorm."""
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
@@ -288,12 +288,12 @@ class RowKernelEmitter:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
 
-        (mean,) = means(k, width, lambda column: [element(column, is_first=True)]) if is_centred else (k.float32(0.0),)
+        (mean,) = means(k, width, lambda column: [element(column, is_first=True)]) if is_centered else (k.float32(0.0),)
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
             """Return a vector of the row x minus the row's mean."""
-            return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
+            return k.build.fsub(element(column, is_first=not is_centered), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
         epsilon = k.float_from_bits(args.epsilon)
@@ -307,11 +307,11 @@ class RowKernelEmitter:
             normalized = k.build.fmul(k.build.fsub(element(column), mean_vector), scale)
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             value = k.build.fmul(normalized, weight)
-            if is_centred:
+            if is_centered:
                 value = k.madd(normalized, weight, k.load_as_float32(k.pointer(args.bias), column, self.kind))
             self._store(value, args.out, row, width, column)
 
-    def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
+    def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centered: bool) -> None:
         """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
@@ -337,7 +337,7 @@ class RowKernelEmitter:
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
             terms = [(column, k.build.fmul(gradient, x)), (k.add(width, column), gradient)]
-            for index, term in terms if is_centred else terms[:1]:
+            for index, term in terms if is_centered else terms[:1]:
                 k.store(
                     k.build.fadd(k.load_floats(thread_gradients, index), term),
                     k.element_pointer(thread_gradients, index),
@@ -347,7 +347,7 @@ class RowKernelEmitter:
 
         mean_gradient, mean_product = (k.splat(each) for each in means(self.k, width, terms_at, 2))
         with k.loop(0, width, k.lanes) as column:
-            rest = k.build.fsub(weighted(column), mean_gradient) if is_centred else weighted(column)
+            rest = k.build.fsub(weighted(column), mean_gradient) if is_centered else weighted(column)
             rest = k.build.fsub(rest, k.build.fmul(normalized(column), mean_product))
             result = k.build.fmul(rest, inverse)
             with_kept = k.variable(result)
@@ -364,12 +364,12 @@ class RowKernelEmitter:
                 k.splat(0.0), k.element_pointer(k.pointer(args.thread_gradients), k.add(k.mul(thread, size), index))
             )
 
-    def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
+    def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centered: bool) -> None:
         """Add all threads' parts of the weight and bias gradients to the totals; each thread adds up some columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
-            for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centred else (args.weight_sum,)):
+            for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centered else (args.weight_sum,)):
                 target = k.element_pointer(k.pointer(total), column)
                 total_sum = k.variable(k.load_floats(target))
                 with k.loop(0, threads) as thread_index:
@@ -570,7 +570,7 @@ LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
 
 
 def supports_rows(x: Tensor) -> bool:
-    """Return whether the row-wise kernels take x: its width, dtype, device and layout."""
+    """Return whether the row-wise kernels support the width, dtype, device and memory layout of x."""
     tile = find_integer_tile()
     return tile is not None and x.shape[-1] % tile.lanes == 0 and supports_logits(x)
 
@@ -581,11 +581,11 @@ def supports_logits(logits: Tensor) -> bool:
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 
 
-def dropout_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_of_256` of 256 elements are dropped."""
+def dropout_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped."""
     if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
         raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
-    out: Tensor = DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
+    out: Tensor = DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -645,34 +645,34 @@ def describe(x: Tensor) -> str:
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
         seed = int(torch.empty((), dtype=torch.int64).random_())
-        ctx.seed, ctx.drop_of_256 = seed, drop_of_256
-        return _drop(x, None if residual is None else residual.contiguous(), seed, drop_of_256)
+        ctx.seed, ctx.drop_256ths = seed, drop_256ths
+        return _drop(x, None if residual is None else residual.contiguous(), seed, drop_256ths)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
         gradient = gradients[0].contiguous()
         by_residual = gradient if ctx.needs_input_grad[0] else None
-        return by_residual, _drop(gradient, None, ctx.seed, ctx.drop_of_256), None
+        return by_residual, _drop(gradient, None, ctx.seed, ctx.drop_256ths), None
 
 
-def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
+def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Tensor:
     """Run the kernel `drop`, which applies dropout and adds the residual."""
     out = torch.empty_like(x)
     residual_address = 0 if residual is None else residual.data_ptr()
     row_kernels(x.dtype)["drop"].run(
-        *DropoutArguments(x.data_ptr(), residual_address, out.data_ptr(), x.numel(), seed, drop_of_256)
+        *DropoutArguments(x.data_ptr(), residual_address, out.data_ptr(), x.numel(), seed, drop_256ths)
     )
     return out
 
 
 class ActivationNode(torch.autograd.Function):
-    """An activation as an autograd function that keeps only its input."""
+    """An activation as an autograd function that saves its input, from which the backward pass recomputes the slope."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, name: str) -> Tensor:

@@ -19,7 +19,7 @@ from transduce.model.masks import PackedMask, Packing
 
 LONGEST = 128
 """The maximum sentence length in tokens, so that the scores of one head stay in registers."""
-LEAST_WIDTH, MOST_WIDTH = 16, 128
+MIN_WIDTH, MAX_WIDTH = 16, 128
 """The smallest and the greatest head width that the kernels support."""
 
 
@@ -36,7 +36,7 @@ class PackedHeads:
         """
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
-        if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
+        if not plain or longest > LONGEST or not MIN_WIDTH <= width <= MAX_WIDTH or width & (width - 1):
             return False
         rows = max(16, power_of_2(longest))
         # The backward pass multiplies four matrices of rows × width, and two of rows × rows.

@@ -16,7 +16,7 @@ from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
-from transduce.kernels.training_executor import LayerPart, execute, is_known, packed_hidden, parts_of
+from transduce.kernels.training_executor import MaskedSublayer, execute, is_known, packed_hidden, sublayers_of
 from transduce.model.backend import (
     PLAIN_ATTENTION,
     AdamScalars,
@@ -69,7 +69,7 @@ class LossRecorder:
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
         """Compute a batch's loss, by its CUDA graph if there is one; `backend.LossRecorder` describes the arguments."""
-        drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
+        drops = tuple(dropout.drop_256ths for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
             device = next(self._model.parameters()).device
@@ -291,11 +291,11 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
     """
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
-    parts = parts_of(layer, masks, _WHOLE_LAYERS)
-    if parts is None or any(part.inner_drop_of_256 for part in parts):
+    sublayers = sublayers_of(layer, masks, _WHOLE_LAYERS)
+    if sublayers is None or any(sublayer.inner_drop_256ths for sublayer in sublayers):
         return None
-    parameters = [each for part in parts for each in part.parameters() if each is not None]
-    return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    parameters = [each for sublayer in sublayers for each in sublayer.parameters() if each is not None]
+    return _Layer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Layer(torch.autograd.Function):
@@ -305,49 +305,51 @@ class _Layer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor) -> Tensor:
-        ctx.sublayers, ctx.parameters = [], len(parameters)
-        for part in parts:
-            sublayer = _Sublayer(part, memory if part.reads_memory else None)
-            x = sublayer.forward(x)
-            ctx.sublayers.append(sublayer)
+    def forward(
+        ctx: Any, sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
+        ctx.computed, ctx.parameters = [], len(parameters)
+        for sublayer in sublayers:
+            nodes = _SublayerNodes(sublayer, memory if sublayer.reads_memory else None)
+            x = nodes.forward(x)
+            ctx.computed.append(nodes)
         return x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.sublayers:
+        if not ctx.computed:
             raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
         by_x, by_memory = gradients[0], None
-        while ctx.sublayers:  # frees what each sub-layer saved
-            sublayer: _Sublayer = ctx.sublayers.pop()
-            by_x = sublayer.backward(by_x)
-            by_memory = sublayer.by_memory if by_memory is None else by_memory
+        while ctx.computed:  # frees what each sub-layer saved
+            last: _SublayerNodes = ctx.computed.pop()
+            by_x = last.backward(by_x)
+            by_memory = last.by_memory if by_memory is None else by_memory
         return None, by_x, by_memory, *[None] * ctx.parameters
 
 
-class _Sublayer:
+class _SublayerNodes:
     """A sub-layer computed by autograd nodes, whose backward functions `backward` runs in reverse order."""
 
-    def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
-        self.part = part
+    def __init__(self, sublayer: MaskedSublayer, memory: Tensor | None) -> None:
+        self.sublayer = sublayer
         self._memory = memory
-        self._attends, self._dropped = part.attention is not None, part.drop_of_256
+        self._attends, self._dropped = sublayer.attention is not None, sublayer.drop_256ths
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Context]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the sub-layer with its norm and residual connection, (1, N, D) to (1, N, D)."""
-        y = self._norm(x) if self.part.norm_is_before else x
+        y = self._norm(x) if self.sublayer.norm_is_before else x
         y = self._attend(y) if self._attends else self._feed_forward(y)
         x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
-        return x if self.part.norm_is_before else self._norm(x)
+        return x if self.sublayer.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
         """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
-        by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
+        by_sum = by_out if self.sublayer.norm_is_before else self._backward(None, by_out)[0]
         by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
         by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
-        return self._backward(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
+        return self._backward(by_kept, by_y)[0] if self.sublayer.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
         """Run the forward function of an autograd node, and keep its context for the backward pass."""
@@ -361,7 +363,7 @@ class _Sublayer:
         return node.backward(context, *gradients)
 
     def _norm(self, x: Tensor) -> Tensor:
-        norm = self.part.norm
+        norm = self.sublayer.norm
         bias = norm.bias if isinstance(norm, LayerNorm) else None
         return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]
 
@@ -371,11 +373,11 @@ class _Sublayer:
         return self._run(LinearNode, x, weight, bias, sums)  # type: ignore[no-any-return]
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.part.linears
-        return self._linear(self._linear(x, inner, activation=self.part.activation), outer)
+        inner, outer = self.sublayer.linears
+        return self._linear(self._linear(x, inner, activation=self.sublayer.activation), outer)
 
     def _attend(self, x: Tensor) -> Tensor:
-        attention, memory = self.part.attention, self._memory
+        attention, memory = self.sublayer.attention, self._memory
         assert attention is not None
         if memory is None:
             projected = self._linear(x, attention.projection)
@@ -383,7 +385,7 @@ class _Sublayer:
             projected = self._linear(x, attention.projection, Rows(0, attention.widths[0]))
             rows = Rows(attention.widths[0], sum(attention.widths))
             memory = self._linear(memory, attention.projection, rows)
-        heads = self._run(AttentionNode, projected, memory, self.part.mask, attention.num_heads)
+        heads = self._run(AttentionNode, projected, memory, self.sublayer.mask, attention.num_heads)
         return self._linear(heads, attention.output)
 
     def _attend_backward(self, by_out: Tensor) -> Tensor:
@@ -394,7 +396,7 @@ class _Sublayer:
 
 
 class _Context:
-    """A stand-in for the `ctx` of an autograd function, which holds what the backward function needs."""
+    """A substitute for the `ctx` argument of an autograd function, which stores tensors for the backward function."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Tensor | None, ...] = ()

@@ -203,17 +203,17 @@ _EIGHTS = 256  # groups of 8 elements per program of dropout
 _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: block of a program, and its rows in all
 
 
-def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_of_256` of 256 elements are dropped."""
-    return DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+def drop_and_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped."""
+    return DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
 
     @staticmethod
-    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        ctx.seed, ctx.drop_of_256 = next_seed(), drop_of_256
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
+        ctx.seed, ctx.drop_256ths = next_seed(), drop_256ths
         ctx.has_residual = residual is not None
         return _drop(ctx, None if residual is None else residual.contiguous(), x.contiguous())
 
@@ -226,11 +226,11 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
     """Run the dropout kernel with the seed and rate that an autograd context stores."""
     out, count = torch.empty_like(x), x.numel()
     residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
-    scale = 256.0 / (256 - ctx.drop_of_256)
+    scale = 256.0 / (256 - ctx.drop_256ths)
     grid = (ceil_div(count, 8 * _EIGHTS),)
     is_address = isinstance(ctx.seed, Tensor)
     programs.drop[grid](
-        residual_or_x, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, is_address, _EIGHTS
+        residual_or_x, x, out, ctx.seed, count, ctx.drop_256ths, scale, has_residual, is_address, _EIGHTS
     )
     return out
 

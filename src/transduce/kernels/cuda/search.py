@@ -174,7 +174,7 @@ class GpuSearch:
         self._held: list[SearchStep] = []
         release_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._take_step(initial_capacity(bounds.beam_size))
+        self._step = self._acquire_step(initial_capacity(bounds.beam_size))
         self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()
@@ -266,7 +266,7 @@ class GpuSearch:
 
     # --- buffers ---------------------------------------------------------------------------------------------------
 
-    def _take_step(self, capacity: int) -> SearchStep:
+    def _acquire_step(self, capacity: int) -> SearchStep:
         """Acquire a recorded search step for the current number of sentences, with `capacity` cached positions each."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
@@ -291,7 +291,7 @@ class GpuSearch:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._take_step(capacity), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._acquire_step(capacity), len(slots), self.length * self.bounds.beam_size
         new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()

@@ -617,7 +617,7 @@ def preflight(
         The settings, with values that the base model determines, and the base model, if there is one.
 
     Raises:
-        TransduceError: settings are invalid for any text. No text has been read.
+        TransduceError: settings are invalid, whatever the text.
     """
     kind.check(settings)
     _refuse_idle_search(kind, settings)

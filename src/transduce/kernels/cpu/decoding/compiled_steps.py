@@ -128,7 +128,7 @@ def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
     with k.loop(0, w.arguments.num_chunks) as number:
         entry = k.element_pointer(chunks, k.mul(number, size), I64)
         fields = [k.load(k.element_pointer(entry, field, I64), I64) for field in range(size)]
-        made = w.part(fields)
+        made = w.for_chunk(fields)
         yield made, fields[0]
         w.multiplications_per_row += made.multiplications_per_row
 
@@ -287,7 +287,7 @@ def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
 
 
 def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to entry `number` of a layer in a KV cache, (layers, entries, elements of an entry)."""
+    """Return a pointer to keys and values of token `number` in a layer of a KV cache, (layers, tokens, elements)."""
     k = w.k
     return k.element_pointer(cache, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 

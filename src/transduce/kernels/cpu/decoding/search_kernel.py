@@ -73,7 +73,7 @@ class SearchArguments(NamedTuple):
     longest_prompt: Any
     """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
     draw_arguments: Any
-    """The arguments of sampling, `sampling.DrawArguments`."""
+    """The arguments of sampling, `selection.DrawArguments`."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
@@ -146,7 +146,7 @@ def search_kernel() -> CompiledKernel:
                     k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
             with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
-                k.call("go_on", numbers)
+                k.call("update", numbers)
             k.barrier(threads)
             done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
     return compile_kernels(k, ("search",))["search"]
@@ -232,12 +232,12 @@ def _is_sampling(fields: Fields) -> Value:
 
 
 def _write_update(k: KernelBuilder) -> None:
-    """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
+    """Emit `update(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
 
     The function records hypotheses that end, removes sentences that are done, and appends the selected tokens to the
     others.
     """
-    with k.function("go_on", POINTER) as (numbers,):
+    with k.function("update", POINTER) as (numbers,):
         fields = Fields(k, numbers, SearchArguments._fields)
         select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
         beam_size = fields.get("beam_size")

@@ -27,7 +27,10 @@ _LINE_BYTES = 64  # of a cache line
 
 
 class GemmLayout(NamedTuple):
-    """Block sizes of the training GEMM, for one kind of registers and elements (pairs: see the package's docstring)."""
+    """Block sizes of the training GEMM, for one kind of registers and elements.
+
+    A pair is two bfloat16 numbers, which one instruction multiplies, or a single float32 number.
+    """
 
     panel: int
     """Columns per panel (block of columns of a packed operand), whole vectors; a matrix's last panel may have fewer."""
@@ -158,10 +161,10 @@ class Packer:
                         [self._load(matrix.pointer, matrix, row, column) for row in rows], total
                     )
                     for first in range(0, k.lanes, tile_rows):
-                        numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
                         number = k.build.sub(k.add(column, first), k.mul(tiles.first, tile_rows))
                         offset = k.add(k.mul(number, span.count), k.mul(pair, tile_rows))
-                        k.store(k.build.shuffle_vector(joined, joined, numbers), k.element_pointer(to, offset, I32))
+                        values = k.shuffle(joined, joined, range(first, first + tile_rows))
+                        k.store(values, k.element_pointer(to, offset, I32))
             with k.when(k.is_nonzero(gradient.sums)):
                 for column, total in zip(columns, sums, strict=True):
                     self._add_sums(gradient, column, total)

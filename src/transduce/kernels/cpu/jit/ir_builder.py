@@ -4,7 +4,7 @@ Python code runs once, while it emits instructions: a Python loop is unrolled, `
 the machine code. `KernelBuilder.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -253,19 +253,19 @@ class KernelBuilder:
         (values,) = vectors
         while width > 1:
             width //= 2
-            values = self.build.fadd(values, self._shuffle(values, values, [n ^ width for n in range(self.lanes)]))
-        return self._shuffle(values, values, [n * self.lanes // count for n in range(count)])
+            values = self.build.fadd(values, self.shuffle(values, values, [n ^ width for n in range(self.lanes)]))
+        return self.shuffle(values, values, [n * self.lanes // count for n in range(count)])
 
     def _join(self, one: Value, other: Value, width: int) -> Value:
         """Emit one vector of sums from two: in each segment of 2 × width elements, the lower plus the upper half."""
         starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
         low = [start + n for start in starts for n in range(width)]
-        halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
+        halves = (self.shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
         return self.build.fadd(*halves)
 
-    def _shuffle(self, one: Value, other: Value, numbers: list[int]) -> Value:
-        """Emit a vector of elements of two vectors, by their indices in the concatenation."""
-        mask = ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
+    def shuffle(self, one: Value, other: Value, numbers: Sequence[int]) -> Value:
+        """Emit a vector of the elements with the indices `numbers` in the concatenation of two vectors."""
+        mask = ir.Constant(ir.VectorType(I32, len(numbers)), list(numbers))
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
@@ -274,7 +274,7 @@ class KernelBuilder:
         while width > 1:
             width //= 2
             sides = (range(width), range(width, 2 * width))
-            halves = (self._shuffle(values, values, list(numbers)) for numbers in sides)
+            halves = (self.shuffle(values, values, numbers) for numbers in sides)
             values = join(*halves)
         return self.build.extract_element(values, ir.Constant(I32, 0))
 
@@ -428,7 +428,7 @@ class Fields:
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Emit a store of a value as the kernel argument with this name."""
+        """Emit a store that sets the kernel argument with this name to a value."""
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:

@@ -113,7 +113,7 @@ def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num
 class _Attend(torch.autograd.Function):
     """Attention as an autograd function that recomputes the attention weights in the backward pass.
 
-    The forward pass saves only each query's greatest score and the inverse of its sum of exponentials.
+    Besides its inputs, the forward pass saves each query's greatest score and the inverse of its sum of exponentials.
     """
 
     @staticmethod
@@ -133,7 +133,7 @@ class _Attend(torch.autograd.Function):
         inner = width if memory is not None else width * options.shared // (options.shared + 2)
         context = projected.new_empty(batch, num_queries, inner)
         sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
-        ctx.seed = int(torch.empty((), dtype=torch.int64).random_()) if options.drop_of_256 else 0
+        ctx.seed = int(torch.empty((), dtype=torch.int64).random_()) if options.drop_256ths else 0
         ctx.options = options
         _run_attention("attend", inputs, context, sums, (options, ctx.seed))
         ctx.save_for_backward(*inputs, sums)
@@ -147,8 +147,8 @@ class _Attend(torch.autograd.Function):
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
         by_bias = None if inputs.bias is None else torch.zeros_like(inputs.bias)
         input_gradients = _Inputs(torch.empty_like(inputs.projected), memory, None, by_bias)
-        how = (ctx.options, ctx.seed)
-        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, how, input_gradients)
+        options_and_seed = (ctx.options, ctx.seed)
+        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, options_and_seed, input_gradients)
         if by_bias is not None:
             by_bias = by_bias[:, :, : by_bias.shape[1]].to(inputs.projected.dtype)
         return input_gradients.projected, input_gradients.memory, None, by_bias, None
@@ -182,14 +182,14 @@ def _run_attention(
     inputs: _Inputs,
     context: Tensor,
     sums: Tensor,
-    how: tuple[AttentionOptions, int],
+    options_and_seed: tuple[AttentionOptions, int],
     gradients: _Inputs | None = None,
 ) -> None:
     """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `gradients`.
 
-    `how` is the options of attention and the seed of its dropout.
+    `options_and_seed` holds the options of attention and the seed of its dropout.
     """
-    options, seed = how
+    options, seed = options_and_seed
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
@@ -220,7 +220,7 @@ def _run_attention(
         scratch=scratch.data_ptr(),
         scratch_per_thread=scratch.shape[1],
         seed=seed,
-        drop_256ths=options.drop_of_256,
+        drop_256ths=options.drop_256ths,
         bias=address_of(inputs.bias),
         bias_gradient=0 if gradients is None else address_of(gradients.bias),
     )
@@ -231,7 +231,7 @@ def attention_shape(
     width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
 ) -> AttentionShape:
     """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options."""
-    lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_of_256 > 0
+    lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_256ths > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
     is_plain = not drops and not biased and options.shared == 1
     by_amx = has_pairs and is_plain and require_gemm_tile(torch.bfloat16).amx
@@ -503,7 +503,7 @@ def supports_rotary(x: Tensor, width: int) -> bool:
 
 
 def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
+    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the other heads.
 
     Args:
         projected: rows of projected heads, (sentences, positions T, columns).

@@ -64,7 +64,14 @@ from transduce.kernels.cpu.training.optimizer import (
     update_by_adam,
     update_momentum,
 )
-from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, options_of, parts_of
+from transduce.kernels.training_executor import (
+    KeyLengths,
+    MaskedSublayer,
+    execute,
+    kernel_lengths,
+    options_of,
+    sublayers_of,
+)
 from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, sum_of_gradients
 from transduce.model.layer_graph import table
 
@@ -102,11 +109,11 @@ class Base(IntEnum):
     """The gradient with respect to the layer's input."""
     BY_MEMORY = 8
     """The gradient with respect to the encoder output."""
-    PARTS = 9
-    """The first base of the first sub-layer; each sub-layer has `PartBase.COUNT` bases."""
+    SUBLAYERS = 9
+    """The first base of the first sub-layer; each sub-layer has `SublayerBase.COUNT` bases."""
 
 
-class PartBase(IntEnum):
+class SublayerBase(IntEnum):
     """An enumeration of the base addresses of a sub-layer; each parameter is followed by its gradient sum."""
 
     SEED = 0
@@ -131,7 +138,7 @@ class PartBase(IntEnum):
     """The number of bases per sub-layer."""
 
 
-class PartShape(NamedTuple):
+class SublayerShape(NamedTuple):
     """The shape of a sub-layer (attention or feed-forward network), on which its kernel calls depend."""
 
     heads: int
@@ -150,12 +157,12 @@ class PartShape(NamedTuple):
     """The norm's epsilon."""
     has_biases: tuple[bool, bool]
     """Two flags: True if the first linear layer has a bias, and True if the last one has."""
-    drop_of_256: int
+    drop_256ths: int
     """The dropout rate of the output in 256ths."""
-    inner_drop_of_256: int
+    inner_drop_256ths: int
     """The dropout rate of the attention weights or of the activation, in 256ths."""
     attention: AttentionOptions
-    """The properties of attention; its own dropout rate equals `inner_drop_of_256`."""
+    """The properties of attention; its own dropout rate equals `inner_drop_256ths`."""
     activation: str | None
     """The activation of a feed-forward network."""
     projected: int
@@ -178,7 +185,7 @@ class LayerShape(NamedTuple):
     """The number of source positions S; 0 without an encoder output."""
     width: int
     """The model width D."""
-    parts: tuple[PartShape, ...]
+    sublayers: tuple[SublayerShape, ...]
     """The sub-layers."""
     threads: int
     """The number of threads to allocate scratch space for."""
@@ -194,8 +201,8 @@ class LayerShape(NamedTuple):
 class _Matrix(NamedTuple):
     """A range of rows of a linear layer's weight, with the same range of the bias."""
 
-    slot: PartBase
-    """The weight's index in `PartBase`; the bias has this index plus 2."""
+    slot: SublayerBase
+    """The weight's index in `SublayerBase`; the bias has this index plus 2."""
     start: int
     """The first row."""
     stop: int
@@ -216,20 +223,20 @@ class LayerPlan:
         """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
         kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
-        parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
+        sublayers = [_PlannedSublayer(shape, number, kept) for number in range(len(shape.sublayers))]
         x = MemoryOffset(Base.X)
-        for part in parts:
-            block = kept if part.keeps_output else scratch
-            out = MemoryOffset(Base.OUT) if part is parts[-1] else block.allocate(part.bytes)
-            part.emit_forward(_Writer(part, forward, scratch), x, out)
+        for sublayer in sublayers:
+            block = kept if sublayer.keeps_output else scratch
+            out = MemoryOffset(Base.OUT) if sublayer is sublayers[-1] else block.allocate(sublayer.bytes)
+            sublayer.emit_forward(_Writer(sublayer, forward, scratch), x, out)
             scratch.free([x])
             x = out
-        for part, following in itertools.pairwise(parts):
-            following.input_of = None if part.keeps_output else part
+        for sublayer, following in itertools.pairwise(sublayers):
+            following.input_of = None if sublayer.keeps_output else sublayer
         gradient = MemoryOffset(Base.BY_OUT)
-        for part in reversed(parts):
-            by_x = MemoryOffset(Base.BY_X) if part is parts[0] else scratch_back.allocate(part.bytes)
-            part.emit_backward(_Writer(part, backward, scratch_back), gradient, by_x)
+        for sublayer in reversed(sublayers):
+            by_x = MemoryOffset(Base.BY_X) if sublayer is sublayers[0] else scratch_back.allocate(sublayer.bytes)
+            sublayer.emit_backward(_Writer(sublayer, backward, scratch_back), gradient, by_x)
             scratch_back.free([gradient])
             gradient = by_x
         self.threads = shape.threads
@@ -243,21 +250,21 @@ def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
     return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
-class _Part:
+class _PlannedSublayer:
     """A sub-layer in a layer's plan, with the memory offsets of what the forward pass saves for the backward pass."""
 
     def __init__(self, layer: LayerShape, number: int, kept: MemoryPlan) -> None:
-        self.layer, self.shape, self.kept = layer, layer.parts[number], kept
-        self.first_base = Base.PARTS + number * PartBase.COUNT
+        self.layer, self.shape, self.kept = layer, layer.sublayers[number], kept
+        self.first_base = Base.SUBLAYERS + number * SublayerBase.COUNT
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
         self.item_bytes = layer.dtype.itemsize  # bytes of an element
         self.bytes = self.rows * layer.width * self.item_bytes
         self.keeps_norm_output = self.bytes < _LARGE
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
         """False if the output, a post-norm, is recomputed in the backward pass."""
-        self.input_of: _Part | None = None
+        self.input_of: _PlannedSublayer | None = None
         """The preceding sub-layer if the backward pass has to recompute its output; else None."""
-        self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
+        self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
         """A bit array of the positive elements of a feed-forward network's inner layer; None unless ReLU is used."""
         self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
@@ -265,9 +272,9 @@ class _Part:
 
     def _first(self, start: int, stop: int) -> _Matrix:
         """Return rows [start, stop) of the weight of the sub-layer's first linear layer."""
-        return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
+        return _Matrix(SublayerBase.FIRST, start, stop, self.layer.width)
 
-    def base_offset(self, base: PartBase) -> MemoryOffset:
+    def base_offset(self, base: SublayerBase) -> MemoryOffset:
         """Return the memory offset that points to one of the sub-layer's base addresses, such as a weight's."""
         return MemoryOffset(self.first_base + base)
 
@@ -317,7 +324,7 @@ class _Part:
             self.inner = self.kept.allocate(inner_bytes)
             self.positive = self.kept.allocate(self.rows * shape.inner // 8)
             w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, positive=self.positive)
-            if shape.inner_drop_of_256:
+            if shape.inner_drop_256ths:
                 w.drop_inner(self.inner)
         else:
             self.projected = self.kept.allocate(self.rows * shape.projected * self.item_bytes)
@@ -328,7 +335,7 @@ class _Part:
     def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
         """Append the kernel calls of an activation other than ReLU, and of its dropout."""
         w.activate(self.projected, out)
-        if self.shape.inner_drop_of_256:
+        if self.shape.inner_drop_256ths:
             w.drop_inner(out)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
@@ -339,7 +346,7 @@ class _Part:
             by_sum = scratch.allocate(self.bytes)
             w.norm_backward(self.sum, self.norm_sums, by_out, None, by_sum)
         by_added = by_sum
-        if shape.drop_of_256:
+        if shape.drop_256ths:
             by_added = scratch.allocate(self.bytes)
             w.drop(by_sum, None, by_added)
         by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
@@ -389,7 +396,7 @@ class _Part:
     def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
         shape, by_projected = self.shape, by_inner
-        if shape.inner_drop_of_256:
+        if shape.inner_drop_256ths:
             w.drop_inner(by_inner)
         if not shape.is_relu:
             if shape.projected > shape.inner:
@@ -404,12 +411,12 @@ class _Part:
 class _Writer:
     """A writer that appends the kernel calls of one sub-layer to a list, and allocates their scratch memory."""
 
-    def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
-        self.part, self.steps, self.scratch = part, steps, scratch
-        self._rows = row_kernels(part.layer.dtype)
-        self._products = gemm_kernels(part.layer.tile)
-        self._multiplier = gemm_emitter_of(part.layer.tile)
-        self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
+    def __init__(self, sublayer: _PlannedSublayer, steps: StepList, scratch: MemoryPlan) -> None:
+        self.sublayer, self.steps, self.scratch = sublayer, steps, scratch
+        self._rows = row_kernels(sublayer.layer.dtype)
+        self._products = gemm_kernels(sublayer.layer.tile)
+        self._multiplier = gemm_emitter_of(sublayer.layer.tile)
+        self._thread_bytes = sublayer.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call of the kernel that computes the sub-layer's norm."""
@@ -422,60 +429,57 @@ class _Writer:
 
         The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes.
         """
-        part = self.part
-        shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
+        sublayer = self.sublayer
+        shares = self.scratch.allocate(sublayer.layer.threads * 2 * sublayer.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
             gradient=gradient,
             kept=kept or 0,
             thread_gradients=shares,
-            weight_sum=_gradient_sum_of(part.base_offset(PartBase.NORM), part.item_bytes),
-            bias_sum=_gradient_sum_of(part.base_offset(PartBase.NORM_BIAS), part.item_bytes),
+            weight_sum=_gradient_sum_of(sublayer.base_offset(SublayerBase.NORM), sublayer.item_bytes),
+            bias_sum=_gradient_sum_of(sublayer.base_offset(SublayerBase.NORM_BIAS), sublayer.item_bytes),
         )
         self.steps.add(self._norm_kernel("_backward"), arguments)
         self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
         """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm), with a suffix such as "_backward"."""
-        return self._rows[("norm" if self.part.shape.norm_has_bias else "rms") + which]
+        return self._rows[("norm" if self.sublayer.shape.norm_has_bias else "rms") + which]
 
     def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
         """Return the arguments of the forward pass of the sub-layer's norm."""
-        part = self.part
-        vectors = part.base_offset(PartBase.NORM), part.base_offset(PartBase.NORM_BIAS)
-        epsilon = float_bits(part.shape.epsilon)
-        return NormArguments(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
+        sublayer = self.sublayer
+        vectors = sublayer.base_offset(SublayerBase.NORM), sublayer.base_offset(SublayerBase.NORM_BIAS)
+        epsilon = float_bits(sublayer.shape.epsilon)
+        return NormArguments(x, *vectors, sublayer.rows, sublayer.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
         """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
-        drops = self.part.shape.drop_of_256
-        self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
+        seed, drop_256ths = self.sublayer.base_offset(SublayerBase.SEED), self.sublayer.shape.drop_256ths
+        arguments = DropoutArguments(x, residual or 0, out, self._count, seed, drop_256ths)
+        self.steps.add(self._rows["drop"], arguments)
 
     def drop_inner(self, x: MemoryOffset) -> None:
         """Append a call of the dropout kernel for the activation, or for its gradient, in place."""
-        shape, count = self.part.shape, self.part.rows * self.part.shape.inner
-        seed = self.part.base_offset(PartBase.INNER_SEED)
-        self._drop(DropoutArguments(x, 0, x, count, seed, shape.inner_drop_of_256))
+        shape, count = self.sublayer.shape, self.sublayer.rows * self.sublayer.shape.inner
+        seed = self.sublayer.base_offset(SublayerBase.INNER_SEED)
+        self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
         """Append a call of the activation kernel; with the activation's gradient, of its backward kernel."""
-        part = self.part
-        assert part.shape.activation is not None
-        kernels = activation_kernels(part.shape.activation, part.layer.dtype)
-        arguments = ActivationArguments(projected, out, part.rows, part.shape.inner, gradient or 0)
+        sublayer = self.sublayer
+        assert sublayer.shape.activation is not None
+        kernels = activation_kernels(sublayer.shape.activation, sublayer.layer.dtype)
+        arguments = ActivationArguments(projected, out, sublayer.rows, sublayer.shape.inner, gradient or 0)
         self.steps.add(kernels["activate" if gradient is None else "activate_backward"], arguments)
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call of the kernel that computes out = other + x."""
-        self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
-
-    def _drop(self, arguments: DropoutArguments) -> None:
-        """Append a call of the dropout kernel with these arguments."""
-        self.steps.add(self._rows["drop"], arguments)
+        self.steps.add(self._rows["drop"], DropoutArguments(x, other, out, self._count, 0, 0))
 
     @property
     def _count(self) -> int:
         """The number of elements of the sub-layer's output, N × D."""
-        return self.part.rows * self.part.layer.width
+        return self.sublayer.rows * self.sublayer.layer.width
 
     def gemm(
         self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
@@ -486,8 +490,8 @@ class _Writer:
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
-        packed = self.scratch.allocate(outputs * inputs * self.part.item_bytes)
-        streams = is_nontemporal(rows * outputs * self.part.item_bytes)
+        packed = self.scratch.allocate(outputs * inputs * self.sublayer.item_bytes)
+        streams = is_nontemporal(rows * outputs * self.sublayer.item_bytes)
         least = float_bits(0.0 if positive else float("-inf"))
         thread_scratch = self.scratch.allocate(self._thread_bytes)
         sizes = rows, inputs, outputs
@@ -513,14 +517,10 @@ class _Writer:
         gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
-        filled = padded_rows(rows, self.part.layer.tile)
+        filled = padded_rows(rows, self.sublayer.layer.tile)
         weight, bias = self._parameters(matrix)
-        item_bytes = self.part.item_bytes
-        sizes = (
-            outputs * inputs * item_bytes,
-            inputs * filled * item_bytes,
-            self._thread_bytes,
-        )
+        item_bytes = self.sublayer.item_bytes
+        sizes = outputs * inputs * item_bytes, inputs * filled * item_bytes, self._thread_bytes
         scratch = [self.scratch.allocate(count) for count in sizes]
         arguments = BackwardArguments(
             x=x,
@@ -543,12 +543,11 @@ class _Writer:
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
         """Return the memory offsets of a matrix range's first weight row and of its bias; None for a missing bias."""
-        part, (slot, start, _, inputs) = self.part, matrix
-        has_bias = part.shape.has_biases[slot == PartBase.LAST]
-        weight, bias = part.base_offset(slot), part.base_offset(PartBase(slot + 2))
-        return weight.advance(start * inputs * part.item_bytes), bias.advance(
-            start * part.item_bytes
-        ) if has_bias else None
+        sublayer, (slot, start, _, inputs) = self.sublayer, matrix
+        has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
+        weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
+        first, first_bias = start * inputs * sublayer.item_bytes, start * sublayer.item_bytes
+        return weight.advance(first), bias.advance(first_bias) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
         """Append a call of the attention kernel, from projected queries, keys and values to `context`."""
@@ -560,27 +559,27 @@ class _Writer:
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
         """Append a call of the attention kernel called `name`; the backward kernel writes the `gradients`."""
-        part, layer, shape = self.part, self.part.layer, self.part.shape
+        sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         arguments = AttentionArguments(
-            *self._query_key_value(part.projected, part.memory),
+            *self._query_key_value(sublayer.projected, sublayer.memory),
             query_stride=shape.inner if shape.reads_memory else shape.projected,
             key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
             heads=shape.heads,
             num_queries=layer.length,
             num_keys=keys,
-            lengths=part.base_offset(PartBase.LENGTHS) if shape.has_lengths else 0,
+            lengths=sublayer.base_offset(SublayerBase.LENGTHS) if shape.has_lengths else 0,
             context=context,
-            sums=part.attention_sums,
+            sums=sublayer.attention_sums,
             **dict(zip(_GRADIENTS, self._query_key_value(*gradients) if gradients else (0, 0, 0), strict=True)),
             scratch=scratch,
             scratch_per_thread=scratch_each,
-            seed=part.base_offset(PartBase.INNER_SEED),
-            drop_256ths=shape.inner_drop_of_256,
+            seed=sublayer.base_offset(SublayerBase.INNER_SEED),
+            drop_256ths=shape.inner_drop_256ths,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])
@@ -592,9 +591,9 @@ class _Writer:
 
         Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
         """
-        size = self.part.shape.inner * self.part.item_bytes
-        first = 0 if self.part.shape.reads_memory else size
-        return projected, memory.advance(first), memory.advance(first + size // self.part.shape.attention.shared)
+        size = self.sublayer.shape.inner * self.sublayer.item_bytes
+        first = 0 if self.sublayer.shape.reads_memory else size
+        return projected, memory.advance(first), memory.advance(first + size // self.sublayer.shape.attention.shared)
 
 
 # --- layers as autograd functions ---
@@ -630,20 +629,20 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
     is_known = all(each is not None and each.bias is None for each in lengths)
-    parts = parts_of(layer, lengths, _WHOLE_LAYERS) if is_known else None
-    if parts is None or not all(_supports_part(part, x, memory) for part in parts):
+    sublayers = sublayers_of(layer, lengths, _WHOLE_LAYERS) if is_known else None
+    if sublayers is None or not all(_supports_sublayer(sublayer, x, memory) for sublayer in sublayers):
         return None
-    parameters = [each for part in parts for each in part.parameters()]
-    return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    parameters = [each for sublayer in sublayers for each in sublayer.parameters()]
+    return _Layer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _supports_part(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
+def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
     """Return whether the kernels support the dtypes, sizes and memory layout of a sub-layer."""
-    parameters = [each for each in part.parameters() if each is not None]
-    attended = memory if part.reads_memory and memory is not None else x
+    parameters = [each for each in sublayer.parameters() if each is not None]
+    attended = memory if sublayer.reads_memory and memory is not None else x
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
         return False
-    attention, (first, last) = part.attention, part.linears
+    attention, (first, last) = sublayer.attention, sublayer.linears
     if attention is not None and not supports_attention(x, attended.shape[1], attention.d_k):
         return False
     inner, width = last.in_features, x.shape[-1]
@@ -665,20 +664,21 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
+        ctx: Any, sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
     ) -> Tensor:
-        plan = _plan_of(_shape_of(parts, x, memory))
+        plan = _plan_of(_shape_of(sublayers, x, memory))
         saved, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
-        part_addresses = _addresses_of_parts(parts, parameters)
+        sublayer_addresses = _addresses_of_sublayers(sublayers, parameters)
         plan.forward.run(
-            [0, *map(address_of, (x, memory, out)), saved.address, scratch.address, 0, 0, 0, *part_addresses],
+            [0, *map(address_of, (x, memory, out)), saved.address, scratch.address, 0, 0, 0, *sublayer_addresses],
             plan.threads,
         )
         scratch.free()
         ctx.save_for_backward(x, memory)
         # Keeps the lengths alive, which the backward pass reads by address.
-        ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, saved, part_addresses, parts, len(parameters)
+        ctx.plan, ctx.kept, ctx.own, ctx.sublayers = plan, saved, sublayer_addresses, sublayers
+        ctx.count = len(parameters)
         return out
 
     @staticmethod
@@ -697,48 +697,48 @@ class _Layer(torch.autograd.Function):
         return None, by_x, by_memory, *[None] * ctx.count
 
 
-def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> LayerShape:
+def _shape_of(sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None) -> LayerShape:
     """Return the shape of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
-    shapes = tuple(_part_shape_of(part) for part in parts)
+    shapes = tuple(_sublayer_shape_of(sublayer) for sublayer in sublayers)
     memory_length = 0 if memory is None else memory.shape[1]
     return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), require_gemm_tile(x.dtype))
 
 
-def _part_shape_of(part: LayerPart) -> PartShape:
+def _sublayer_shape_of(sublayer: MaskedSublayer) -> SublayerShape:
     """Return the shape of a sub-layer, on which its kernel calls depend."""
-    attention, (first, last) = part.attention, part.linears
+    attention, (first, last) = sublayer.attention, sublayer.linears
     options = PLAIN_ATTENTION if attention is None else options_of(attention)
-    assert part.norm.eps is not None
+    assert sublayer.norm.eps is not None
     assert options is not None
-    return PartShape(
+    return SublayerShape(
         heads=0 if attention is None else attention.num_heads,
         inner=last.in_features,
-        reads_memory=part.reads_memory,
-        has_lengths=isinstance(part.mask, KeyLengths) and part.mask.lengths is not None,
-        norm_is_before=part.norm_is_before,
-        norm_has_bias=getattr(part.norm, "bias", None) is not None,
-        epsilon=part.norm.eps,
+        reads_memory=sublayer.reads_memory,
+        has_lengths=isinstance(sublayer.mask, KeyLengths) and sublayer.mask.lengths is not None,
+        norm_is_before=sublayer.norm_is_before,
+        norm_has_bias=getattr(sublayer.norm, "bias", None) is not None,
+        epsilon=sublayer.norm.eps,
         has_biases=(first.bias is not None, last.bias is not None),
-        drop_of_256=part.drop_of_256,
-        inner_drop_of_256=part.inner_drop_of_256,
+        drop_256ths=sublayer.drop_256ths,
+        inner_drop_256ths=sublayer.inner_drop_256ths,
         attention=options,
-        activation=part.activation,
+        activation=sublayer.activation,
         projected=first.out_features,
     )
 
 
-def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor | None]) -> list[int]:
-    """Return the base addresses of all sub-layers in the order of the enum `PartBase`, with new dropout seeds."""
-    seeds = torch.empty(len(parts), 2, dtype=torch.int64)
-    for pair, part in zip(seeds, parts, strict=True):
-        for seed, drop_of_256 in zip(pair, (part.inner_drop_of_256, part.drop_of_256), strict=True):
-            if drop_of_256:
+def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Sequence[Tensor | None]) -> list[int]:
+    """Return the base addresses of all sub-layers in the order of the enum `SublayerBase`, with new dropout seeds."""
+    seeds = torch.empty(len(sublayers), 2, dtype=torch.int64)
+    for pair, sublayer in zip(seeds, sublayers, strict=True):
+        for seed, drop_256ths in zip(pair, (sublayer.inner_drop_256ths, sublayer.drop_256ths), strict=True):
+            if drop_256ths:
                 seed.random_()
     addresses: list[int] = []
-    each_count = len(parameters) // len(parts)
-    for number, ((inner_seed, seed), part) in enumerate(zip(seeds.tolist(), parts, strict=True)):
-        lengths = part.mask.lengths if isinstance(part.mask, KeyLengths) else None
+    each_count = len(parameters) // len(sublayers)
+    for number, ((inner_seed, seed), sublayer) in enumerate(zip(seeds.tolist(), sublayers, strict=True)):
+        lengths = sublayer.mask.lengths if isinstance(sublayer.mask, KeyLengths) else None
         addresses += [seed, inner_seed, address_of(lengths)]
         for parameter in parameters[number * each_count : (number + 1) * each_count]:
             total = None if parameter is None else sum_of_gradients(parameter)
@@ -790,5 +790,5 @@ class NativeTraining:
     softmax_ = staticmethod(softmax_)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a model component, `component(*args, **kwargs)`, and compute it with CPU kernels if these support it."""
+        """Return `component(*args, **kwargs)`, computed with CPU kernels if these support it, else with PyTorch."""
         return execute(self, component, *args, **kwargs)

@@ -106,11 +106,11 @@ class UpdateEmitter:
     def write(self) -> None:
         """Emit the three optimizer kernels: `adam`, `apply` and `momentum`."""
         k = self.k
-        for name, work in (("adam", self._adam), ("apply", self._take)):
+        for name, work in (("adam", self._adam), ("apply", self._apply_update)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
                 args = UpdateArguments(*numbers)
                 for number, inside in self._each_vector(args.count, thread, threads):
-                    self._follow(args, number, inside, work)
+                    self._update(args, number, inside, work)
         with kernel(k, "momentum", len(MomentumArguments._fields)) as (numbers, thread, threads):
             momentum_args = MomentumArguments(*numbers)
             for number, inside in self._each_vector(momentum_args.count, thread, threads):
@@ -135,16 +135,16 @@ class UpdateEmitter:
     def _momentum(self, args: "MomentumArguments", number: Value, inside: Value | None) -> None:
         """Emit Nesterov momentum: update the momentum with the gradient, and write the direction of the update."""
         k = self.k
-        gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
-        momentum = self._mean(args.momentum, args.decay, gradient, number, inside)
-        ahead = k.madd(self._real(args.decay), k.build.fsub(momentum, gradient), gradient)
+        gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
+        momentum = self._update_moment(args.momentum, args.decay, gradient, number, inside)
+        ahead = k.madd(self._splat_float(args.decay), k.build.fsub(momentum, gradient), gradient)
         with k.build.if_else(k.is_nonzero(args.is_narrow)) as (narrow, wide):
             with narrow:
-                self._put(ahead, args.out, number, inside, I16)
+                self._store(ahead, args.out, number, inside, I16)
             with wide:
-                self._put(ahead, args.out, number, inside)
+                self._store(ahead, args.out, number, inside)
 
-    def _follow(
+    def _update(
         self,
         args: UpdateArguments,
         number: Value,
@@ -154,20 +154,20 @@ class UpdateEmitter:
         """Emit a parameter update: run `work`, zero the gradient, and refresh the moving average and bfloat16 copy."""
         k = self.k
         master = work(args, number, inside)
-        self._put(k.splat(0.0), args.gradient, number, inside)
+        self._store(k.splat(0.0), args.gradient, number, inside)
         with k.when(k.is_nonzero(args.average)):
-            average = self._get(args.average, number, inside)
-            decay = self._real(args.average_decay)
-            self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
+            average = self._load(args.average, number, inside)
+            decay = self._splat_float(args.average_decay)
+            self._store(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
         with k.when(k.is_nonzero(args.bfloat16_copy)):
-            self._put(master, args.bfloat16_copy, number, inside, I16)
+            self._store(master, args.bfloat16_copy, number, inside, I16)
 
-    def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
+    def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
         """Emit the update master · shrink - rate · update, stored as the master weights, and return the new weights."""
         k = self.k
-        before = self._get(args.master, number, inside)
-        master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
-        rate = k.build.fsub(k.splat(0.0), self._real(args.rate))
+        before = self._load(args.master, number, inside)
+        master, shrunk = k.variable(before), k.build.fmul(before, self._splat_float(args.shrink))
+        rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
         has_move, is_narrow = (
             k.build.icmp_signed("!=", each, k.int64(0)) for each in (args.update, args.has_bfloat16_move)
         )
@@ -177,40 +177,40 @@ class UpdateEmitter:
                     update = k.load_as_float32(k.pointer(args.update), number, kind, mask=inside)
                     new_master = k.madd(rate, update, shrunk)
                     k.store(new_master, master)
-                    self._put(new_master, args.master, number, inside)
+                    self._store(new_master, args.master, number, inside)
         return k.load_variable(master, rate)
 
     def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
         """Emit Adam's update of the moments and parameters, and return the new parameters."""
         k = self.k
-        gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
-        first = self._mean(args.first, args.beta1, gradient, number, inside)
-        second = self._mean(args.second, args.beta2, k.build.fmul(gradient, gradient), number, inside)
+        gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
+        first = self._update_moment(args.first, args.beta1, gradient, number, inside)
+        second = self._update_moment(args.second, args.beta2, k.build.fmul(gradient, gradient), number, inside)
         root = k.intrinsic(f"llvm.sqrt.v{k.lanes}f32", k.floats, second)
-        denominator = k.madd(root, self._real(args.inverse_root), self._real(args.epsilon))
-        update = k.build.fdiv(k.build.fmul(first, self._real(args.rate)), denominator)
-        master = k.build.fsub(self._get(args.master, number, inside), update)
-        self._put(master, args.master, number, inside)
+        denominator = k.madd(root, self._splat_float(args.inverse_root), self._splat_float(args.epsilon))
+        update = k.build.fdiv(k.build.fmul(first, self._splat_float(args.rate)), denominator)
+        master = k.build.fsub(self._load(args.master, number, inside), update)
+        self._store(master, args.master, number, inside)
         return master
 
-    def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
+    def _update_moment(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
         """Emit the update of a moment or momentum at an address to β · moment + (1 - β) · new, and return it."""
         k = self.k
-        before = self._get(address, number, inside)
-        moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
-        self._put(moment, address, number, inside)
+        before = self._load(address, number, inside)
+        moment = k.madd(self._splat_float(beta), k.build.fsub(before, new), new)
+        self._store(moment, address, number, inside)
         return moment
 
-    def _real(self, bits: Value) -> Value:
+    def _splat_float(self, bits: Value) -> Value:
         """Return a vector that repeats one float32 number, whose bits are given as an integer."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
-    def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
+    def _load(self, address: Value, number: Value, inside: Value | None) -> Value:
         """Load the float32 vector from element `number` of an array on; lanes outside the mask `inside` are zero."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
-    def _put(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
+    def _store(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
         """Store a vector from element `number` of an array on, as float32 or, with `kind` I16, as bfloat16."""
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
@@ -396,11 +396,11 @@ class OrthogonalizeEmitter:
         self._write_symmetric()
         self._write_mixed()
         self._write_transposed()
-        with k.function("one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
+        with k.function("orthogonalize_one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
             pointers = (
                 k.element_pointer(numbers, number, I64) for number in range(len(OrthogonalizeArguments._fields))
             )
-            self._make(
+            self._orthogonalize(
                 OrthogonalizeArguments(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads
             )
         with raw_kernel(k, self.names[0]) as (numbers, thread, threads):
@@ -411,12 +411,12 @@ class OrthogonalizeEmitter:
             count_each = k.build.sdiv(count, threads)
             thread_scratch = k.add(scratch, k.mul(thread, bytes_per_thread))
             with k.loop(k.mul(thread, count_each), k.mul(k.add(thread, 1), count_each)) as matrix:
-                k.call("one", numbers, matrix, thread_scratch, k.int64(0), k.int64(1))
+                k.call("orthogonalize_one", numbers, matrix, thread_scratch, k.int64(0), k.int64(1))
             k.barrier(threads)
             with k.loop(k.mul(threads, count_each), count) as matrix:
-                k.call("one", numbers, matrix, scratch, thread, threads)
+                k.call("orthogonalize_one", numbers, matrix, scratch, thread, threads)
 
-    def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
+    def _orthogonalize(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
         """Emit the orthogonalization of the matrix with the index `matrix` by Muon's polynomials."""
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
@@ -425,7 +425,7 @@ class OrthogonalizeEmitter:
         size, square = k.mul(short_side, long_side, 2), k.mul(short_side, short_side, 2)
         transposed = k.add(scratch, size)
         squares = [k.add(transposed, size, k.mul(square, number)) for number in range(SCRATCH_SQUARES)]
-        one = _Task(
+        task = _Task(
             k.build.select(is_tall, transposed, address),
             squares,
             scratch,
@@ -435,8 +435,8 @@ class OrthogonalizeEmitter:
         )
         with k.when(is_tall):
             k.call("transposed", address, transposed, args.rows, args.columns, *threads)
-        self._multiply(one, one.x, one.x, squares[0], columns=long_side)
-        length = self._length(squares[0], k.mul(short_side, short_side))
+        self._multiply(task, task.x, task.x, squares[0], columns=long_side)
+        length = self._norm(squares[0], k.mul(short_side, short_side))
         limit = k.float_from_bits(args.most)
         fits = (
             k.build.fcmp_ordered("<", length, limit),
@@ -449,14 +449,14 @@ class OrthogonalizeEmitter:
             shrink = k.build.fdiv(k.float32(1), shrink)
             with k.build.if_else(k.is_nonzero(args.by_gram_matrix)) as (by_gram_matrix, one_by_one):
                 with by_gram_matrix:
-                    self._by_gram_matrix(args, one, shrink)
+                    self._by_gram_matrix(args, task, shrink)
                 with one_by_one:
-                    self._one_by_one(args, one, shrink)
+                    self._one_by_one(args, task, shrink)
             with k.when(is_tall):
                 k.call("transposed", transposed, address, args.columns, args.rows, *threads)
         k.barrier(threads[1])  # before the scratch space is reused
 
-    def _length(self, square: Value, elements: Value) -> Value:
+    def _norm(self, square: Value, elements: Value) -> Value:
         """Return the Euclidean norm of an array of `elements` bfloat16 numbers, a multiple of `_SUMS` vectors."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
@@ -479,37 +479,39 @@ class OrthogonalizeEmitter:
         square = k.build.fmul(shrink, shrink)
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
-    def _one_by_one(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
+    def _one_by_one(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
         """Emit Muon's polynomials applied to the matrix x one after another, as `muon._one_by_one` does."""
-        k, (gram, factor) = self.k, one.squares[:2]
+        k, (gram, factor) = self.k, task.squares[:2]
         for number in range(POLYNOMIALS):
             if number:
                 shrink = k.float32(1)
-                self._multiply(one, one.x, one.x, gram, columns=one.columns)
+                self._multiply(task, task.x, task.x, gram, columns=task.columns)
             a, b, c = self._coefficients(args, number, shrink)
-            self._multiply(one, gram, gram, factor, other=gram, factors=(b, c))
+            self._multiply(task, gram, gram, factor, other=gram, factors=(b, c))
             scale = k.build.fmul(shrink, k.float_from_bits(args.scale)) if number == POLYNOMIALS - 1 else shrink
-            self._replace(one, factor, other=one.x, factors=(k.build.fmul(scale, a), scale))
+            self._multiply_into_x(task, factor, other=task.x, factors=(k.build.fmul(scale, a), scale))
 
-    def _by_gram_matrix(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
+    def _by_gram_matrix(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
         """Emit Muon's polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
-        k, (gram, product, *values) = self.k, one.squares
+        k, (gram, product, *values) = self.k, task.squares
         scale, none = shrink, k.float32(0)
         for number, value in enumerate(values):
             if number:
                 previous = values[number - 1]
-                self._multiply(one, previous, gram, product, factors=(none, k.build.fmul(scale, scale)))
-                self._multiply(one, product, previous, gram)
+                self._multiply(task, previous, gram, product, factors=(none, k.build.fmul(scale, scale)))
+                self._multiply(task, product, previous, gram)
                 scale = k.float32(1)
             a, b, c = self._coefficients(args, number, scale)
-            self._multiply(one, gram, gram, value, other=gram, factors=(b, c), diagonal=a)
-        self._multiply(one, values[1], values[0], product)
-        self._multiply(one, values[2], product, gram)
-        self._replace(one, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_from_bits(args.scale))))
+            self._multiply(task, gram, gram, value, other=gram, factors=(b, c), diagonal=a)
+        self._multiply(task, values[1], values[0], product)
+        self._multiply(task, values[2], product, gram)
+        self._multiply_into_x(
+            task, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_from_bits(args.scale)))
+        )
 
     def _multiply(
         self,
-        one: _Task,
+        task: _Task,
         left: Value,
         right: Value,
         out: Value,
@@ -522,7 +524,7 @@ class OrthogonalizeEmitter:
         """Emit a call that computes a symmetric square matrix, out = f1 · other + f2 · left · rightᵀ + diagonal · I.
 
         Args:
-            one: the matrix that is orthogonalized, with F rows.
+            task: the matrix that is orthogonalized, with F rows.
             left: the address of the left operand, (F, columns).
             right: the address of the right operand, (F, columns).
             out: the address of the result, (F, F).
@@ -533,14 +535,18 @@ class OrthogonalizeEmitter:
         """
         k = self.k
         addend_factor, product_factor = factors or (k.float32(0), k.float32(1))
-        addresses, sizes = (left, right, other or k.int64(0), out), (one.rows, columns or one.rows)
+        addresses, sizes = (left, right, other or k.int64(0), out), (task.rows, columns or task.rows)
         numbers = addend_factor, product_factor, diagonal or k.float32(0)
-        k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
+        k.call("symmetric", *addresses, *numbers, *sizes, task.packed, *task.threads)
 
-    def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
-        """Emit a call that replaces the matrix `one.x` by f1 · other + f2 · factor · x; `factors` is (f1, f2)."""
+    def _multiply_into_x(
+        self, task: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]
+    ) -> None:
+        """Emit a call that replaces the matrix `task.x` by f1 · other + f2 · factor · x; `factors` is (f1, f2)."""
         k = self.k
-        k.call("mixed", factor, one.x, other or k.int64(0), *factors, one.rows, one.columns, one.packed, *one.threads)
+        k.call(
+            "mixed", factor, task.x, other or k.int64(0), *factors, task.rows, task.columns, task.packed, *task.threads
+        )
 
     # --- functions -----------------------------------------------------------------------------------------------
 
@@ -631,7 +637,6 @@ class OrthogonalizeEmitter:
         """
         k = self.k
         block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
-        order = ir.Constant(ir.VectorType(I32, block_rows), list(range(block_rows)))
         with k.function("transposed", *[I64] * 6) as (matrix, out, rows, columns, thread, threads):
             first, last = k.thread_range(k.build.sdiv(rows, k.int64(block_rows)), thread, threads)
             each_row = k.loop(k.mul(first, block_rows), k.mul(last, block_rows), block_rows)
@@ -643,7 +648,7 @@ class OrthogonalizeEmitter:
                 for n, pair in enumerate(zip(*halves, strict=True)):
                     low, high = (k.build.trunc(vector, kind) for vector in pair)
                     target = k.element_pointer(k.pointer(out), k.add(k.mul(k.add(column, n), rows), row), I16)
-                    k.store(k.build.shuffle_vector(low, high, order), target)
+                    k.store(k.shuffle(low, high, range(block_rows)), target)
             k.barrier(threads)
 
 
@@ -658,10 +663,10 @@ _BYTES = 2  # of an element
 
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
     """Return whether `orthogonalize_in_place` supports all of these matrices."""
-    return bfloat16_tile() is not None and all(_suits(each) for each in matrices)
+    return bfloat16_tile() is not None and all(_supports_matrix(each) for each in matrices)
 
 
-def _suits(matrix: Tensor) -> bool:
+def _supports_matrix(matrix: Tensor) -> bool:
     """Return whether `orthogonalize_in_place` supports a matrix, by its dtype, device, size and memory layout."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()

@@ -18,7 +18,7 @@ def _hash(x, seed):
 
 @triton.jit(do_not_specialize=["seed"])
 def drop(
-    residual, x, out, seed, count, drop_of_256, scale,
+    residual, x, out, seed, count, drop_256ths, scale,
     HAS_RESIDUAL: tl.constexpr, SEED_IS_ADDRESS: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
@@ -35,7 +35,7 @@ def drop(
     words = tl.where(
         lanes < 4, _hash(eighths.to(tl.uint32) * 2, seed)[:, None], _hash(eighths.to(tl.uint32) * 2 + 1, seed)[:, None]
     )
-    is_kept = ((words >> ((lanes & 3) * 8).to(tl.uint32)) & 255).to(tl.int32) >= drop_of_256
+    is_kept = ((words >> ((lanes & 3) * 8).to(tl.uint32)) & 255).to(tl.int32) >= drop_256ths
     values = tl.where(is_kept, tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32) * scale, 0.0)
     if HAS_RESIDUAL:
         values += tl.load(residual + offsets, mask=exist, other=0.0).to(tl.float32)

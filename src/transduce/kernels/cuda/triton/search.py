@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
+def _load_logits(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
     """Load logits as float32, plus a bias if BIASED; -inf for the two tokens that are never generated, and for NaN."""
     x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
@@ -41,7 +41,7 @@ def find_top_tokens(
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        x = _read(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
+        x = _load_logits(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
         more = tl.maximum(greatest, tl.max(x, axis=0))
         total = total * tl.exp(greatest - more) + tl.sum(tl.exp(x - more), axis=0)
         greatest = more
@@ -50,7 +50,7 @@ def find_top_tokens(
     tl.debug_barrier()
     ids = _best_chunks(best, tl.cdiv(vocabulary, BLOCK) * CHUNKS, vocabulary, COUNT, LANES, MAX_CHUNKS)
     ids = tl.reshape(ids[:, None] * part + tl.arange(0, part)[None, :], (LANES * part,))
-    x = _read(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
+    x = _load_logits(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
     numbers = tl.arange(0, LANES * part)
     for number in tl.static_range(COUNT):
         is_best = numbers == tl.argmax(x, axis=0)
@@ -130,11 +130,11 @@ def extend_beam(
     first = sentence * WIDTH
     row = records + sentence * (2 + 3 * FOUND)
     penalty = tl.load(penalties + step)
-    parents, newest, own_values, own_totals, own_sums, ends, end_ranks, end_values = _choose(
+    parents, newest, own_values, own_totals, own_sums, ends, end_ranks, end_values = _split_candidates(
         values + first * COUNT, best + first * COUNT, normalizers + first, scores + first, sums + first, penalty, eos,
         WIDTH, COUNT, WIDE, CANDIDATES,
     )  # fmt: skip
-    threshold = _enter(
+    threshold = _merge_finished(
         row + 2, finished + sentence * FOUND, step, ends, end_ranks, end_values, WIDTH, FOUND, WIDE, FINISHED
     )
 
@@ -167,7 +167,7 @@ def extend_beam(
 
 
 @triton.jit
-def _choose(
+def _split_candidates(
     values, best, normalizers, scores, sums, penalty, eos,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
@@ -213,7 +213,7 @@ def _choose(
 
 
 @triton.jit
-def _enter(
+def _merge_finished(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
