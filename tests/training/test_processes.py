@@ -38,7 +38,7 @@ OPTIMIZERS = {2: ("adam",), 3: ("adam", "muon")}
 
 
 @pytest.fixture(scope="module")
-def together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+def train_together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
     """Return a function that trains with so many processes, once, and returns the results of each optimizer."""
 
     @cache
@@ -59,8 +59,10 @@ def together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory) -> C
 @pytest.mark.parametrize(
     ("count", "optimizer"), [(count, name) for count, names in OPTIMIZERS.items() for name in names]
 )
-def test_processes_train_as_one_does(count: int, optimizer: str, together: Callable[[int], dict[str, Any]]) -> None:
-    results = together(count)[optimizer]
+def test_processes_train_as_one_does(
+    count: int, optimizer: str, train_together: Callable[[int], dict[str, Any]]
+) -> None:
+    results = train_together(count)[optimizer]
     for precision, tolerance in (("fp32", 1e-5), ("bf16", 5e-3)):
         alone = results[f"alone {precision}"]
         assert alone["losses"][-1] < alone["losses"][0] - 0.05
