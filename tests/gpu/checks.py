@@ -570,8 +570,8 @@ def check_a_limited_number_of_sizes_is_kept() -> None:
     with recording() as recorded, mock.patch.object(backend, "_MAX_SIZES", 2):
         recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the third size evicts the second
-            total, likelihood = recorder(size, np.arange(size) + 1, compute)
-            assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
+            total, negative_log_likelihood = recorder(size, np.arange(size) + 1, compute)
+            assert (total.item(), negative_log_likelihood.item()) == (size * (size + 1) / 2, 1.0)
         assert len(recorded) == 1
 
 

@@ -91,7 +91,7 @@ class DropoutMonitor:
         self.is_off = True
 
     @torch.no_grad()
-    def likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
+    def negative_log_likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
         """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:
@@ -114,13 +114,13 @@ class DropoutMonitor:
             sums: the totals of that step, with dropout.
             without: the summed negative log-likelihood of the same batches without dropout.
         """
-        if not 0.0 < sums.likelihood * _HARM < without < math.inf:
+        if not 0.0 < sums.negative_log_likelihood * _HARM < without < math.inf:
             return None
         self.disable()
         return (
             f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
-            f"{sums.likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, so the model "
-            "has come to depend on the noise (`training.adapt_dropout`)."
+            f"{sums.negative_log_likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, "
+            "so the model has come to depend on the noise (`training.adapt_dropout`)."
         )
 
 
@@ -523,7 +523,7 @@ class Trainer:
         """Disable dropout when the loss of the step's batches is higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
-            (without,) = self.processes.sum([self._dropout.likelihood_without_dropout(losses)])
+            (without,) = self.processes.sum([self._dropout.negative_log_likelihood_without_dropout(losses)])
             if sentence := self._dropout.judge(self.step, sums, without):
                 self.display.say(sentence)
 

@@ -171,10 +171,10 @@ class TaggingTask:
         labels = to_device(batch.target, logits.device)  # (own rows, S)
         own = logits[: len(labels)].flatten(0, 1)
         options: dict[str, Any] = {"ignore_index": NO_LABEL, "reduction": "sum"}
-        likelihood = F.cross_entropy(own, labels.flatten(), **options)
+        negative_log_likelihood = F.cross_entropy(own, labels.flatten(), **options)
         smoothed = F.cross_entropy(own, labels.flatten(), label_smoothing=self.label_smoothing, **options)
         # A process without own sentences has a dummy one that counts nothing but takes part in the gradient.
-        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), batch.target_tokens)
+        return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of each token's labels, (B, S, C), float32."""
