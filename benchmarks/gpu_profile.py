@@ -27,7 +27,7 @@ from transduce.kernels.select import find_batch_search, kernels_for_training, st
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import SearchBounds, using_backend
 from transduce.model.transformer import Transformer
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import PrefetchedBatches
@@ -72,13 +72,13 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
-    task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
-    ahead = PrefetchedBatches(batches, task)
+    objective, parts = TranslationObjective(model, label_smoothing=0.1, record=record), np.zeros(3)
+    ahead = PrefetchedBatches(batches, objective)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]
         optimizer.begin_batch(last=True)
-        loss = task.loss(ahead.batch(0, number % len(batches)))
+        loss = objective.loss(ahead.batch(0, number % len(batches)))
         times.append(time.perf_counter())
         loss.total.backward()
         times.append(time.perf_counter())

@@ -37,7 +37,7 @@ from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds
 from transduce.search.selection import use_kernels
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import OptimizerName
 
@@ -117,7 +117,7 @@ class Training:
         for name, function in (changes or {}).items():
             setattr(self.kernels, name, function)
         self.optimizer = FlatOptimizer(model.train(), optimizer_settings(precision, optimizer), DTYPES[precision])
-        self.task = TranslationTask(model, label_smoothing=0.1)
+        self.objective = TranslationObjective(model, label_smoothing=0.1)
         self.batches = random_batches(model.config)
 
     def step(self) -> None:
@@ -126,7 +126,7 @@ class Training:
         self.batches = [*self.batches[1:], batch]
         with using_backend(self.kernels):
             self.optimizer.begin_batch(last=True)
-            self.task.loss(batch).total.backward()
+            self.objective.loss(batch).total.backward()
             self.optimizer.collect_gradient()
             self.optimizer.step(batch.target_tokens, RATE)
 

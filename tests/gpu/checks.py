@@ -51,7 +51,7 @@ from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch, beam_search
 from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
 from transduce.search.scorer import Bounds, Hypothesis, Search, run
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
@@ -337,20 +337,20 @@ def losses(
     if adapted:
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), GEMM_DTYPES[-1] if adapted else torch.float32)
-    task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
+    objective, found = TranslationObjective(model, label_smoothing=0.1, record=record), []
     with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
             torch.manual_seed(number)
             if number % 2:
-                task.prefetch(batches[1])
-            loss = task.loss(batches[number % 2])
+                objective.prefetch(batches[1])
+            loss = objective.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
             found += [loss.total.item(), loss.negative_log_likelihood.item(), owner.step(loss.tokens, 0.01)]
         model.eval()
         with torch.inference_mode():
-            found.append(task.loss(batches[0]).total.item())
+            found.append(objective.loss(batches[0]).total.item())
     return found, owner.weights_to_keep()
 
 
@@ -464,11 +464,11 @@ def check_replays_use_current_inputs_and_settings() -> None:
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
     model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
     owner = FlatOptimizer(model, training_settings("adam"), torch.float32)
-    task, gradients = TranslationTask(model, label_smoothing=0.1, record=True), []
+    objective, gradients = TranslationObjective(model, label_smoothing=0.1, record=True), []
 
     def gradient(factor: float) -> Tensor:
         torch.manual_seed(4)
-        (task.loss(batch).total * factor).backward()
+        (objective.loss(batch).total * factor).backward()
         found = owner.gradient.clone()
         owner.discard_gradient()
         return found
@@ -478,27 +478,29 @@ def check_replays_use_current_inputs_and_settings() -> None:
         compare(gradients[1:3] + gradients[4:], [gradients[0], 3.0 * gradients[0], gradients[0]], rtol=1e-4, atol=1e-5)
         assert bool(gradients[3].isnan().any())
         assert len(recorded) == 1
-        first, second = task.loss(batch), task.loss(batch)
+        first, second = objective.loss(batch), objective.loss(batch)
         with pytest.raises(RuntimeError, match="are gone"):
             first.total.backward()
         second.total.backward()
         with pytest.raises(RuntimeError, match="are gone"):
             second.total.backward()
         owner.discard_gradient()
-        task.prefetch(batch)
+        objective.prefetch(batch)
         with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # the batch is packed already
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         with recording_disabled():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped
+        assert not torch.allclose(
+            objective.loss(batch).total, objective.loss(batch).total
+        )  # other elements are dropped
         for module in model.modules():
             if isinstance(module, Dropout):
                 module.set(0.0)
-        plain = [task.loss(batch).total for _ in range(3)]
+        plain = [objective.loss(batch).total for _ in range(3)]
         torch.testing.assert_close(plain[0], plain[2])
         assert len(recorded) == 2
         with torch.no_grad():
-            torch.testing.assert_close(task.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(objective.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
 
 
 def check_what_cannot_be_recorded_is_launched() -> None:

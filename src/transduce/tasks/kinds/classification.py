@@ -65,7 +65,7 @@ ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
 
-class ClassificationTask:
+class ClassificationObjective:
     """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
@@ -112,7 +112,7 @@ class LabeledDevSet:
     ) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.best_by = best_by
-        self.task = ClassificationTask(self.model, label_smoothing=0.0)
+        self.objective = ClassificationObjective(self.model, label_smoothing=0.0)
         self.batches = batches
 
     @torch.inference_mode()
@@ -122,7 +122,7 @@ class LabeledDevSet:
         self.model.load_state_dict(weights)
         nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
             hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
@@ -141,7 +141,7 @@ class LabeledDevSet:
         )
 
 
-class Classification(LabelChoices, TextKind):
+class ClassificationKind(LabelChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
@@ -236,7 +236,7 @@ class Classification(LabelChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
-        return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts texts."""

@@ -1,6 +1,6 @@
-"""Define the interface of a task: its text, model, batches, loss, metrics and final report.
+"""Define the interface of a task kind: its text, model, batches, loss, metrics and final report.
 
-Each task is a class in its own file; `all_kinds.py` lists them by name. A task has no state: its methods receive all
+Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind has no state: its methods receive all
 they work on.
 """
 

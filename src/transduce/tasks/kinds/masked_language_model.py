@@ -266,7 +266,7 @@ _FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
-class MaskedLanguageTask:
+class MaskedLanguageObjective:
     """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
 
     The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
@@ -317,7 +317,7 @@ class MaskedDevSet:
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
-        self.task = MaskedLanguageTask(self.model)
+        self.objective = MaskedLanguageObjective(self.model)
         self.batches = batches
 
     @torch.inference_mode()
@@ -345,7 +345,7 @@ class MaskedDevSet:
         Each number is followed by that of the correct predictions.
         """
         assert isinstance(batch, SentencePairBatch)
-        states, labels = self.task.encode(batch)
+        states, labels = self.objective.encode(batch)
         present = labels != self.model.config.pad_id
         targets = labels[present]
         logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
@@ -357,7 +357,7 @@ class MaskedDevSet:
         return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
-class MaskedLanguageModel(EncoderChoices, TextKind):
+class MaskedLanguageModelKind(EncoderChoices, TextKind):
     """The task of pretraining a masked language model."""
 
     name = "masked-language-model"
@@ -470,7 +470,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
-        return MaskedLanguageTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""

@@ -157,7 +157,7 @@ def _shared_sentences(parts: Mapping[str, Sequence[TaggedSentence]]) -> int:
 # --- training and validation ---
 
 
-class TaggingTask:
+class TaggingObjective:
     """The training objective of a tagger: the cross-entropy of the words' tags."""
 
     def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
@@ -188,7 +188,7 @@ class TaggedDevSet:
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.task = TaggingTask(self.model, label_smoothing=0.0)
+        self.objective = TaggingObjective(self.model, label_smoothing=0.0)
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
@@ -223,7 +223,7 @@ class TaggedDevSet:
         predicted = [[""] * len(tags) for tags in self.right]
         nats = 0.0
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)
             nats += float(
                 F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
@@ -265,7 +265,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 # --- the kind ---
 
 
-class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
+class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     """The task of tagging words."""
 
     name = "tagging"
@@ -403,7 +403,7 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the words' tags."""
-        return TaggingTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaggedCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts sentences."""

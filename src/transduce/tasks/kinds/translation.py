@@ -93,7 +93,7 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
     return torch.cat([start, target[:, :-1]], dim=1)
 
 
-class TranslationTask:
+class TranslationObjective:
     """The training objective of an encoder-decoder model."""
 
     def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
@@ -200,7 +200,7 @@ class DevSet:
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
-        self.task = TranslationTask(self.model, label_smoothing=0.0)
+        self.objective = TranslationObjective(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
         unsplit = TextSettings(split_sentences="never")
         self.directions = [
@@ -233,7 +233,7 @@ class DevSet:
 
     @torch.inference_mode()
     def _loss(self) -> float:
-        losses = [self.task.loss(batch) for batch in self.batches]
+        losses = [self.objective.loss(batch) for batch in self.batches]
         total = sum(float(loss.negative_log_likelihood) for loss in losses)
         return total / max(1, sum(loss.tokens for loss in losses))
 
@@ -290,7 +290,7 @@ class DevSet:
         return [factor * value for value in contributions] if len(self.directions) > 1 else contributions
 
 
-class Translation(TextKind):
+class TranslationKind(TextKind):
     """The task of translation."""
 
     name = "translation"
@@ -403,7 +403,7 @@ class Translation(TextKind):
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
