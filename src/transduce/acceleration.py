@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
+from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder
@@ -183,7 +183,7 @@ except ModuleNotFoundError as missing:
         """Return None, since no compiled steps exist without the kernels package."""
         return None
 
-    def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:  # noqa: ARG001
+    def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:  # noqa: ARG001
         """Return None, since no compiled search exists without the kernels package."""
         return None
 

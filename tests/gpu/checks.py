@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.decoding import CompiledSearch, find_compiled_search
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import rows as norms
 from transduce.kernels.cuda import rows as seeds
@@ -48,9 +48,9 @@ from transduce.model.feed_forward import Dropout
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
-from transduce.search.beam import Beam, BeamSearch, beam_search
+from transduce.search.beam import BeamOptions, BeamSearch, beam_search
 from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
@@ -724,14 +724,14 @@ def check_searches() -> None:
     model.output_weight.mul_(4.0)  # distinct probabilities
     longest = torch.full((4,), 12, device=DEVICE)
     common: dict[str, Any] = {"start_id": model.config.start_id, "eos_id": 1, "max_lengths": longest}
-    searches: list[Callable[[TransformerScorer], Any]] = [
+    searches: list[Callable[[EncoderDecoderScorer], Any]] = [
         lambda scorer: greedy_search(scorer, **common),
         lambda scorer: beam_search(scorer, beam_size=4, n_best=3, **common),
     ]
     for search in searches:
         results = []
         for state in (GpuState(model, source), model.start(source)):
-            scorer = TransformerScorer(model, source)
+            scorer = EncoderDecoderScorer(model, source)
             scorer.state, scorer._logits = state, None
             results.append(search(scorer))
         for found, expected in zip(*results, strict=True):
@@ -751,24 +751,24 @@ def random_search_model(ending: float, **changes: Any) -> Transformer:
     return model
 
 
-def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
+def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> CompiledSearch:
     """Return a search that runs as compiled kernels, each step recorded as one CUDA graph."""
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
-    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
-    found = find_compiled_search(scorer, bounds, beam)
+    limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    found = find_compiled_search(scorer, limits, beam)
     assert found is not None
     return found
 
 
-def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
+def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> Search:
     """Return the equivalent search of the reference implementation."""
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     scorer.state, scorer._logits = model.start(source), None
-    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     if beam.beam_size == 1:
-        return GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
-    return BeamSearch(scorer, bounds, beam)
+        return GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha)
+    return BeamSearch(scorer, limits, beam)
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -788,9 +788,21 @@ def check_compiled_search_equals_beam_search() -> None:
     source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
     large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of the vocabulary
     cases = [
-        (4.0, {}, [Beam(beam_size=1), Beam(beam_size=3, n_best=2), Beam(beam_size=4, n_best=4, alpha=1.0)]),
-        (7.0, {}, [Beam(beam_size=1), Beam(beam_size=2, alpha=0.0)]),
-        (6.0, {"positions": "learned", "max_positions": 9, **large}, [Beam(beam_size=1), Beam(beam_size=2)]),
+        (
+            4.0,
+            {},
+            [
+                BeamOptions(beam_size=1),
+                BeamOptions(beam_size=3, n_best=2),
+                BeamOptions(beam_size=4, n_best=4, alpha=1.0),
+            ],
+        ),
+        (7.0, {}, [BeamOptions(beam_size=1), BeamOptions(beam_size=2, alpha=0.0)]),
+        (
+            6.0,
+            {"positions": "learned", "max_positions": 9, **large},
+            [BeamOptions(beam_size=1), BeamOptions(beam_size=2)],
+        ),
     ]
     ended = 0
     for ending, changes, beams in cases:
@@ -807,17 +819,17 @@ def check_a_search_with_nan_logits_ends() -> None:
     model, source = random_search_model(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
     assert model.output_bias is not None
     model.output_bias.fill_(math.nan)
-    for (found,) in run(compiled_search(model, source, [3, 2], Beam(beam_size=1))):
+    for (found,) in run(compiled_search(model, source, [3, 2], BeamOptions(beam_size=1))):
         assert all(0 <= piece < 50 for piece in found.ids)
-    assert run(compiled_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
-    assert run(reference_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
+    assert run(compiled_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
+    assert run(reference_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
 
 
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_buffers() -> None:
     model, source = random_search_model(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
     with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
-        for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
+        for beam, few in ((BeamOptions(beam_size=1), 8), (BeamOptions(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
             with mock.patch.object(gpu_search, "_FEW_ROWS", few):
@@ -832,7 +844,7 @@ def check_sentences_of_a_search_move_into_other_buffers() -> None:
 @torch.inference_mode()
 def check_abandoned_sentences_leave_the_search() -> None:
     model, source, longest = random_search_model(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
-    for beam in (Beam(beam_size=1), Beam(beam_size=3, n_best=2)):
+    for beam in (BeamOptions(beam_size=1), BeamOptions(beam_size=3, n_best=2)):
         searches = compiled_search(model, source, longest, beam), reference_search(model, source, longest, beam)
         for step in range(4):
             for search in searches:

@@ -14,13 +14,13 @@ from torch import Tensor
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
 from transduce.inference.decoding import Batch, CompiledSearch, find_compiled_search, start_search
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
-from transduce.search.beam import Beam
+from transduce.search.beam import BeamOptions
 from transduce.search.rules import GenerateSettings, RepetitionPenalty
-from transduce.search.scorer import Bounds, run
+from transduce.search.scorer import SequenceLimits, run
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -361,10 +361,10 @@ def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
     ours = with_kernels(theirs, tmp_path)
     prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
     with torch.inference_mode():
-        scorer = ContinuingScorer(ours, prompts, context=30, excluded_ids=[])
+        scorer = DecoderOnlyScorer(ours, prompts, context=30, excluded_ids=[])
         rules = [RepetitionPenalty(prompts, repetition=penalty)]
-        bounds = Bounds(0, -1, torch.full((4,), 15))
-        search = find_compiled_search(scorer, bounds, Beam(beam_size=1, alpha=0.0), rules=rules)
+        limits = SequenceLimits(0, -1, torch.full((4,), 15))
+        search = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0), rules=rules)
         assert search is not None
         for prompt, (found,) in zip(prompts, run(search), strict=True):
             options = {

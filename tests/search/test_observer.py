@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
+from transduce.search.beam import BeamOptions, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import Bounds, Search, run
+from transduce.search.scorer import Search, SequenceLimits, run
 
 START, END, A, B = 0, 1, 2, 3
 
@@ -56,10 +56,10 @@ class Watcher:
 
 def search_for(lengths: list[int], beam_size: int) -> tuple[Search, SlowScorer]:
     scorer = SlowScorer(lengths)
-    bounds = Bounds(START, END, torch.full((len(lengths),), 12))
+    limits = SequenceLimits(START, END, torch.full((len(lengths),), 12))
     if beam_size == 1:
-        return GreedySearch(scorer, bounds, take_argmax), scorer
-    return BeamSearch(scorer, bounds, Beam(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
+        return GreedySearch(scorer, limits, take_argmax), scorer
+    return BeamSearch(scorer, limits, BeamOptions(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -93,9 +93,9 @@ def test_what_is_stopped_leaves_at_once_with_what_it_has(beam_size: int) -> None
 
 def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
     """Sentences that have left must not shift what is known of those that stay."""
-    bounds = Bounds(START, END, torch.full((2,), 12))
+    limits = SequenceLimits(START, END, torch.full((2,), 12))
     search = GenerateSearch(
-        LogProbabilities(SlowScorer([1, 9])), bounds, Beam(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
+        LogProbabilities(SlowScorer([1, 9])), limits, BeamOptions(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
     )
     while 0 in search.rows.tolist():
         search.advance()
@@ -129,8 +129,8 @@ class UndecidedScorer:
 
 
 def search_undecided() -> Search:
-    bounds = Bounds(START, END, torch.tensor([12]))
-    return BeamSearch(UndecidedScorer(), bounds, Beam(beam_size=2, n_best=2, alpha=0.0))
+    limits = SequenceLimits(START, END, torch.tensor([12]))
+    return BeamSearch(UndecidedScorer(), limits, BeamOptions(beam_size=2, n_best=2, alpha=0.0))
 
 
 def test_what_has_ended_comes_before_what_was_stopped() -> None:

@@ -35,7 +35,7 @@ from transduce.kernels.prepacked import (
     prepack,
 )
 from transduce.machine import usable_memory
-from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
+from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
@@ -185,7 +185,7 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
     return state if isinstance(state, NativeState) else None
 
 
-def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
+def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
     """Return a search on CPU or GPU kernels that starts from a state before its first step; None if there is none."""
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -193,12 +193,12 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
         if isinstance(state, NativeState | NativePromptState):
             from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
 
-            return NativeSearch(state, bounds) if supports_compiled_search(state.output.outputs, bounds) else None
+            return NativeSearch(state, options) if supports_compiled_search(state.output.outputs, options) else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
 
-    return find_search(state, bounds)
+    return find_search(state, options)
 
 
 class Selection(NamedTuple):

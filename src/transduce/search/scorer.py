@@ -75,7 +75,7 @@ class TextObserver(Observer, Protocol):
         """
 
 
-class Bounds(NamedTuple):
+class SequenceLimits(NamedTuple):
     """The start and end symbol of hypotheses and their maximum lengths."""
 
     start_id: int

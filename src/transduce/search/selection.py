@@ -163,9 +163,15 @@ class Step:
         parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
-    def of_hypotheses(self, beams: slice) -> "Step":
-        """Return this step's data for the hypotheses in the slice `beams` of each sentence."""
-        return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
+    def of_hypotheses(self, hypotheses: slice) -> "Step":
+        """Return this step's data for the hypotheses in the slice `hypotheses` of each sentence."""
+        return Step(
+            self.logits[:, hypotheses],
+            self.scores[:, hypotheses],
+            self.tokens,
+            self.rows,
+            self.normalizer[:, hypotheses],
+        )
 
 
 class Candidates(NamedTuple):
@@ -240,13 +246,15 @@ class DiverseSelection(Selection):
         )  # (B, V), how often each token was chosen
         choices = []
         for group in range(self.groups):
-            beams = slice(0, 1)  # the first step has a single hypothesis, which all groups share
+            hypotheses = slice(0, 1)  # the first step has a single hypothesis, which all groups share
             if step.logits.shape[1] > 1:
-                beams = slice(group * self.group_size, (group + 1) * self.group_size)
-            candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
+                hypotheses = slice(group * self.group_size, (group + 1) * self.group_size)
+            candidates = best_candidates(
+                step.of_hypotheses(hypotheses), 2 * self.group_size, taken[:, None] * self.penalty
+            )
             choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
             taken.scatter_add_(1, choice.live.tokens, torch.ones_like(choice.live.totals))
-            choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))
+            choices.append(Choice(*(each._replace(parents=each.parents + hypotheses.start) for each in choice)))
         live, ended = (_concatenate(list(parts)) for parts in zip(*choices, strict=True))
         return Choice(live, ended)
 

@@ -199,9 +199,9 @@ class _Gradients:
         self.hidden = torch.empty_like(hidden) if hidden_learns else None
         self.weight = weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_learns else None
         self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_learns else None
-        bounds = _chunks(len(hidden), weight)
-        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), projection.columns)
-        for part in bounds:
+        chunks = _chunks(len(hidden), weight)
+        logits = hidden.new_empty(max((part.stop - part.start for part in chunks), default=0), projection.columns)
+        for part in chunks:
             x, chosen = hidden[part], labels[part, None]
             chunk = logits[: len(x)]
             projection.logits(x, chunk)

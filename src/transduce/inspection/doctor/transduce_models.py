@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
 from transduce.machine import detect_machine
 from transduce.model.config import ModelConfig
@@ -99,7 +99,7 @@ def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
 
     Each sentence has a decoy hypothesis beside it, and the two swap rows after every step, which tests the reordering.
     """
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     decoy = target.flip(1)
     swap = torch.tensor([[1, 0]], device=source.device).expand(len(source), -1)
     # The first step has one hypothesis per sentence; the decoy branches off after it.
