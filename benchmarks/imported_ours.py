@@ -27,7 +27,7 @@ from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.write import write_model_folder
 from transduce.search.beam import BeamOptions
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Search, SequenceLimits, run
+from transduce.search.scorer import Search, SequenceLimits, run_search
 from transduce.text.vocabulary import Vocabulary
 
 _ENDLESS = -1  # an end symbol that no token has
@@ -100,7 +100,7 @@ def main() -> None:
     @torch.inference_mode()
     def decode(indices: list[int], beam_size: int) -> int:
         rows = [ids[index] for index in indices]
-        found = run(continuation(rows) if isinstance(model, Decoder) else translation(rows, beam_size))
+        found = run_search(continuation(rows) if isinstance(model, Decoder) else translation(rows, beam_size))
         return sum(len(hypotheses[0].token_log_probabilities) for hypotheses in found)
 
     serve(decode, len(ids), bare, opening=opening)

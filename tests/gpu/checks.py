@@ -50,7 +50,7 @@ from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.search.beam import BeamOptions, BeamSearch, beam_search
 from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
-from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
@@ -808,8 +808,8 @@ def check_compiled_search_equals_beam_search() -> None:
     for ending, changes, beams in cases:
         model = random_search_model(ending, **changes)
         for beam in beams:
-            found = run(compiled_search(model, source, longest, beam))
-            assert_same(found, run(reference_search(model, source, longest, beam)))
+            found = run_search(compiled_search(model, source, longest, beam))
+            assert_same(found, run_search(reference_search(model, source, longest, beam)))
             ended += sum(each.ended for hypotheses in found for each in hypotheses)
     assert ended >= 10
 
@@ -819,10 +819,10 @@ def check_a_search_with_nan_logits_ends() -> None:
     model, source = random_search_model(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
     assert model.output_bias is not None
     model.output_bias.fill_(math.nan)
-    for (found,) in run(compiled_search(model, source, [3, 2], BeamOptions(beam_size=1))):
+    for (found,) in run_search(compiled_search(model, source, [3, 2], BeamOptions(beam_size=1))):
         assert all(0 <= piece < 50 for piece in found.ids)
-    assert run(compiled_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
-    assert run(reference_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
+    assert run_search(compiled_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
+    assert run_search(reference_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
 
 
 @torch.inference_mode()
@@ -834,8 +834,8 @@ def check_sentences_of_a_search_move_into_other_buffers() -> None:
             longest[7] = longest[20] = 11
             with mock.patch.object(gpu_search, "_FEW_ROWS", few):
                 search = compiled_search(model, source, longest, beam)
-                found = run(search)
-            assert_same(found, run(reference_search(model, source, longest, beam)))
+                found = run_search(search)
+            assert_same(found, run_search(reference_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
             assert size.capacity > 4 * beam.beam_size
@@ -854,7 +854,7 @@ def check_abandoned_sentences_leave_the_search() -> None:
             if step == 1:
                 for search in searches:
                     search.abandon([search.rows.tolist()[0], 1000])
-        assert_same(*(run(search) for search in searches))
+        assert_same(*(run_search(search) for search in searches))
 
 
 def main() -> None:

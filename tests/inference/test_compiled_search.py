@@ -32,7 +32,7 @@ from transduce.search.rules import (
     Rule,
     generate_rules,
 )
-from transduce.search.scorer import Hypothesis, Search, SequenceLimits, length_power, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, length_power, run_search
 from transduce.search.selection import use_kernels
 from transduce.search.settings import SamplingSettings
 
@@ -105,8 +105,8 @@ def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float)
     ended = set()
     for seed in (1, 2):
         program, stepwise = both(build(seed), BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha), LONGEST)
-        found = run(program)
-        assert found == run(stepwise)
+        found = run_search(program)
+        assert found == run_search(stepwise)
         assert [len(own) for own in found] == [
             n_best if limit > 1 or beam_size == 1 else len(found[3]) for limit in LONGEST
         ]
@@ -128,7 +128,7 @@ def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float)
 @torch.inference_mode()
 def test_with_other_models_too(changes: dict[str, object]) -> None:
     program, stepwise = both(build(**changes), BeamOptions(beam_size=4, n_best=2), LONGEST)
-    assert run(program) == run(stepwise)
+    assert run_search(program) == run_search(stepwise)
 
 
 @torch.inference_mode()
@@ -136,8 +136,8 @@ def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
     model = build(end=-100.0)
     for beam_size in (1, 3):
         program, stepwise = both(model, BeamOptions(beam_size=beam_size), [150, 70])
-        found = run(program)
-        assert found == run(stepwise)
+        found = run_search(program)
+        assert found == run_search(stepwise)
         assert [len(own[0].ids) for own in found] == [150, 70]
 
 
@@ -145,12 +145,12 @@ def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
 def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
     model = build()
     beam = BeamOptions(beam_size=4)
-    together = run(both(model, beam, [30] * 5)[0])
+    together = run_search(both(model, beam, [30] * 5)[0])
     for number, row in enumerate(sources(5)):
         scorer = EncoderDecoderScorer(model, row[None])
         alone = find_compiled_search(scorer, SequenceLimits(PAD, END, torch.tensor([30])), beam)
         assert alone is not None
-        assert run(alone)[0] == together[number]
+        assert run_search(alone)[0] == together[number]
 
 
 class Watching:
@@ -174,7 +174,7 @@ def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> Non
     watching = []
     for search in both(build(), BeamOptions(beam_size=beam_size, n_best=2 if beam_size > 1 else 1), LONGEST):
         watching.append(Watching(giving_up))
-        results.append(run(search, watching[-1]))
+        results.append(run_search(search, watching[-1]))
     assert watching[0].seen == watching[1].seen
     assert results[0] == results[1]
     assert len(watching[0].seen) >= 6
@@ -250,7 +250,7 @@ def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
     for seed, rules in enumerate(RULES.values()):
         program, stepwise = both_with_rules(build(1 + seed % 3), BeamOptions(beam_size=beam_size), rules, None)
         assert program is not None
-        assert_same(run(program), run(stepwise))
+        assert_same(run_search(program), run_search(stepwise))
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -263,7 +263,7 @@ def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_siz
         beam = BeamOptions(beam_size=beam_size, n_best=min(3, beam_size), alpha=(1.0, 0.0, 2.0)[number % 3])
         program, stepwise = both_with_rules(build(1 + number % 3), beam, rules, generate)
         assert program is not None
-        assert_same(run(program), run(stepwise))
+        assert_same(run_search(program), run_search(stepwise))
 
 
 @torch.inference_mode()
@@ -273,7 +273,7 @@ def test_sentences_stopped_in_generate_keep_their_hypotheses() -> None:
     program, stepwise = both_with_rules(build(), beam, RULES["minimum length"], GENERATE[3])
     assert program is not None
     seen = [Watching(giving_up) for _ in range(2)]
-    assert_same(run(program, seen[0]), run(stepwise, seen[1]))
+    assert_same(run_search(program, seen[0]), run_search(stepwise, seen[1]))
 
 
 SAMPLING = [
@@ -314,8 +314,8 @@ def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> 
         (penalized, GENERATE[3]),
     ):
         program, stepwise = both_samplers(sampling, samples, rules, generate)
-        found = run(program)
-        assert_same(found, run(stepwise))
+        found = run_search(program)
+        assert_same(found, run_search(stepwise))
         assert [len(own) for own in found] == [samples] * len(LONGEST)
         ended |= {hypothesis.ended for own in found for hypothesis in own}
     assert ended == {True, False}
@@ -326,7 +326,7 @@ def test_the_same_tokens_are_drawn_while_an_observer_watches() -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4]}
     searches = both_samplers(SAMPLING[0], 3, [ExtraEndTokens(END, [5, 9], summed=True)])
     seen = [Watching(giving_up) for _ in range(2)]
-    found = [run(search, observer) for search, observer in zip(searches, seen, strict=True)]
+    found = [run_search(search, observer) for search, observer in zip(searches, seen, strict=True)]
     assert_same(*found)
     assert seen[0].seen == seen[1].seen
 

@@ -20,7 +20,7 @@ from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.search.beam import BeamOptions
 from transduce.search.rules import GenerateSettings, RepetitionPenalty
-from transduce.search.scorer import SequenceLimits, run
+from transduce.search.scorer import SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -253,7 +253,7 @@ def test_search_writes_what_generate_writes(
         expected = generated(theirs, source, theirs_says, said)
         batch = Batch(source.tolist(), [[]] * 12, [()] * 12, range(12))
         with torch.inference_mode():
-            found = run(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
+            found = run_search(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
         assert [hypotheses[0].ids for hypotheses in found] == expected, name
         lengths.update(map(len, expected))
     assert any(0 < length < NEW_PIECES - 1 for length in lengths)  # not only empty and cut ones
@@ -342,7 +342,7 @@ def test_the_compiled_search_writes_what_generate_writes(
         with torch.inference_mode():
             found = start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search)
             assert isinstance(found, CompiledSearch)
-            assert [hypotheses[0].ids for hypotheses in run(found)] == expected, name
+            assert [hypotheses[0].ids for hypotheses in run_search(found)] == expected, name
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
@@ -366,7 +366,7 @@ def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
         limits = SequenceLimits(0, -1, torch.full((4,), 15))
         search = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0), rules=rules)
         assert search is not None
-        for prompt, (found,) in zip(prompts, run(search), strict=True):
+        for prompt, (found,) in zip(prompts, run_search(search), strict=True):
             options = {
                 "max_new_tokens": 15,
                 "repetition_penalty": penalty,

@@ -20,7 +20,7 @@ from transduce.model.transformer import Decoder, DecodingState, PromptState
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
-from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.search.settings import SamplingSettings
 
 if find_integer_tile() is None:
@@ -149,14 +149,14 @@ def test_the_compiled_search_continues_prompts_as_step_by_step(
     stepwise: Search = BeamSearch(continuing(model, prompts), limits, beam, rules=rules)
     if beam_size == 1:
         stepwise = GreedySearch(continuing(model, prompts), limits, take_argmax, alpha=beam.alpha, rules=rules)
-    found, expected = run(program), run(stepwise)
+    found, expected = run_search(program), run_search(stepwise)
     assert [[each.ids for each in own] for own in found] == [[each.ids for each in own] for own in expected]
     for number, prompt in enumerate(prompts):
         alone = find_compiled_search(
             continuing(model, [prompt]), limits._replace(max_lengths=torch.tensor([longest[number]])), beam, rules=rules
         )
         assert alone is not None
-        assert run(alone)[0] == found[number]
+        assert run_search(alone)[0] == found[number]
 
 
 @torch.inference_mode()
@@ -201,7 +201,7 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
     found = run_joining(begin, len(prompts), 4)
     assert [number for batch in begun for number in batch] == list(range(len(prompts)))
     assert len(begun) > 4
-    alone = [run(begin([number]))[0] for number in range(len(prompts))]
+    alone = [run_search(begin([number]))[0] for number in range(len(prompts))]
     assert found == alone
     assert {hypothesis.ended for own in found or [] for hypothesis in own} == {True, False}
     chosen = max(range(1, len(alone)), key=lambda number: min(len(each.ids) for each in alone[number]))

@@ -35,7 +35,7 @@ from transduce.model.layer_graph import Unsupported, graph_of
 from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Search, SequenceLimits, run
+from transduce.search.scorer import Search, SequenceLimits, run_search
 
 PAD, END, START, V = 0, 1, 0, 96
 SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD]])
@@ -252,7 +252,7 @@ def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], flo
     found: Search | None = find_compiled_search(scorer, limits, beam)
     if found is None:
         found = GreedySearch(scorer, limits, take_argmax) if width == 1 else BeamSearch(scorer, limits, beam)
-    for sentence, hypotheses in enumerate(run(found)):
+    for sentence, hypotheses in enumerate(run_search(found)):
         for hypothesis in hypotheses:
             yield sentence, [*hypothesis.ids, *([END] if hypothesis.ended else [])], hypothesis.log_probability
 

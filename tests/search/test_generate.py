@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.search.beam import BeamOptions, GenerateSearch, LogProbabilities
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import SequenceLimits, run
+from transduce.search.scorer import SequenceLimits, run_search
 from transduce.search.selection import DiverseSelection
 
 START, END = 0, 1
@@ -56,6 +56,6 @@ def test_each_group_keeps_its_own_live_hypotheses_when_a_sentence_breaks_off(sto
                 GenerateSettings(stop=stop),  # type: ignore[arg-type]
                 selection=DiverseSelection(beam_size=beam.beam_size, groups=groups, penalty=0.5, eos_id=END),
             )
-            (found,) = run(search)
+            (found,) = run_search(search)
             assert all(search.finished[0]), (seed, groups, size)
             assert len({(each.ids, each.ended) for each in found}) <= len(found)

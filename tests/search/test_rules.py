@@ -10,7 +10,7 @@ from transduce.errors import TransduceError
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import greedy_search
 from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
-from transduce.search.scorer import Hypothesis, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -35,7 +35,7 @@ def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
         ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
         beam = BeamOptions(beam_size=beam_size, alpha=0.0)
-        ((found,),) = run(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
+        ((found,),) = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
     return found
 
 
@@ -150,5 +150,5 @@ def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
         found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
         beam = BeamOptions(beam_size=3, alpha=0.0)
-        found = run(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
+        found = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
     assert [hypotheses[0].ids for hypotheses in found] == [(B, B), (A,)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.greedy import Draw, GreedySearch, draw
-from transduce.search.scorer import Hypothesis, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SamplingSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -39,7 +39,7 @@ def sample(
     walk = GreedySearch(
         scorer, SequenceLimits(START, END, longest), Draw(sampling, places, samples=samples), width=samples
     )
-    return run(walk)
+    return run_search(walk)
 
 
 def first_pieces(**cuts: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import BeamOptions, BeamSearch
-from transduce.search.scorer import Hypothesis, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.selection import BestSelection, DiverseSelection, Step
 
 START, END, A, B, C = 0, 1, 2, 3, 4
@@ -39,7 +39,7 @@ def search(beam_size: int, n_best: int, groups: int, penalty: float) -> list[Hyp
     selection = DiverseSelection(beam_size=beam_size, groups=groups, penalty=penalty, eos_id=END)
     beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=0.0, groups=groups)
     limits = SequenceLimits(START, END, torch.tensor([5]))
-    (found,) = run(BeamSearch(TwoStepScorer(), limits, beam, selection=selection))
+    (found,) = run_search(BeamSearch(TwoStepScorer(), limits, beam, selection=selection))
     return found
 
 

@@ -65,7 +65,7 @@ from transduce.search.scorer import (
     SequenceLimits,
     length_penalty,
     length_power,
-    run,
+    run_search,
 )
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
@@ -316,7 +316,7 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
         begun = joining.stop
         new = begin(joining)
         if not isinstance(new, CompiledSearch) or not main.can_absorb(new.search):
-            results |= zip(joining, run(new), strict=True)
+            results |= zip(joining, run_search(new), strict=True)
             continue
         new.advance()
         new_active = new.search.active.tolist()

@@ -40,7 +40,7 @@ from transduce.model_folder.safety import read_toml
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
-from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run
+from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run_search
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -217,7 +217,7 @@ class Generator:
         settings, ids = self._settings(search), self.prompt_ids(prompt)
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
+            (hypotheses,) = run_search(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
 
@@ -248,7 +248,7 @@ class Generator:
                     results = [joined[number] for number in batch]
                 else:
                     progress = self._begin([waiting[number] for number in batch], settings, one_line=one_line)
-                    results = run(progress, watch)
+                    results = run_search(progress, watch)
             for number, hypotheses in zip(batch, results, strict=True):
                 ids = waiting[number].ids
                 each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)

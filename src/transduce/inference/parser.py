@@ -24,7 +24,7 @@ from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.constraints import BalancedBrackets, BracketToken
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
@@ -138,7 +138,7 @@ class Parser:
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
-        return run(self._begin(batch))
+        return run_search(self._begin(batch))
 
     def _begin(self, batch: Sequence[_Sentence]) -> Search:
         config, device, search = self.model.config, self.model.source_weight.device, self.search

@@ -65,7 +65,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
 from transduce.search.constraints import Phrase
-from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run
+from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
 from transduce.text.protected import check_spans
@@ -631,7 +631,7 @@ class Translator:
             source_ids, prefixes or none, phrases or [()] * len(source_ids), indices or range(len(source_ids))
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
-            return run(self._begin(batch, search), observer)
+            return run_search(self._begin(batch, search), observer)
 
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
@@ -724,4 +724,4 @@ class Translator:
         """Search for translations of one batch of token ids, without the check of batch invariance."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
-            return run(self._begin(batch, search))
+            return run_search(self._begin(batch, search))

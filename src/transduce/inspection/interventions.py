@@ -18,7 +18,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.recorder import Edit, record_activations
 from transduce.inspection.sentence import deterministic_search, sentence_ids
 from transduce.model.transformer import Transformer
-from transduce.search.scorer import Hypothesis, Observer, run
+from transduce.search.scorer import Hypothesis, Observer, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.word_spans import split_words
 
@@ -223,7 +223,7 @@ def _search(
     batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
         rules = [ForbidTokensAt(forbidden)] if forbidden else []
-        (hypotheses,) = run(start_search(translator.models, target, batch, search, rules), observer)
+        (hypotheses,) = run_search(start_search(translator.models, target, batch, search, rules), observer)
     if not hypotheses:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     return hypotheses[0]

@@ -20,7 +20,7 @@ from transduce.search.scorer import (
     SequenceLimits,
     length_penalty,
     length_power,
-    run,
+    run_search,
 )
 from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Selection, Step, log_sum_exp
 
@@ -102,7 +102,7 @@ def beam_search(
         N lists of at most `n_best` hypotheses.
     """
     beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha)
-    return run(BeamSearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), beam, rules=rules))
+    return run_search(BeamSearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), beam, rules=rules))
 
 
 class BeamOptions:

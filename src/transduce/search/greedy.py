@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.rules import Rule
-from transduce.search.scorer import Hypothesis, LengthPenalty, Scorer, SequenceLimits, length_penalty, run
+from transduce.search.scorer import Hypothesis, LengthPenalty, Scorer, SequenceLimits, length_penalty, run_search
 from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 from transduce.search.settings import SamplingSettings
 
@@ -42,7 +42,7 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    return run(
+    return run_search(
         GreedySearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules)
     )
 
