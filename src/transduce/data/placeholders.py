@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.data.batches import Batch, Corpus, Plan
-from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
 # --- lexicon ---
@@ -106,7 +106,7 @@ class _Words:
         self.is_word = np.array(
             [id not in special and any(map(is_word_character, text)) for id, text in enumerate(texts)]
         )
-        self.is_unspaced = np.array([bool(text) and is_unspaced(text[0]) for text in texts])
+        self.is_unspaced = np.array([bool(text) and is_unspaced_character(text[0]) for text in texts])
         self.has_space = np.array([piece.startswith("▁") for piece in pieces])
         self.bare = np.arange(vocabulary.size)
         """By token id, the id of the token without its leading space, for tokens of scripts without spaces."""
