@@ -9,7 +9,7 @@ import msgspec
 import torch
 from decoding_worker import Clock, read_plan, resident_bytes, serve
 
-from transduce.inference.decoding import Batch, find_compiled_search, start_search
+from transduce.inference.decoding import SentenceBatch, find_compiled_search, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
@@ -87,7 +87,7 @@ def main() -> None:
             length_penalty=plan.length_penalty,
         )
         count = len(rows)
-        batch = Batch(rows, [[]] * count, [()] * count, range(count))
+        batch = SentenceBatch(rows, [[]] * count, [()] * count, range(count))
         return start_search([model], NoVocabulary(model.config.eos_id), batch, search)
 
     def continuation(rows: list[list[int]]) -> Search:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, CompiledSearch, find_compiled_search, start_search
+from transduce.inference.decoding import CompiledSearch, SentenceBatch, find_compiled_search, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
@@ -251,7 +251,7 @@ def test_search_writes_what_generate_writes(
         )
         source = torch.randint(5, V - 2, (12, 9))
         expected = generated(theirs, source, theirs_says, said)
-        batch = Batch(source.tolist(), [[]] * 12, [()] * 12, range(12))
+        batch = SentenceBatch(source.tolist(), [[]] * 12, [()] * 12, range(12))
         with torch.inference_mode():
             found = run_search(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
         assert [hypotheses[0].ids for hypotheses in found] == expected, name
@@ -338,7 +338,7 @@ def test_the_compiled_search_writes_what_generate_writes(
         )
         source = torch.randint(5, V - 2, (8, 9))
         expected = generated(theirs, source, theirs_says, said)
-        batch = Batch(source.tolist(), [[]] * 8, [()] * 8, range(8))
+        batch = SentenceBatch(source.tolist(), [[]] * 8, [()] * 8, range(8))
         with torch.inference_mode():
             found = start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search)
             assert isinstance(found, CompiledSearch)

@@ -463,7 +463,7 @@ def _without_penalty(
 # --- search of a batch ---
 
 
-class Batch(NamedTuple):
+class SentenceBatch(NamedTuple):
     """A batch of tokenized sentences to decode together."""
 
     source_ids: Sequence[Sequence[int]]
@@ -479,7 +479,7 @@ class Batch(NamedTuple):
 def start_search(
     models: Sequence[EncoderDecoder],
     vocabulary: Vocabulary,
-    batch: Batch,
+    batch: SentenceBatch,
     search: SearchSettings,
     more_rules: Sequence[Rule] = (),
     *,
@@ -610,7 +610,7 @@ def _longest(
 
 
 def _scorers(
-    models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
+    models: Sequence[EncoderDecoder], batch: SentenceBatch, search: SearchSettings, *, attentive: bool
 ) -> Sequence[EncoderDecoderScorer | BatchInvariantScorer]:
     device, pad_id = models[0].source_weight.device, models[0].config.pad_id
     everything = search.generate is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, start_search
+from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.translator import Translator
 from transduce.inspection.recorder import Edit, record_activations
 from transduce.inspection.sentence import deterministic_search, sentence_ids
@@ -220,7 +220,7 @@ def _search(
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.
-    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
+    batch = SentenceBatch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
         rules = [ForbidTokensAt(forbidden)] if forbidden else []
         (hypotheses,) = run_search(start_search(translator.models, target, batch, search, rules), observer)

@@ -489,7 +489,7 @@ class Best(msgspec.Struct, frozen=True):
     """The contribution of each dev sentence to the value (`ValidationEvent.contributions`)."""
 
 
-class Selection:
+class BestModelTracker:
     """A record of a run's best validation, which decides when training stops early.
 
     A metric that differs from the best by more than the standard error of the difference decides. A smaller difference

@@ -20,10 +20,10 @@ from transduce.model.feed_forward import Dropout
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
+    BestModelTracker,
     Checkpoint,
     Environment,
     RunState,
-    Selection,
     average_weights,
     check_kinds,
     checkpoint_path,
@@ -231,7 +231,7 @@ class Trainer:
         self.steps = settings.steps
         self.step = 0
         self.elapsed_seconds = 0.0
-        self._selection = Selection(settings)
+        self._best_model = BestModelTracker(settings)
         self._dropout = DropoutMonitor(model)
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()
@@ -275,7 +275,7 @@ class Trainer:
                 self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
-        self._selection.best = Best(
+        self._best_model.best = Best(
             step=state.best_step,
             value=state.best_value if same else None,
             loss=state.best_loss,
@@ -330,7 +330,7 @@ class Trainer:
         finally:
             self.display.stop()
             log.close()
-        best = self._selection.best
+        best = self._best_model.best
         self._notify("on_end", RunEnd(step=self.step, best_step=best.step, best_value=best.value, reason=reason))
         if best.step is None and best.validations_since and not interruption.requested:
             raise TransduceError(NO_FINITE_LOSS)
@@ -436,7 +436,7 @@ class Trainer:
         self._start_clock()
         if self._validation_due:
             self._validate(log, interruption)
-        if (reason := self._selection.stop_reason()) is not None:
+        if (reason := self._best_model.stop_reason()) is not None:
             return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
@@ -459,7 +459,7 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
                 raise AbandonedError
-            if (reason := self._selection.stop_reason() or self._shared_stop()) is not None:
+            if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
@@ -637,7 +637,7 @@ class Trainer:
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.share(is_done, bool):
             raise AbandonedError
-        self._selection.best = self.processes.share(self._selection.best, Best)
+        self._best_model.best = self.processes.share(self._best_model.best, Best)
         self._validation_due = False
         if self._clock is not None:
             self._clock.add_validation(time.monotonic() - started_at)
@@ -674,11 +674,11 @@ class Trainer:
         return True
 
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
-        better = self._selection.is_better(event)
+        better = self._best_model.is_better(event)
         log.write(event)
         self._notify("on_validation", event)
         self.display.validation(event, best=better)
-        self._selection.record(event, kept=better and self._keep(weights, event))
+        self._best_model.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
         """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
@@ -693,7 +693,7 @@ class Trainer:
         return False
 
     def _save(self) -> None:
-        best = self._selection.best
+        best = self._best_model.best
         state = RunState(
             step=self.step,
             updates=self.optimizer.updates,
