@@ -34,7 +34,7 @@ from reliability_points import Point, Runs, differences, metrics, points
 from report import Row, machine, parser, report
 
 from transduce.data.batches import BatchPlan
-from transduce.data.id_files import IdRun
+from transduce.data.id_files import EncodedSentences
 from transduce.demonstration.grammar import generate
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.train import train
@@ -57,22 +57,22 @@ class Corpus:
         self._offsets = [np.concatenate(([0], np.cumsum(side, dtype=np.int64))) for side in lengths]
         self._ids = [np.full(int(offsets[-1]), 5, np.uint16) for offsets in self._offsets]
 
-    def read_run_lengths(self, runs: Any) -> Any:
-        """Return the lengths of the pairs of several runs."""
-        return tuple(np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+    def read_range_lengths(self, ranges: Any) -> Any:
+        """Return the lengths of the pairs of several ranges."""
+        return tuple(np.concatenate([side[start:stop] for start, stop in ranges]) for side in self._lengths)
 
-    def read_run_weights(self, runs: Any) -> None:
+    def read_range_weights(self, ranges: Any) -> None:
         """Return None, because no pair has a weight."""
 
-    def read_runs(self, runs: Any) -> Any:
-        """Return the token ids of the pairs of several runs."""
-        return tuple(self._side(side, runs) for side in (0, 1))
+    def read_ranges(self, ranges: Any) -> Any:
+        """Return the token ids of the pairs of several ranges."""
+        return tuple(self._side(side, ranges) for side in (0, 1))
 
-    def _side(self, side: int, runs: Any) -> IdRun:
+    def _side(self, side: int, ranges: Any) -> EncodedSentences:
         offsets, ids = self._offsets[side], self._ids[side]
-        lengths = self.read_run_lengths(runs)[side]
-        joined = np.concatenate([ids[offsets[start] : offsets[stop]] for start, stop in runs])
-        return IdRun(joined, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+        lengths = self.read_range_lengths(ranges)[side]
+        joined = np.concatenate([ids[offsets[start] : offsets[stop]] for start, stop in ranges])
+        return EncodedSentences(joined, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
 
 def demo_settings(folder: Path, pairs: int) -> dict[str, Any]:

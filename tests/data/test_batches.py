@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from transduce.data import Batch, BatchPlan, IdRun, prepare
-from transduce.data.batches import Lengths, Run
+from transduce.data import Batch, BatchPlan, EncodedSentences, prepare
+from transduce.data.batches import Lengths, PairRange
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -25,22 +25,22 @@ class SyntheticCorpus:
         self._lengths = random.integers(1, longest + 1, (2, pairs), dtype=np.int32)
         self.pairs_read = 0
 
-    def read_run_weights(self, runs: Sequence[Run]) -> None:
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> None:
         """Return that the pairs have no weights."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
+        source, target = (np.concatenate([side[start:stop] for start, stop in ranges]) for side in self._lengths)
         return source, target
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        numbers = np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop in runs])
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        numbers = np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop in ranges])
         self.pairs_read += len(numbers)
-        source, target = (self._run(numbers, lengths) for lengths in self.read_run_lengths(runs))
+        source, target = (self._encoded(numbers, lengths) for lengths in self.read_range_lengths(ranges))
         return source, target
 
     @staticmethod
-    def _run(numbers: NDArray[np.uint32], lengths: Lengths) -> IdRun:
-        return IdRun(np.repeat(numbers, lengths), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+    def _encoded(numbers: NDArray[np.uint32], lengths: Lengths) -> EncodedSentences:
+        return EncodedSentences(np.repeat(numbers, lengths), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
     def length(self, side: int, pair: int) -> int:
         return int(self._lengths[side, pair])

@@ -53,7 +53,7 @@ def test_both_sides_have_the_same_placeholders_once(made: Made) -> None:
     tokenizer, corpus = made
     plan = BatchPlan(corpus, batch_tokens=300, seed=1)
     masked, changed, rows = PlaceholderPlan(plan, masker(made)), 0, 0
-    longest = [int(lengths.max()) for lengths in corpus.read_run_lengths([(0, corpus.pairs)])]
+    longest = [int(lengths.max()) for lengths in corpus.read_range_lengths([(0, corpus.pairs)])]
     for position in range(len(plan)):
         plain, batch = plan.batch(0, position), masked.batch(0, position)
         assert batch.indices.tolist() == plain.indices.tolist()

@@ -225,7 +225,7 @@ def test_a_run_reads_weights_from_any_form_and_resumes_exactly(tmp_path: Path) -
     assert losses(tmp_path / "parts") == whole
     corpus = PreparedCorpus.open(tmp_path / "json" / "corpus")
     assert corpus.filters.dropped["weight of 0"] == 75
-    stored = corpus.read_run_weights([(0, 2), (222, 225)])
+    stored = corpus.read_range_weights([(0, 2), (222, 225)])
     assert stored is not None
     assert stored.tolist() == [1.0, 2.0, 1.0, 2.0, 3.0]
 
@@ -251,7 +251,7 @@ def test_the_weight_of_a_corpus_multiplies_those_of_its_pairs(tmp_path: Path) ->
     assert [block.weights for block in PairReader(files)] == [[2.0] * 100 + [0.5] * 100]
     transduce.train(corpora=halves, out=tmp_path / "m", steps=1, threads=1, settings=SETTINGS)
     corpus = PreparedCorpus.open(tmp_path / "m" / "corpus")
-    weights = corpus.read_run_weights([(0, corpus.pairs)])
+    weights = corpus.read_range_weights([(0, corpus.pairs)])
     assert weights is not None
     first = corpus.card.file_pairs[0]
     assert set(weights[:first]) == {2.0}

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.id_files import IdRun
+from transduce.data.id_files import EncodedSentences
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -24,7 +24,7 @@ BLOCK_PAIRS = 65_536
 _CHUNKS = 1  # makes this random order independent of the others
 _HALF = 1 << 31  # makes differences of lengths positive
 
-Run = tuple[int, int]
+PairRange = tuple[int, int]
 Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]
 
@@ -47,8 +47,8 @@ class Blocks:
         self.count = max(1, pairs // BLOCK_PAIRS)
         self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
 
-    def runs(self, block: int) -> list[Run]:
-        """Return a block's pairs as runs (start, stop) of consecutive pairs, in ascending order."""
+    def ranges(self, block: int) -> list[PairRange]:
+        """Return a block's pairs as ranges (start, stop) of consecutive pairs, in ascending order."""
         chunks = np.sort(self._chunks[block])
         breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
         return [
@@ -160,22 +160,22 @@ class Corpus(Protocol):
     def target_pad_id(self) -> int:
         """The padding id of target sentences."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        """Return the lengths of the pairs in several runs (start, stop), concatenated: sources and targets."""
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
+        """Return the lengths of the pairs in several ranges (start, stop), concatenated: sources and targets."""
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
 
-    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
-        """Return the weights of the pairs in several runs (start, stop), concatenated; None if pairs have none."""
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
+        """Return the weights of the pairs in several ranges (start, stop), concatenated; None if pairs have none."""
 
 
 class _Block(NamedTuple):
     """A block of pairs that is planned for one epoch, with the ids and the order of its pairs and batches."""
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
-    source: IdRun
-    target: IdRun
+    source: EncodedSentences
+    target: EncodedSentences
     weights: NDArray[np.float32] | None
     order: Indices
     starts: Indices
@@ -270,23 +270,25 @@ class BatchPlan:
         return self._planned[1]
 
     def _plan(self, epoch: int, number: int) -> _Block:
-        return self._plan_runs(self._blocks.runs(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
+        return self._plan_ranges(self._blocks.ranges(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
 
-    def _plan_runs(self, runs: Sequence[Run], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> _Block:
-        """Return the pairs of runs, batched by length.
+    def _plan_ranges(
+        self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
+    ) -> _Block:
+        """Return the pairs of ranges, batched by length.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
-        source, target = self._corpus.read_runs(runs)
+        source, target = self._corpus.read_ranges(ranges)
         ties = permutation(source.sentences, self._seed, *ties_key)
         order = length_order(source.lengths, target.lengths, ties)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        numbers = np.concatenate([np.arange(*run) for run in runs])
-        return _Block(numbers, source, target, self._corpus.read_run_weights(runs), order, starts, batch_order)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
 
     def _count_batches(self, number: int) -> int:
-        source, target = in_length_order(*self._corpus.read_run_lengths(self._blocks.runs(number)))
+        source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))
         return len(cut_batches(source, target, *self._limits)) - 1
 
 
@@ -307,7 +309,7 @@ def largest_batches(
     blocks = Blocks(corpus.pairs, seed)
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}
     for number in range(blocks.count):
-        source, target = in_length_order(*corpus.read_run_lengths(blocks.runs(number)))
+        source, target = in_length_order(*corpus.read_range_lengths(blocks.ranges(number)))
         starts = cut_batches(source, target, *limits)
         for name, sizes in _sizes(source, target, starts).items():
             batch = int(sizes.argmax())
@@ -389,7 +391,7 @@ class LabeledTexts:
         self.labels = np.array(labels, np.int64)
         self.weights = weights
         ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
-        self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
+        self._texts = EncodedSentences(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
         """Return the number of labeled texts."""
@@ -438,14 +440,14 @@ class TaggedTexts(LabeledTexts):
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._texts = IdRun(
+        self._texts = EncodedSentences(
             np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets
         )
         shifted = np.zeros(int(offsets[-1]), np.uint32)  # 0: no label
         for row, start in zip(rows, offsets.tolist(), strict=False):
             words = labels[row.sentence][row.first_word : row.first_word + len(row.positions)]
             shifted[start + np.array(row.positions)] = np.array(words) - NO_LABEL
-        self._shifted = IdRun(shifted, offsets)
+        self._shifted = EncodedSentences(shifted, offsets)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
         """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right."""

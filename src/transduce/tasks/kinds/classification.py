@@ -336,7 +336,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
     """Return the weight in the loss of each training text, times that of its class in `labels`; None: all are 1."""
-    of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
+    of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts
     of_classes = np.array(list(class_weights(corpus, resolved).values()), np.float32)[labels]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
-from transduce.data.id_files import IdRun
+from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
 from transduce.data.parts import NEEDS_DEV_DOCUMENTS
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
@@ -81,7 +81,7 @@ _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
-_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
+_MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -552,10 +552,10 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     languages, lets a server detect the language of its input.
     """
     prepared = corpus.prepared.sentences
-    step = max(1, prepared.pairs // _MEASURED_RUNS)
-    runs = [(start, min(start + _MEASURED_LINES, prepared.pairs)) for start in range(0, prepared.pairs, step)]
+    step = max(1, prepared.pairs // _MEASURED_RANGES)
+    ranges = [(start, min(start + _MEASURED_LINES, prepared.pairs)) for start in range(0, prepared.pairs, step)]
     lines = _decoded(
-        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
+        prepared.read_ranges(ranges if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
     )
     longest = prepared.statistics.source_percentiles[2]
     files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
@@ -569,12 +569,12 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     return files
 
 
-def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
+def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
     """Decode consecutive sentences of a corpus, without the tokens of languages and tags at their starts."""
     skipped = set(vocabulary.prefix_ids)
     return [
         vocabulary.decode([id for id in ids.tolist() if id not in skipped])
-        for ids in np.split(run.ids, run.offsets[1:-1])
+        for ids in np.split(sentences.ids, sentences.offsets[1:-1])
     ]
 
 
