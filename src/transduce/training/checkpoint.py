@@ -166,9 +166,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums over the steps since the last report."""
-    losses: LossWindow = msgspec.field(default_factory=LossWindow)
+    loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
     """The window of recent losses that detects loss spikes."""
-    surroundings: Environment | None = None
+    environment: Environment | None = msgspec.field(default=None, name="surroundings")
     """The environment of the last steps; None in checkpoints that did not store it."""
 
 

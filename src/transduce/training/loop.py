@@ -134,7 +134,7 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """Batches of the sizes that need most memory, tried before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
     """A function that describes a batch as readable JSON, for the record of a skipped step."""
-    surroundings: Environment | None = None
+    environment: Environment | None = None
     """The run's environment, which is stored and compared on resume."""
 
 
@@ -241,9 +241,9 @@ class Trainer:
         self._clock: StepClock | None = None
         self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
-        self._asked_together = False
+        self._stop_signaled = False
         self._report = StepSums()
-        self._watch = LossWindow()
+        self._loss_window = LossWindow()
 
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint; return False if there is none."""
@@ -290,11 +290,11 @@ class Trainer:
         self._validation_due = (
             state.validation_due or 0 < state.step == self.steps != state.steps
         )  # the last step was extended to this one
-        self._report, self._watch = state.report, state.losses
-        self._compare_surroundings(state.surroundings)
+        self._report, self._loss_window = state.report, state.loss_window
+        self._compare_environments(state.environment)
 
-    def _compare_surroundings(self, before: Environment | None) -> None:
-        now = self.safeguards.surroundings
+    def _compare_environments(self, before: Environment | None) -> None:
+        now = self.safeguards.environment
         changed = list(differences(before, now)) if before and now else []
         if changed:
             self.display.say(
@@ -457,7 +457,7 @@ class Trainer:
                 self._watch_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
-            if self._asked_together:
+            if self._stop_signaled:
                 raise AbandonedError
             if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
                 return reason
@@ -505,18 +505,18 @@ class Trainer:
                 sums = sums.add(loss)
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
-        mean, limit = sums.total / (sums.divisor or 1.0), self._watch.limit()
+        mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
         norm = math.nan if high else self.optimizer.step(sums.divisor, rate, weight_decay)
         self._report.add(sums, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.record_accepted(step, mean)
+            self._loss_window.record_accepted(step, mean)
         else:
-            self._watch.skipped(high=high)
+            self._loss_window.skipped(high=high)
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
-        self._asked_together = sums.stop > 0 and self.processes.count > 1
+        self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
 
     def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
@@ -557,7 +557,7 @@ class Trainer:
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
 
     def _stop_where_nothing_is_learnt(self) -> None:
-        verdict = self._watch.verdict(self.step)
+        verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(
                 f"{verdict}: lower `training.learning_rate` ({self.settings.learning_rate:g}) or raise "
@@ -629,7 +629,7 @@ class Trainer:
             AbandonedError: a signal arrived before the validation was complete; it will be repeated.
         """
         self._validation_due = True
-        if self._asked_together:
+        if self._stop_signaled:
             raise AbandonedError
         started_at = time.monotonic()
         weights = self._averaged_weights()
@@ -713,8 +713,8 @@ class Trainer:
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,
-            losses=self._watch,
-            surroundings=self.safeguards.surroundings,
+            loss_window=self._loss_window,
+            environment=self.safeguards.environment,
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS

@@ -136,7 +136,7 @@ def make_safeguards(
     return Safeguards(
         largest=[_share(batch, processes) for batch in largest],
         describe=describe,
-        surroundings=environment_of(machine, kernels),
+        environment=environment_of(machine, kernels),
     )
 
 
@@ -297,7 +297,7 @@ class Run:
         self.has_checkpoint = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
-        environment = None if state is None else state.surroundings
+        environment = None if state is None else state.environment
         if environment is not None:
             self._use_threads_of(environment)
         settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
