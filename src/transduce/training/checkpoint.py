@@ -218,7 +218,7 @@ def save_checkpoint(
     """
     together = processes or Processes()
     final = checkpoint_path(folder, checkpoint.state.step)
-    if together.share(_is_sound(final), bool):
+    if together.broadcast(_is_sound(final), bool):
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
     try:

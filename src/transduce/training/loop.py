@@ -476,7 +476,7 @@ class Trainer:
         """Share with all processes, and return, why a callback stops the run; None if no callback does."""
         if not self.callbacks or self.processes.count == 1:
             return self._stopped_by
-        return self.processes.share(self._stopped_by or "", str) or None
+        return self.processes.broadcast(self._stopped_by or "", str) or None
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the gradients of the largest batches at the start, so that a lack of memory shows at once."""
@@ -588,7 +588,7 @@ class Trainer:
         if self._plan and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
             return
         decision = self._clock.decide(self.step, self.elapsed_seconds + self.time_use.overhead_seconds, self._plan)
-        decision = self.processes.share(decision or _NO_DECISION, Decision)
+        decision = self.processes.broadcast(decision or _NO_DECISION, Decision)
         if decision == _NO_DECISION:
             return
         if not self._plan:
@@ -635,9 +635,9 @@ class Trainer:
         weights = self._averaged_weights()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
-        if not self.processes.share(is_done, bool):
+        if not self.processes.broadcast(is_done, bool):
             raise AbandonedError
-        self._best_model.best = self.processes.share(self._best_model.best, Best)
+        self._best_model.best = self.processes.broadcast(self._best_model.best, Best)
         self._validation_due = False
         if self._clock is not None:
             self._clock.add_validation(time.monotonic() - started_at)
