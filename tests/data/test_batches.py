@@ -169,7 +169,9 @@ def test_little_padding_on_real_sentences(data_folder: Path, tmp_path: Path) -> 
 def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None:
     corpus = SyntheticCorpus(2_000, longest=60)
     whole = BatchPlan(corpus, batch_tokens=200, seed=3)
-    shares = [BatchPlan(corpus, batch_tokens=200, seed=3, share=(rank, processes)) for rank in range(processes)]
+    shares = [
+        BatchPlan(corpus, batch_tokens=200, seed=3, rank_and_count=(rank, processes)) for rank in range(processes)
+    ]
     empty = 0
     for position in range(0, len(whole), 3):
         batch = whole.batch(1, position)
@@ -184,7 +186,7 @@ def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None
 
 def test_a_share_of_a_batch_with_too_few_rows_has_no_target_tokens() -> None:
     corpus = SyntheticCorpus(5, longest=3)
-    share = BatchPlan(corpus, batch_tokens=1, seed=1, share=(3, 4))
+    share = BatchPlan(corpus, batch_tokens=1, seed=1, rank_and_count=(3, 4))
     batch = share.batch(0, 0)
     assert batch.target_tokens == 0
     assert len(batch.indices) == 0

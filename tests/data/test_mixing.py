@@ -78,7 +78,7 @@ def test_a_stream_has_every_pair_once_in_each_pass() -> None:
         assert part == both[start : start + 50]
 
 
-def plan(shares: Mixture, run_batches: int | None = 200, share: tuple[int, int] = (0, 1)) -> MixedPlan:
+def plan(shares: Mixture, run_batches: int | None = 200, rank_and_count: tuple[int, int] = (0, 1)) -> MixedPlan:
     corpus = Numbered(12_000)
     return MixedPlan(
         corpus,
@@ -88,7 +88,7 @@ def plan(shares: Mixture, run_batches: int | None = 200, share: tuple[int, int] 
         seed=3,
         epoch_batches=190,
         run_batches=run_batches,
-        share=share,
+        rank_and_count=rank_and_count,
     )
 
 
@@ -111,7 +111,7 @@ def test_a_batch_depends_on_its_position_alone() -> None:
     for number in (150, 3, 77, 78):
         one, same = whole.batch(*divmod(number, 190)), other.batch(*divmod(number, 190))
         assert np.array_equal(one.source, same.source)
-        shares = [plan(mixture, share=(rank, 2)).batch(*divmod(number, 190)).indices for rank in range(2)]
+        shares = [plan(mixture, rank_and_count=(rank, 2)).batch(*divmod(number, 190)).indices for rank in range(2)]
         assert sorted(np.concatenate(shares)) == sorted(one.indices)
 
 

@@ -88,6 +88,8 @@ def test_a_share_of_a_batch_has_its_rows(made: Made) -> None:
     whole = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1), masker(made)).batch(2, 0)
     pad = made[0].source.pad_id
     for r in (0, 1):
-        part = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1, share=(r, 2)), masker(made)).batch(2, 0)
+        part = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1, rank_and_count=(r, 2)), masker(made)).batch(
+            2, 0
+        )
         rows = [[id for id in row if id != pad] for row in part.source.tolist()]
         assert rows == [[id for id in row if id != pad] for row in whole.source[r::2].tolist()]

@@ -199,8 +199,8 @@ class BatchPlan:
     with padding (default: twice ``batch_tokens``); a longer pair is a batch alone. Every epoch has the same number of
     batches and contains every pair exactly once.
 
-    Each of several processes gets a share of the same batches: ``share`` = (r, n) takes every n-th row, starting with
-    row r. If a batch has too few rows, the share is one row without target tokens.
+    Each of several processes gets some rows of the same batches: ``rank_and_count`` = (r, n) takes every n-th row,
+    starting with row r. If a batch has too few rows, the process gets one row without target tokens.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class BatchPlan:
         batch_tokens: int,
         seed: int,
         max_padded_tokens: int | None = None,
-        share: tuple[int, int] = (0, 1),
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Read the lengths of the whole corpus once, to count the batches of each block."""
         if batch_tokens < 1:
@@ -221,7 +221,7 @@ class BatchPlan:
             raise TransduceError("Batches need a corpus with at least one pair, but it has none: check its filters.")
         self._corpus = corpus
         self._seed = seed
-        self._share = share
+        self._rank_and_count = rank_and_count
         self._limits = (batch_tokens, max_padded_tokens or 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
@@ -248,7 +248,7 @@ class BatchPlan:
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
     def _assemble(self, block: _Block, all_rows: Indices) -> Batch:
-        first, step = self._share
+        first, step = self._rank_and_count
         rows = all_rows[first::step]
         if not len(rows):
             return self._without_target(self._pad(block, all_rows[:1]))
@@ -464,7 +464,7 @@ class LabeledPlan:
     """
 
     def __init__(
-        self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
+        self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, rank_and_count: tuple[int, int] = (0, 1)
     ) -> None:
         """Plan batches of texts.
 
@@ -473,9 +473,15 @@ class LabeledPlan:
             rows: texts per batch.
             seed: the seed of the random orders.
             pad_id: the padding id.
-            share: (r, n): take every n-th text of a batch, starting with text r.
+            rank_and_count: (r, n): take every n-th text of a batch, starting with text r.
         """
-        self._texts, self._rows, self._seed, self._pad_id, self._share = texts, rows, seed, pad_id, share
+        self._texts, self._rows, self._seed, self._pad_id, self._rank_and_count = (
+            texts,
+            rows,
+            seed,
+            pad_id,
+            rank_and_count,
+        )
         self._epoch: tuple[int, list[Indices]] | None = None
 
     def __len__(self) -> int:
@@ -487,12 +493,12 @@ class LabeledPlan:
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]
-        share_rows = all_rows[self._share[0] :: self._share[1]]
-        if len(share_rows):
-            return self._texts.batch(share_rows, self._pad_id)
+        own_rows = all_rows[self._rank_and_count[0] :: self._rank_and_count[1]]
+        if len(own_rows):
+            return self._texts.batch(own_rows, self._pad_id)
         stand_in = self._texts.batch(all_rows[:1], self._pad_id)
         weights = None if stand_in.weights is None else stand_in.weights[:0]
-        return replace(stand_in, target=stand_in.target[:0], indices=share_rows, target_tokens=0, weights=weights)
+        return replace(stand_in, target=stand_in.target[:0], indices=own_rows, target_tokens=0, weights=weights)
 
     def largest_batches(self) -> LabeledBatch:
         """Return a batch of the longest texts, which needs the most memory."""

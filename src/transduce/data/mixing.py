@@ -188,7 +188,7 @@ class MixedPlan(BatchPlan):
         seed: int,
         epoch_batches: int,
         run_batches: int | None,
-        share: tuple[int, int] = (0, 1),
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Create a plan.
 
@@ -200,7 +200,7 @@ class MixedPlan(BatchPlan):
             seed: the seed of all random orders.
             epoch_batches: the number of batches that count as an epoch.
             run_batches: the number of batches of the run; None: unknown, for shares that do not change.
-            share: (r, n): take every n-th row of a batch, starting with row r.
+            rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
         """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
@@ -210,7 +210,13 @@ class MixedPlan(BatchPlan):
                 "Each table of `data.corpora` needs at least one pair, but the filters left none of one: check its "
                 "files."
             )
-        self._corpus, self._ranges, self._mixture, self._seed, self._share = corpus, list(ranges), mixture, seed, share
+        self._corpus, self._ranges, self._mixture, self._seed, self._rank_and_count = (
+            corpus,
+            list(ranges),
+            mixture,
+            seed,
+            rank_and_count,
+        )
         self._limits = batch_tokens, 2 * batch_tokens
         self._planned = None
         self._epoch_batches, self._run_batches = max(1, epoch_batches), run_batches

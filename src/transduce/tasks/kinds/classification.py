@@ -31,9 +31,9 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     Reinitialized,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     pairs_of_files,
@@ -238,7 +238,9 @@ class ClassificationKind(LabelChoices, TextKind):
         """Return the loss function: cross-entropy of the classes."""
         return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts texts."""
         texts = _texts(corpus.prepared, corpus, resolved)
         texts.weights = _weights(corpus, resolved, texts.labels)
@@ -247,7 +249,7 @@ class ClassificationKind(LabelChoices, TextKind):
             rows=resolved.micro_batch_tokens,
             seed=resolved.training.seed,
             pad_id=resolved.model.pad_id,
-            share=share,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:

@@ -18,7 +18,7 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Share, TextKind, model_dtype, text_only
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype, text_only
 from transduce.tasks.kinds.texts import write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
@@ -115,10 +115,12 @@ class DenoisingKind(TextKind):
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> NoisePlan:
         """Return a plan of the training batches, whose lines are corrupted differently in each epoch."""
         seed = resolved.training.seed
-        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
+        plan = BatchPlan(
+            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
+        )
         return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:

@@ -28,8 +28,8 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     text_only,
@@ -216,7 +216,7 @@ class LanguageModelKind(TextKind):
         assert isinstance(model, Decoder)
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
         """Return windows of the training text as batches."""
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
@@ -226,7 +226,7 @@ class LanguageModelKind(TextKind):
             rows=max(1, resolved.micro_batch_tokens // context),
             seed=resolved.training.seed,
             pad_id=corpus.tokenizer.target.pad_id,
-            share=share,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:

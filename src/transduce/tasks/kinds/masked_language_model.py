@@ -39,8 +39,8 @@ from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     CardTexts,
     Outcome,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     text_only,
@@ -493,11 +493,15 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
         choice_log.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> SentencePairPlan:
         """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
-        return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
+        return _plan(
+            corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, rank_and_count=rank_and_count
+        )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return the largest batches among the rows of the first epoch."""
@@ -566,7 +570,7 @@ def _plan(
     *,
     tokens: int,
     seed: int,
-    share: Share = (0, 1),
+    rank_and_count: RankAndCount = (0, 1),
 ) -> SentencePairPlan:
     vocabulary = corpus.tokenizer.target
     settings = PairSettings(
@@ -577,4 +581,6 @@ def _plan(
         masking=task.masking or MaskingSettings(),
         pad_id=vocabulary.pad_id,
     )
-    return SentencePairPlan(text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), share)
+    return SentencePairPlan(
+        text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), rank_and_count
+    )

@@ -31,9 +31,9 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     Reinitialized,
     RunPlacement,
-    Share,
     TaskKind,
     model_dtype,
 )
@@ -405,14 +405,16 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         """Return the loss function: cross-entropy of the words' tags."""
         return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaggedCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+    def plan(
+        self, corpus: TaggedCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts sentences."""
         return LabeledPlan(
             _texts(corpus.training, corpus, resolved),
             rows=resolved.micro_batch_tokens,
             seed=resolved.training.seed,
             pad_id=resolved.model.pad_id,
-            share=share,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> list[Batch]:

@@ -40,8 +40,8 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TaskKind,
     model_dtype,
 )
@@ -405,10 +405,14 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model).loss
 
-    def plan(self, corpus: SeriesCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SeriesPlan:
+    def plan(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> SeriesPlan:
         """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
-        return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
+        return SeriesPlan(
+            corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
+        )
 
     def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
         """Return one batch, because all batches have the same size."""

@@ -46,8 +46,8 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     Validation,
     model_dtype,
@@ -354,10 +354,10 @@ class TranslationKind(TextKind):
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Batches:
         """Return the training batches of one training process, with placeholders and sampled tokens."""
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan: Batches = _batch_plan(corpus, resolved, share)
+        plan: Batches = _batch_plan(corpus, resolved, rank_and_count)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed
@@ -504,11 +504,11 @@ class TranslationKind(TextKind):
         return msgspec.structs.replace(outcome, search=search if chosen else None)
 
 
-def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) -> BatchPlan:
+def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
     """Return the plan of training batches, mixed from several corpora if they have shares."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     if not resolved.data.has_shares:
-        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, share=share)
+        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
     assert isinstance(prepared, RepeatedCorpus)
     ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
     files = np.cumsum([0, *(len(each.source) for each in resolved.data.corpora)]).tolist()
@@ -520,7 +520,7 @@ def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) ->
         seed=training.seed,
         epoch_batches=-(-prepared.target_tokens // tokens),
         run_batches=None if training.steps is None else training.steps * training.accumulate,
-        share=share,
+        rank_and_count=rank_and_count,
     )
 
 
