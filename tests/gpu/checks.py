@@ -34,8 +34,6 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda import backend, decode_graph, rows
-from transduce.kernels.cuda import rows as norms
-from transduce.kernels.cuda import rows as seeds
 from transduce.kernels.cuda import search as gpu_search
 from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
@@ -86,9 +84,9 @@ def check_norms() -> None:
         gradient = randn(count, width, dtype=dtype)
         for inputs in ((x, weight, bias), (x, weight)):
             if len(inputs) == 3:
-                found, expected = norms.layer_norm(*inputs, 1e-5), F.layer_norm(x, (width,), weight, bias, 1e-5)
+                found, expected = rows.layer_norm(*inputs, 1e-5), F.layer_norm(x, (width,), weight, bias, 1e-5)
             else:
-                found, expected = norms.rms_norm(*inputs, 1e-5), F.rms_norm(x, (width,), weight, 1e-5)
+                found, expected = rows.rms_norm(*inputs, 1e-5), F.rms_norm(x, (width,), weight, 1e-5)
             slopes = (torch.autograd.grad(each, inputs, gradient) for each in (found, expected))
             bounds = {"rtol": 0.03, "atol": 0.25} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
             compare([found, *next(slopes)], [expected, *next(slopes)], **bounds)
@@ -96,13 +94,13 @@ def check_norms() -> None:
 
 def check_residual_norm_adds_both_gradients() -> None:
     x, weight, bias = randn(9, 64, learns=True), randn(64, learns=True), randn(64, learns=True)
-    kept, found = norms.residual_norm(x, weight, bias, 1e-5)
+    kept, found = rows.residual_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(kept, x)
     expected = F.layer_norm(x, (64,), weight, bias, 1e-5)
     one, other = randn(9, 64), randn(9, 64)
     both = torch.autograd.grad((kept, found), x, (one, other))
     compare(both, torch.autograd.grad((x * 1.0, expected), x, (one, other)))
-    kept, _ = norms.residual_norm(x, weight, bias, 1e-5)
+    kept, _ = rows.residual_norm(x, weight, bias, 1e-5)
     compare(torch.autograd.grad(kept, x, one), [one])
 
 
@@ -512,7 +510,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
-        if len(loss._inputs) - seeds.MAX_SEEDS == 3:
+        if len(loss._inputs) - rows.MAX_SEEDS == 3:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
@@ -559,10 +557,10 @@ def check_nothing_is_recorded_if_memory_is_scarce() -> None:
 
 def check_more_dropouts_than_there_are_seeds() -> None:
     many = torch.arange(3, device=DEVICE)
-    with seeds.seeds_from_buffer(many):
-        assert [int(seeds.next_seed()) for _ in range(3)] == [0, 1, 2]
+    with rows.seeds_from_buffer(many):
+        assert [int(rows.next_seed()) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(RuntimeError, match="there are seeds for 1024 dropouts, but the model has more"):
-            seeds.next_seed()
+            rows.next_seed()
 
 
 def check_a_limited_number_of_sizes_is_kept() -> None:

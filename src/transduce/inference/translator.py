@@ -381,7 +381,7 @@ class Translator:
             A translation of each text, in order.
 
         Raises:
-            TransduceError: options contradict each other, the number of phrases or places differs from that of the
+            TransduceError: options contradict each other, the number of phrases or indices differs from that of the
                 texts, or batch-invariant results are not possible.
         """
         sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
