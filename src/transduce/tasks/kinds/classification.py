@@ -16,22 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
-from transduce.data.batches import Batch, LabeledBatch, LabeledPlan, LabeledTexts
+from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
-    RankAndCount,
     Reinitialized,
     RunPlacement,
     TextKind,
@@ -40,6 +39,7 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
+    LabelingObjective,
     as_encoder,
     build_encoder,
     read_store,
@@ -65,12 +65,8 @@ ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
 
-class ClassificationObjective:
+class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the classes, summed over the texts."""
@@ -93,9 +89,7 @@ class ClassificationObjective:
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes, (B, C), float32."""
-        ids = to_device(batch.source, self.model.source_weight.device)
-        states, _ = self.model.encode(ids)
-        return self.model.classify(states).float()
+        return self.model.classify(self.encode(batch)).float()
 
 
 class LabeledDevSet:
@@ -238,23 +232,11 @@ class ClassificationKind(LabelChoices, TextKind):
         """Return the loss function: cross-entropy of the classes."""
         return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
-    ) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts texts."""
+    @override
+    def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
         texts = _texts(corpus.prepared, corpus, resolved)
         texts.weights = _weights(corpus, resolved, texts.labels)
-        return LabeledPlan(
-            texts,
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            rank_and_count=rank_and_count,
-        )
-
-    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
+        return texts
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
         """Return the dev set with all dev texts."""
