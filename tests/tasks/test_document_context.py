@@ -332,14 +332,14 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
             run.ids[start:stop].tolist() for start, stop in zip(run.offsets[:-1], run.offsets[1:], strict=True)
         ] == expected
         assert (separator in targets.ids.tolist()) == (sides is not None)
-        # Any division into runs gives the same rows and lengths.
-        runs = [(3, 5), (5, 6), (0, 3), (9, 13)]
-        order = np.concatenate([np.arange(*one) for one in runs])
-        some, _ = view.read_runs(runs)
+        # Any division into ranges gives the same rows and lengths.
+        ranges = [(3, 5), (5, 6), (0, 3), (9, 13)]
+        order = np.concatenate([np.arange(*one) for one in ranges])
+        some, _ = view.read_ranges(ranges)
         assert some.lengths.tolist() == [len(expected[number]) for number in order]
-        lengths = view.read_run_lengths(runs)
+        lengths = view.read_range_lengths(ranges)
         assert lengths[0].tolist() == some.lengths.tolist()
-        assert lengths[1].tolist() == view.read_runs(runs)[1].lengths.tolist()
+        assert lengths[1].tolist() == view.read_ranges(ranges)[1].lengths.tolist()
         repeated = RepeatedCorpus(view, [2.0])
         assert repeated.source_tokens == 2 * view.source_tokens
         assert repeated.sentences is corpus
