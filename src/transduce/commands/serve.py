@@ -203,7 +203,11 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
-    """Load the translation models and the language models, each in the order in which they were named."""
+    """Load the translation models and the language models, each in the order in which they were named.
+
+    Raises:
+        TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
+    """
     from transduce.inference.load import task_of
     from transduce.serving.languages import canonical
     from transduce.serving.models import ServedModel, parse_model
@@ -314,7 +318,7 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 
 
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
-    """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
+    """Return the default number of concurrently decoded batches: one per computing thread up to 4, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """

@@ -195,9 +195,9 @@ class Plan(Protocol):
 class BatchPlan:
     """A plan of the batches of all epochs, which returns any of them on request, reading and sorting at most one block.
 
-    A batch holds at most ``batch_tokens`` target tokens without padding, and at most ``max_padded_tokens`` per side
-    with padding (default: twice ``batch_tokens``); a longer pair is a batch alone. Every epoch has the same number of
-    batches and contains every pair exactly once.
+    A batch holds at most ``batch_tokens`` target tokens without padding, and at most twice as many per side with
+    padding; a longer pair is a batch alone. Every epoch has the same number of batches and contains every pair exactly
+    once.
 
     Each of several processes gets a share of the same batches: ``share`` = (r, n) takes every n-th row, starting with
     row r. If a batch has too few rows, the share is one row without target tokens.
@@ -209,7 +209,6 @@ class BatchPlan:
         *,
         batch_tokens: int,
         seed: int,
-        max_padded_tokens: int | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         """Read the lengths of the whole corpus once, to count the batches of each block."""
@@ -222,7 +221,7 @@ class BatchPlan:
         self._corpus = corpus
         self._seed = seed
         self._share = share
-        self._limits = (batch_tokens, max_padded_tokens or 2 * batch_tokens)
+        self._limits = (batch_tokens, 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
         self._planned: tuple[tuple[int, int], _Block] | None = None
@@ -294,21 +293,18 @@ class BatchPlan:
 # Stand-ins for the batches of a corpus that need most memory, with the same shapes but arbitrary ids.
 
 
-def largest_batches(
-    corpus: Corpus, *, batch_tokens: int, seed: int, max_padded_tokens: int | None = None
-) -> list[Batch]:
+def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Batch]:
     """Return artificial batches as large as the largest ones of a ``BatchPlan`` with these arguments.
 
     The activations that a Transformer keeps for its gradients grow with the padded tokens (sub-layers) and with the
     products of lengths (attention). One batch is largest by the first measure and one by the second; often they are
     the same. Shapes are equal in all epochs. The ids are arbitrary.
     """
-    limits = (batch_tokens, max_padded_tokens or 2 * batch_tokens)
     blocks = Blocks(corpus.pairs, seed)
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}
     for number in range(blocks.count):
         source, target = in_length_order(*corpus.read_run_lengths(blocks.runs(number)))
-        starts = cut_batches(source, target, *limits)
+        starts = cut_batches(source, target, batch_tokens, 2 * batch_tokens)
         for name, sizes in _sizes(source, target, starts).items():
             batch = int(sizes.argmax())
             rows = slice(starts[batch], starts[batch + 1])

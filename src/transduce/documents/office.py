@@ -108,7 +108,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The formatting of runs that differs from the rest of the paragraph."""
+    """The formatting of runs (stretches of text) that differs from that of most text in the paragraph."""
 
     run: Any
 
@@ -226,7 +226,7 @@ class _OpenXmlParagraph(_Paragraph):
         return unescaped(text) if self.dialect.has_escapes else text
 
     def _style(self, run: Any) -> str | None:
-        """Return the name of a run's style in Word."""
+        """Return the name of the Word style of a run (stretch of formatted text)."""
         properties = self._run_properties(run)
         style = None if properties is None else properties.find(f"{_W}rStyle")
         return None if style is None else style.get(f"{_W}val")
@@ -301,9 +301,9 @@ class _OpenXmlParagraph(_Paragraph):
         return len(self.payloads) - 1
 
     def _ends_text(self, element: Any, atoms: Sequence["_Atom"], index: int) -> bool:
-        """Return whether a tab, a line break, or the mark of a field in several paragraphs ends a text.
+        """Return whether an element in a paragraph ends a text, so that the next one is translated separately.
 
-        A line break inside a sentence does not.
+        Tabs end a text, as do marks of a field that spans several paragraphs, and line breaks outside a sentence.
         """
         if element.tag in self.dialect.separators or element.tag == f"{_W}fldChar":
             return True
@@ -539,7 +539,7 @@ _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[
 
 
 def read_docx(source: Source) -> Document:
-    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes and charts."""
+    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes, charts and diagrams."""
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
@@ -612,7 +612,11 @@ _WORDLESS = {f"{_OFFICE}annotation", f"{_OFFICE}annotation-end"} | {_TEXT + name
 
 
 def read_opendocument(source: Source) -> Document:
-    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers."""
+    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers.
+
+    Raises:
+        TransduceError: the document is damaged or protected by a password.
+    """
     archive = source.archive()
     if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
         raise TransduceError("The document is protected by a password: remove the password first.")

@@ -24,7 +24,7 @@ from transduce.text.vocabulary import Vocabulary
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them.
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them, else PyTorch.
 
     Later calls do nothing.
     """

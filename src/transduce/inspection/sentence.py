@@ -242,7 +242,7 @@ def _attributions(
 
 
 def sample_sentences(folder: pathlib.Path) -> list[str]:
-    """Return source sentences of the dev set that a run translated when it last validated; none if it stored none.
+    """Return the source sentences of the last translations of dev sentences that a run stored; empty without any.
 
     Args:
         folder: the folder of a run of `transduce train`.

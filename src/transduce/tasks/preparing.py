@@ -384,7 +384,10 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Yield the task's text; converted files of it exist, in a folder inside `partial`, while the context is open."""
+    """Yield the task's text, with held-out dev data only if the request wants it.
+
+    Files converted from other formats lie in `partial` and are deleted when the context ends.
+    """
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
         text = task.kind.read_text(task.settings, Path(folder), overwrite=True)
         yield text if task.holds_out else msgspec.structs.replace(text, hold_out=None)

@@ -292,7 +292,7 @@ class EventLog:
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
-        """Write the bytes that wait in memory; if the disk is full, the rest stays in memory."""
+        """Write the bytes that wait in memory; if the disk is full, those not yet written stay in memory."""
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 

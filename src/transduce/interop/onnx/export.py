@@ -35,6 +35,7 @@ from transduce.interop.components import (
 from transduce.interop.onnx.layers import (
     DecoderCaches,
     Graph,
+    KeysAndValues,
     add_inputs,
     add_outputs,
     build_activation,
@@ -92,18 +93,25 @@ def build_language_model(model: Decoder) -> Graph:
         x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
         caches.append(keys_and_values)
     x = build_output_scale(graph, build_norm(graph, x, model.norm), config)
-    graph.add_output(
-        build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
-    )
-    for number, cache in enumerate(caches):
-        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    _add_step_outputs(graph, x, caches, model, "length")
     return graph
 
 
-def build_encoder_only(model: Encoder) -> Graph:
-    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`.
+def _add_step_outputs(
+    graph: Graph, x: str, caches: Sequence[KeysAndValues], model: Decoder | Transformer, length: str
+) -> None:
+    """Add the outputs of a decoder step: logits from the last states x, (B, T, D), and each layer's keys and values."""
+    shape = ("batch", length, model.config.target_vocabulary_size)
+    graph.add_output(build_output(graph, x, model), "logits", np.float32, shape)
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(model.config, "total"))
 
-    `classes` are logits of the text's classes or, in a tagger, of each token's labels.
+
+def build_encoder_only(model: Encoder) -> Graph:
+    """Build the graph of an encoder-only model, with its states and the outputs of the heads that it has as outputs.
+
+    The outputs of heads are `logits` of each token, the `pooled` first state, and `classes`: logits of the text's
+    classes or, in a tagger, of each token's labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -242,11 +250,7 @@ def build_decoder(model: Transformer) -> Graph:
         )
         caches.append(keys_and_values)
     x = build_output_scale(graph, build_norm(graph, x, model.decoder_norm), config)
-    graph.add_output(
-        build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
-    )
-    for number, cache in enumerate(caches):
-        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    _add_step_outputs(graph, x, caches, model, "target")
     return graph
 
 
@@ -411,7 +415,7 @@ class OnnxLanguageModel(ExportedModel):
 
 
 def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return each token's position in its row, and -1 in padding, (rows, longest row)."""
+    """Return an array of each token's position in its row, -1 in padding, (rows, longest row), as a model's input."""
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
 

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
-from transduce.data.batches import Batch, LabeledBatch, LabeledPlan, LabeledTexts
+from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.kind import (
@@ -33,13 +33,13 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     Reinitialized,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     pairs_of_files,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
+    LabelingTask,
     as_encoder,
     build_encoder,
     read_store,
@@ -65,12 +65,8 @@ ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
 
-class ClassificationTask:
+class ClassificationTask(LabelingTask):
     """The training objective of a text classifier: the cross-entropy of the classes."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the classes, summed over the texts."""
@@ -89,9 +85,7 @@ class ClassificationTask:
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes, (B, C), float32."""
-        ids = to_device(batch.source, self.model.source_weight.device)
-        states, _ = self.model.encode(ids)
-        return self.model.classify(states).float()
+        return self.model.classify(self.encode(batch)).float()
 
 
 class LabeledDevSet:
@@ -234,21 +228,11 @@ class Classification(LabelChoices, TextKind):
         """Return the loss function: cross-entropy of the classes."""
         return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts texts."""
+    @override
+    def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
         texts = _texts(corpus.prepared, corpus, resolved)
         texts.weights = _weights(corpus, resolved, texts.labels)
-        return LabeledPlan(
-            texts,
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            share=share,
-        )
-
-    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
+        return texts
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
         """Return the dev set with all dev texts."""

@@ -7,6 +7,7 @@ Legend: B rows, L tokens of a row, N masked tokens, D model width.
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from transduce.atomic_io import write_file
-from transduce.data.batches import Batch
+from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.data.sentence_pairs import (
     MaskingSettings,
@@ -198,6 +199,36 @@ class LabelChoices(EncoderChoices):
         if optimizer == "muon" and settings.init_from is None:
             return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
         return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
+
+    @abstractmethod
+    def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:
+        """Return the training texts with their labels."""
+
+    def plan(self, corpus: Any, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+        """Return the training batches; `training.batch_tokens` counts texts."""
+        return LabeledPlan(
+            self.training_texts(corpus, resolved),
+            rows=resolved.micro_batch_tokens,
+            seed=resolved.training.seed,
+            pad_id=resolved.model.pad_id,
+            share=share,
+        )
+
+    def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batch of the longest texts, which needs the most memory."""
+        return [self.plan(corpus, resolved).largest_batches()]
+
+
+class LabelingTask:
+    """A base class of the training objectives of classification and tagging."""
+
+    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Return the encoder's output for a batch of texts, (B, S, D)."""
+        return self.model.encode(to_device(batch.source, self.model.source_weight.device))[0]
 
 
 # --- running text ---
@@ -500,7 +531,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the largest batches among the rows of the first epoch."""
+        """Return artificial batches as large as the largest ones of the first epoch."""
         return [*self.plan(corpus, resolved).largest_batches()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> MaskedDevSet:

@@ -114,7 +114,11 @@ class Parsing(Translation):
             )
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert treebanks to files of sentences and linearized trees, and return settings that name these files."""
+        """Convert treebanks to files of sentences and linearized trees, and return settings that name these files.
+
+        Raises:
+            TransduceError: the settings name no treebank, a target file or another format, or a treebank is malformed.
+        """
         data = settings.data
         if not data.source:
             raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")

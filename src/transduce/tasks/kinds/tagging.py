@@ -14,9 +14,10 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file
-from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, LabeledPlan, TaggedTexts
+from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.evaluation.significance import standard_error
@@ -24,7 +25,6 @@ from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.kind import (
@@ -33,12 +33,12 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     Reinitialized,
     RunPlacement,
-    Share,
     TaskKind,
     model_dtype,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
+    LabelingTask,
     as_encoder,
     build_encoder,
     text_length,
@@ -157,12 +157,8 @@ def _shared_sentences(parts: Mapping[str, Sequence[TaggedSentence]]) -> int:
 # --- training and validation ---
 
 
-class TaggingTask:
+class TaggingTask(LabelingTask):
     """The training objective of a tagger: the cross-entropy of the words' tags."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the tags, summed over the words."""
@@ -178,9 +174,7 @@ class TaggingTask:
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of each token's labels, (B, S, C), float32."""
-        ids = to_device(batch.source, self.model.source_weight.device)
-        states, _ = self.model.encode(ids)
-        return self.model.label_tokens(states).float()
+        return self.model.label_tokens(self.encode(batch)).float()
 
 
 class TaggedDevSet:
@@ -344,7 +338,11 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
-        """Open the tagged sentences that `prepare` stored in the run's folder."""
+        """Open the tagged sentences that `prepare` stored in the run's folder.
+
+        Raises:
+            TransduceError: a stored file is missing or damaged.
+        """
         path = folder / _FOLDER / _CARD
         try:
             card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
@@ -405,19 +403,9 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
         """Return the loss function: cross-entropy of the words' tags."""
         return TaggingTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaggedCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts sentences."""
-        return LabeledPlan(
-            _texts(corpus.training, corpus, resolved),
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            share=share,
-        )
-
-    def largest_batches(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest sentences, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
+    @override
+    def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:
+        return _texts(corpus.training, corpus, resolved)
 
     def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
         """Return the dev set with all dev sentences."""

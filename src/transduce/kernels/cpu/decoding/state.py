@@ -59,11 +59,11 @@ class KVCachePool:
             self.entries[:, : self.used] = old[:, : self.used]
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether the pool has space for `count` more KV cache entries."""
+        """Return whether the pool has space for the keys and values of `count` more tokens."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove entries that no list (N, t) of a hypothesis contains, and return the lists with the new entry indices.
+        """Remove tokens' entries that no hypothesis lists (N, t), and return the lists with the new entry indices.
 
         Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
@@ -84,7 +84,7 @@ class KVCachePool:
 
 
 def _capacity_for(rows: int) -> int:
-    """Return the number of entries to allocate for some steps of `rows` hypotheses."""
+    """Return for how many tokens to allocate keys and values, for some steps of `rows` hypotheses."""
     return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
 
@@ -214,7 +214,7 @@ class NativeSteps(DecodingState):
         return x
 
     def _ensure_capacity(self, rows: int) -> None:
-        """Make sure that the KV cache pool and the hypotheses' lists of its entries suffice for another step."""
+        """Make space for another step: remove unused tokens from the KV cache or enlarge it, and lengthen the lists."""
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
@@ -477,5 +477,5 @@ class NativePromptState(NativeSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments that describe each row's sequence: its offset and its number of tokens."""
+        """Return kernel arguments: the addresses of each row's first position and number of tokens, as arrays (N,)."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -113,7 +113,7 @@ def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num
 class _Attend(torch.autograd.Function):
     """Attention as an autograd function that recomputes the attention weights in the backward pass.
 
-    The forward pass saves only each query's greatest score and the inverse of its sum of exponentials.
+    Besides its inputs, the forward pass saves each query's greatest score and the inverse of its sum of exponentials.
     """
 
     @staticmethod
@@ -503,7 +503,7 @@ def supports_rotary(x: Tensor, width: int) -> bool:
 
 
 def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
+    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the other heads.
 
     Args:
         projected: rows of projected heads, (sentences, positions T, columns).
