@@ -99,6 +99,7 @@ def test_merged_shards_are_the_bytes_of_one_go(
         "line without two columns",
         "header",
         "weight of 0",
+        "empty line between documents",
     ]
     assert whole.filters.held_out > 10
     parts = [shard(files, tokenizer, tmp_path / str(number), number, count) for number in range(1, count + 1)]

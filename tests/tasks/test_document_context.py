@@ -345,6 +345,18 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
         assert repeated.sentences is corpus
 
 
+@pytest.mark.parametrize("drop_empty", [True, False])
+def test_lines_between_documents_are_no_pairs(tmp_path: Path, drop_empty: bool) -> None:
+    source, target = write_documents(tmp_path, "a", documents(60, 1))
+    files = CorpusFiles(source=(source,), target=(target,), has_documents=True)
+    settings = TokenizerSettings(vocabulary_size=320, user_symbols=("<sep>",))
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
+    filters = FilterSettings(max_length_ratio=20.0, drop_empty=drop_empty)
+    corpus = prepare(files, tokenizer, filters, tmp_path / "corpus")
+    assert corpus.filters.lines() == ["120 pairs read, 120 kept", "empty lines between documents: 59"]
+    assert corpus.pairs == 120
+
+
 def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, Any], tmp_path: Path) -> None:
     texts = documents(300, 1)
     path = tmp_path / "a.jsonl"

@@ -32,7 +32,7 @@ from transduce.data.id_files import (
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
-from transduce.text.filters import NO_WEIGHT, PairFilter, pair_digest, with_current_names
+from transduce.text.filters import BETWEEN_DOCUMENTS, NO_WEIGHT, PairFilter, pair_digest, with_current_names
 from transduce.text.vocabulary import (
     BACK_TRANSLATED,
     Vocabulary,
@@ -517,6 +517,11 @@ class _Preparation:
             reasons = [
                 NO_WEIGHT if reason is None and weight == 0.0 else reason
                 for reason, weight in zip(reasons, block.weights, strict=True)
+            ]
+        if self._request.files.has_documents and block.documents is None:
+            reasons = [
+                reason if source.strip() or target.strip() else BETWEEN_DOCUMENTS
+                for reason, source, target in zip(reasons, block.sources, block.targets, strict=True)
             ]
         for row, reason in enumerate(reasons):
             if reason is not None:
