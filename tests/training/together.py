@@ -107,7 +107,7 @@ def main() -> None:
         }
         for optimizer, settings in json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")).items()
     }
-    results["shared"] = processes.share({"rank": processes.rank}, dict[str, int])
+    results["shared"] = processes.broadcast({"rank": processes.rank}, dict[str, int])
     if processes.is_first:
         Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
     processes.leave()

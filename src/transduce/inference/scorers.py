@@ -36,7 +36,7 @@ def install_search_kernels() -> None:
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer(Scorer, AttentiveScorer):
+class EncoderDecoderScorer(Scorer, AttentiveScorer):
     """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
@@ -107,7 +107,7 @@ class TransformerScorer(Scorer, AttentiveScorer):
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer(Scorer):
+class DecoderOnlyScorer(Scorer):
     """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
@@ -212,22 +212,22 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
-) -> "TransformerScorer | BatchInvariantScorer":
+) -> "EncoderDecoderScorer | BatchInvariantScorer":
     """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
-    The arguments are those of `TransformerScorer`.
+    The arguments are those of `EncoderDecoderScorer`.
     """
-    inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
+    inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer(Scorer, AttentiveScorer):
-    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+    """A scorer that wraps a `EncoderDecoderScorer` and fills small batches with copies of a sentence.
 
     Every batch thereby has enough rows for batch-invariant matrix multiplication.
     """
 
-    def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
+    def __init__(self, inner: EncoderDecoderScorer, source_ids: Tensor) -> None:
         """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)
