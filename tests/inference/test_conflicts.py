@@ -131,7 +131,9 @@ def test_a_part_without_a_translation_leaves_no_gap() -> None:
     assert join_parts(SegmentedText("a。b。c。", sentences, gaps), parts, n_best=1, sampled=False).text == "one two"
 
 
-@pytest.mark.parametrize("language", ["zh", "zh-TW", "zh_CN", "zho_Hans", "jpn_Jpan", "ja_XX", "th", "cn", "jp", "chi", "bur"])
+@pytest.mark.parametrize(
+    "language", ["zh", "zh-TW", "zh_CN", "zho_Hans", "jpn_Jpan", "ja_XX", "th", "cn", "jp", "chi", "bur"]
+)
 def test_languages_without_spaces_are_known_by_any_code(language: str) -> None:
     assert is_unspaced(language)
     assert sentence_separator(language) == ""
