@@ -65,14 +65,6 @@ LEFT_TO_OTHERS: list[dict[str, object]] = [
 ]
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def build(changes: dict[str, object]) -> PrepackedTransformer:
     torch.manual_seed(3)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
