@@ -177,7 +177,7 @@ def browser() -> "Iterator[Browser]":
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def one_or_two_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Set PyTorch's number of threads, first to one and then to two."""
     import torch
 

@@ -89,7 +89,7 @@ def both(model: Transformer, beam: Beam, longest: list[int]) -> tuple[CompiledSe
     return program, BeamSearch(scorer, bounds, beam)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 5)])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @torch.inference_mode()

@@ -102,7 +102,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])

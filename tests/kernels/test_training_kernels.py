@@ -30,7 +30,7 @@ if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 TILES = [AVX2_TILE, AVX512_TILE]  # on processors with narrow vectors, LLVM splits a wide one in two
 
-pytestmark = pytest.mark.usefixtures("threads")
+pytestmark = pytest.mark.usefixtures("one_or_two_threads")
 KERNELS = NativeTraining()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

@@ -4,19 +4,28 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 import transduce
+from transduce.commands.align import format_links
+from transduce.commands.evaluation import _with_scores
 from transduce.commands.main import main
 from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorpus, RepeatedCorpus, prepare
 from transduce.documents.translate import ModelTexts, translate_units
 from transduce.documents.units import Unit
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
+from transduce.inference.datastore import build_datastore
+from transduce.inference.retrieval import decoder_states, read_datastore
+from transduce.inference.scoring import target_states, token_log_probabilities
 from transduce.inference.translator import Translator
+from transduce.inspection.alignment import _tokenize, word_maps, word_pair
+from transduce.model.attention import AttentionTrace
 from transduce.search.settings import SearchSettings
 from transduce.tasks.synthetic_data import TranslatedFile, translate_files
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
@@ -167,6 +176,131 @@ def test_streams_have_the_context_of_their_text(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     text = "cat is old. it is red"
     assert "".join(translator.stream(text)) == translator(text).text
+
+
+LINES = ["lamp is old", "it is big", "", "cat is new", "it is red", "it is old"]
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+
+
+class Row(NamedTuple):
+    """The token ids that a model reads and writes for a sentence of a document, composed by hand."""
+
+    source: list[int]
+    target: list[int]
+    source_context: int
+    """Number of source tokens of the context."""
+    target_context: int
+
+
+def rows_by_hand(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[Row]:
+    source, target = translator.tokenizer.source, translator.tokenizer.target
+    assert translator.context is not None
+    rows = []
+    for number, pair in enumerate(zip(sources, targets, strict=True)):
+        has_context = number > 0 and bool(sources[number - 1] and pair[0])
+        before = [*source.encode(sources[number - 1]), source.id("<sep>")] if has_context else []
+        written = [*target.encode(targets[number - 1]), target.id("<sep>")] if has_context else []
+        written = written if translator.context.on_target else []
+        own = [*source.encode(pair[0]), source.eos_id], [*target.encode(pair[1]), target.eos_id]
+        rows.append(Row([*before, *own[0]], [*written, *own[1]], len(before), len(written)))
+    return rows
+
+
+def write_translated(translator: Translator, folder: Path) -> tuple[list[str], list[str]]:
+    """Translate `LINES`, and return the translations and the options of commands that read both files."""
+    targets = [each.text for each in translator(LINES, document=True)]
+    files = [folder / "a.en", folder / "a.de"]
+    for path, lines in zip(files, (LINES, targets), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return targets, ["--source", str(files[0]), "--target", str(files[1]), *COMPUTING]
+
+
+def test_scores_are_those_of_the_translation_of_the_document(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    translations = translator(LINES, document=True)
+    targets, given = write_translated(translator, tmp_path)
+    scores = translator.score(LINES, targets, length_penalty=0.6, document=True)
+    model, equal = translator.model, 0
+    for score, translation, row in zip(scores, translations, rows_by_hand(translator, LINES, targets), strict=True):
+        states = target_states(model, [row.source], [row.target])
+        expected = token_log_probabilities(model, states, torch.tensor(row.target), model.config.forbidden_tokens)
+        assert score.token_log_probabilities == pytest.approx(expected[row.target_context :].tolist(), abs=1e-4)
+        found = translation.alternatives[0]
+        if found.tokens == score.tokens and row.source_context:  # search may divide a text into other tokens
+            assert score.token_log_probabilities == pytest.approx(found.token_log_probabilities, abs=1e-4)
+            assert score.score == pytest.approx(found.score, abs=1e-4)
+            equal += 1
+    assert equal
+    alone = translator.score(LINES, targets)
+    assert abs(scores[1].log_probability - alone[1].log_probability) > 0.1
+    assert main(["score", str(trained), *given, "--length-penalty", "0.6"]) == 0
+    printed = list(map(float, capsys.readouterr().out.split()))
+    assert printed == pytest.approx([each.score for each in scores], abs=1e-4)
+
+
+def test_alignments_use_the_attention_of_translation_with_context(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    targets, given = write_translated(translator, tmp_path)
+    continues, model = Documents.of_lines(LINES).continues, translator.model
+    pairs = [
+        msgspec.structs.replace(word_pair(source, target), continues=follows)
+        for source, target, follows in zip(LINES, targets, continues, strict=True)
+    ]
+    rows = rows_by_hand(translator, LINES, targets)
+    for maps, row, pair in zip(word_maps(translator, pairs), rows, pairs, strict=True):
+        trace = AttentionTrace()
+        with torch.inference_mode():
+            memory, mask = model.encode(torch.tensor([row.source]))
+            model.decode(torch.tensor([[model.config.start_id, *row.target[:-1]]]), memory, mask, trace=trace)
+        heads = trace.memory[0][0].double().numpy()[:, row.target_context :, row.source_context :]  # (H, T, S)
+        source, target = (
+            _tokenize(side, text, words, (), cut=False).shares
+            for side, text, words in (
+                (translator.tokenizer.source, pair.source, pair.source_words),
+                (translator.tokenizer.target, pair.target, pair.target_words),
+            )
+        )
+        expected = target / target.sum(axis=1, keepdims=True) @ heads
+        assert np.allclose(maps.heads, expected @ source.T, atol=1e-4)
+        assert np.allclose(maps.nowhere, expected[:, :, -1:], atol=1e-4)
+    links = transduce.align(translator, LINES, targets, document=True)
+    assert main(["align", str(trained), *given]) == 0
+    assert capsys.readouterr().out.splitlines() == [format_links(each) for each in links]
+
+
+def test_a_datastore_has_the_states_of_translation_with_context(trained: Path, tmp_path: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    targets, given = write_translated(translator, tmp_path)
+    path = tmp_path / "a.store"
+    assert main(["build-datastore", str(trained), *given, "--out", str(path)]) == 0
+    tensors = read_datastore(path, translator.model).tensors
+    rows = [row for row in rows_by_hand(translator, LINES, targets) if len(row.source) > 1]
+    states, labels = [], []
+    for row in rows:
+        states.append(decoder_states(translator.model, [row.source], [row.target])[row.target_context :])
+        labels += row.target[row.target_context :]
+    assert tensors.labels.tolist() == labels
+    assert torch.allclose(tensors.states.float(), torch.cat(states), atol=0.01)
+    with_datastore = transduce.load(trained, task="translation", precision="fp32", threads=1, datastore=path)
+    assert [each.text for each in with_datastore(LINES, document=True)] == targets
+
+
+def test_a_datastore_may_begin_with_a_pair_in_context(trained: Path, tmp_path: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    sources = ["lamp " * 300, "it is big", "", "cat is new"]  # the first one is too long to be stored
+    store = build_datastore(translator, sources, ["LAMP", "sie big", "", "CAT new"], document=True)
+    assert store.left_out == 2
+    store.write(tmp_path / "a.store")
+    assert read_datastore(tmp_path / "a.store", translator.model).card == store.neighbors.card
+
+
+def test_quality_of_given_translations_is_estimated_in_context(trained: Path, tmp_path: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    targets, _ = write_translated(translator, tmp_path)
+    expected = translator.score(LINES, targets, document=True)
+    found = _with_scores(translator, LINES, targets)
+    values = [each.alternatives[0].token_log_probabilities for each in found]
+    assert values == [pytest.approx(each.token_log_probabilities, abs=1e-4) for each in expected]
 
 
 def prepared(files: dict[str, Any], folder: Path, **more: Any) -> tuple[PreparedCorpus, Tokenizer]:

@@ -248,3 +248,18 @@ def test_a_dry_run_leaves_nothing(request_: dict[str, Any], capsys: pytest.Captu
     assert "First, a reverse model is trained" in told
     assert "data.languages" in told
     assert "translated back" in told
+
+
+def test_a_dev_set_in_one_file_is_not_that_of_the_reverse_model(
+    request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[Any] = []
+    monkeypatch.setattr(module, "train_run", requests.append)
+    pairs = tmp_path / "dev.tsv"
+    pairs.write_text("".join(f"我看见{n}\tI see {n}\n" for n in range(20)), "utf-8")
+    assert train(**request_, dev_source=pairs) is None
+    (reverse,) = requests
+    assert "dev_source" not in reverse.settings["data"]
+    assert "dev_target" not in reverse.settings["data"]
+    assert train(**request_, dev_source=request_["source"], dev_target=request_["target"], resume=True) is None
+    assert requests[1].settings["data"]["dev_source"] == [str(request_["target"])]

@@ -125,11 +125,15 @@ def _read_pairs(options: argparse.Namespace) -> "Iterator[WordPair]":
         raise TransduceError(f"Files of pairs must have the same number of lines, but {listed}: use files that match.")
     columns: list[Iterable[str | None]] = [repeat(None) if each is None else each for each in lines]
     named = " and ".join(file for file in files[2:] if file is not None)
+    is_document = False  # empty lines separate the documents of models that read context
     for number, (source, target, source_words, target_words) in enumerate(zip(*columns, strict=False), 1):
         try:
-            yield word_pair(source or "", target or "", _split(source_words), _split(target_words))
+            pair = word_pair(source or "", target or "", _split(source_words), _split(target_words))
         except TransduceError as error:
             raise TransduceError(f"{named}, line {number:,}: {error}") from error
+        has_text = bool(pair.source.strip())
+        yield msgspec.structs.replace(pair, continues=is_document and has_text)
+        is_document = has_text
 
 
 def _split(words: str | None) -> list[str] | None:

@@ -78,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
         dev_sources, dev_targets = read_aligned_lines(options.dev_source, options.dev_target)
         dev = dev_sources, dev_targets
     translator = load_translator(options.model, options)
-    datastore = build_datastore(translator, sources, targets, dev=dev, report_progress=_progress_printer(len(sources)))
+    datastore = build_datastore(
+        translator, sources, targets, dev=dev, document=True, report_progress=_progress_printer(len(sources))
+    )
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
     sys.stderr.write(

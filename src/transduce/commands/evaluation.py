@@ -362,7 +362,7 @@ def run_score(options: argparse.Namespace) -> int:
     sources, targets = read_aligned_lines(options.source, options.target)
     translator = load_translator(options.model, options)
     try:
-        scores = translator.score(sources, targets, length_penalty=options.length_penalty)
+        scores = translator.score(sources, targets, length_penalty=options.length_penalty, document=True)
     except TooLongError as error:
         raise TransduceError(f"{vars(options)[error.side]}:{error.number}: {error}") from error
     summary = summarize(scores, options.length_penalty, translator.precision)
@@ -460,7 +460,7 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
 
     There is no score if the model would split the source, or if either side is too long.
     """
-    from transduce.inference.scoring import as_translation
+    from transduce.inference.scoring import as_translation, score_translations
     from transduce.inference.spans import can_score
     from transduce.inference.translation import Translation
 
@@ -470,7 +470,15 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
         for number, ids in enumerate(translator.tokenizer.source.encode_batch(sources))
         if len(ids) <= translator.longest_source and can_score(translator, *pairs[number])
     ]
-    scores = translator.score([pairs[number][0] for number in scored], [pairs[number][1] for number in scored])
+    histories = translator.histories(sources, targets)
+    scores = score_translations(
+        translator.models,
+        translator.tokenizer,
+        [sources[number] for number in scored],
+        [targets[number] for number in scored],
+        generate=translator.search.generate,
+        histories=None if histories is None else [histories[number] for number in scored],
+    )
     scored_translations = dict(zip(scored, map(as_translation, scores), strict=True))
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 

@@ -1,7 +1,7 @@
 """Split long texts, batch texts by length, and decode several batches in parallel, each on one thread."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -149,6 +149,37 @@ class DocumentMemory:
         if self._context.on_target:
             target = self._tokenizer.target.encode(translation)
             self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
+
+
+class History(NamedTuple):
+    """Token ids that a model with document context reads before a sentence and before its translation."""
+
+    source: Sequence[int] = ()
+    """Token ids of earlier sentences of the document, each with a separator."""
+    target: Sequence[int] = ()
+    """Token ids of the translations of these sentences, each with a separator, if the model reads them."""
+
+
+def pair_histories(
+    memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
+) -> Iterator[History]:
+    """Yield the context that a model reads before each sentence pair, as in the translation of the same document.
+
+    Args:
+        memory: an empty record, which gets the sentences of the pairs; None: the model reads no context.
+        tokenizer: the model's tokenizer.
+        pairs: a sentence, its translation, and True if the pair continues the document of the pair before it.
+    """
+    for source, target, continues in pairs:
+        if memory is None:
+            yield History()
+            continue
+        if not continues:
+            memory.clear()
+        (ids,) = tokenizer.source.encode_batch([source])
+        part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
+        yield History(part.history, part.target_history)
+        memory.append(part, target)
 
 
 class Documents(NamedTuple):

@@ -4,7 +4,7 @@ Legend: P pairs, N target positions of all pairs, D model width, V vocabulary si
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce.atomic_io import write_file
 from transduce.deprecation import renamed_arguments, warn_renamed
 from transduce.errors import TransduceError
-from transduce.inference.batching import batches_by_length
+from transduce.inference.batching import History, batches_by_length
 from transduce.inference.retrieval import (
     CARD,
     NEAREST_PAIRS,
@@ -29,6 +29,7 @@ from transduce.inference.retrieval import (
 )
 from transduce.inference.scoring import as_pairs, token_log_probabilities
 from transduce.inference.translator import Translator
+from transduce.model.build import EncoderDecoder
 
 MAX_TOKENS = 256  # maximum tokens of each side of a pair
 _BATCH_TOKENS = 8_192
@@ -81,6 +82,7 @@ def build_datastore(
     targets: Sequence[str],
     *,
     dev: tuple[Sequence[str], Sequence[str]] | None = None,
+    document: bool = False,
     report_progress: Callable[[int], None] = lambda _: None,
 ) -> Datastore:
     """Build a datastore from sentence pairs, for a translator with a single model.
@@ -91,6 +93,8 @@ def build_datastore(
         targets: the translation of each source.
         dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
             retrieving itself or pairs with the same source.
+        document: whether the pairs are consecutive sentences of documents, which a model with `data.context_before`
+            reads as context, those of `dev` too; a pair with an empty source ends a document.
         report_progress: progress callback, called with the number of finished pairs.
 
     Returns:
@@ -101,52 +105,73 @@ def build_datastore(
     """
     if len(translator.models) > 1:
         raise TransduceError("A datastore belongs to one model, but the translator has several: name one.")
-    source_ids, target_ids = _encode(translator, sources, targets)
-    usable, total = _usable_pairs(source_ids, target_ids), len(source_ids)
-    if not usable:
+    pairs = _usable_pairs(translator, sources, targets, document=document)
+    if not pairs:
         raise TransduceError(f"No pair is left for the datastore: both sides need text of at most {MAX_TOKENS} tokens.")
-    source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
-    tensors = _compute_tensors(translator, source_ids, target_ids, report_progress)
-    index = NeighborIndex(tensors, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
+    tensors = _compute_tensors(translator, pairs, report_progress)
+    index = NeighborIndex(tensors, DatastoreCard(pairs=len(pairs), weight=0.5, temperature=1.0))
     if dev is None:
-        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
-        tuner = _Tuner.from_own_pairs(translator, index, source_ids, target_ids, tuning_pairs)
+        tuning_pairs = list(range(0, len(pairs), math.ceil(len(pairs) / _MAX_TUNING_PAIRS)))
+        tuner = _Tuner.from_own_pairs(translator, index, pairs, tuning_pairs)
     else:
-        tuner = _Tuner.of(translator, index, *_encode(translator, *dev))
-    card, loss_without, loss_with = tuner.choose(len(usable))
-    return Datastore(NeighborIndex(tensors, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
+        tuner = _Tuner.of(translator, index, _usable_pairs(translator, *dev, document=document))
+    card, loss_without, loss_with = tuner.choose(len(pairs))
+    left_out = len(sources) - len(pairs)
+    return Datastore(NeighborIndex(tensors, card), left_out, loss_without, loss_with, len(tuner.alone))
 
 
-def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
+class _Pair(NamedTuple):
+    """The token ids of a sentence pair as the model reads them."""
+
+    source: list[int]
+    """The source after its document context, with the end symbol."""
+    target_context: list[int]
+    """Translations of the context, which the model reads before the target."""
+    target: list[int]
+    """The target, with the end symbol."""
+
+
+def _usable_pairs(
+    translator: Translator, sources: Sequence[str], targets: Sequence[str], *, document: bool
+) -> list[_Pair]:
+    """Return the pairs that have text of at most `MAX_TOKENS` tokens on both sides."""
     sources, targets = as_pairs(sources, targets)
     source, target = translator.tokenizer.source, translator.tokenizer.target
-    return (
-        [source.with_special_tokens(ids) for ids in source.encode_batch(sources)],
-        [target.with_special_tokens(ids) for ids in target.encode_batch(targets)],
-    )
+    histories = (translator.histories(sources, targets) if document else None) or [History()] * len(sources)
+    pairs = []
+    for source_ids, target_ids, history in zip(
+        source.encode_batch(sources), target.encode_batch(targets), histories, strict=True
+    ):
+        own = source.with_special_tokens(source_ids), target.with_special_tokens(target_ids)
+        if all(1 < len(ids) <= MAX_TOKENS for ids in own):
+            pairs.append(_Pair([*history.source, *own[0]], list(history.target), own[1]))
+    return pairs
 
 
-def _usable_pairs(source_ids: Ids, target_ids: Ids) -> list[int]:
-    pairs = zip(source_ids, target_ids, strict=True)
-    return [number for number, pair in enumerate(pairs) if all(1 < len(ids) <= MAX_TOKENS for ids in pair)]
+def _decoder_states(model: EncoderDecoder, pairs: Sequence[_Pair]) -> Iterator[Tensor]:
+    """Yield the decoder states before the target tokens of each pair of a batch, (T, D)."""
+    rows = [[*pair.target_context, *pair.target] for pair in pairs]
+    states = decoder_states(model, [pair.source for pair in pairs], rows).split(list(map(len, rows)))
+    return (each[len(pair.target_context) :] for pair, each in zip(pairs, states, strict=True))
 
 
 def _compute_tensors(
-    translator: Translator, source_ids: Ids, target_ids: Ids, report_progress: Callable[[int], None]
+    translator: Translator, pairs: Sequence[_Pair], report_progress: Callable[[int], None]
 ) -> DatastoreTensors:
-    model, lengths = translator.model, torch.tensor([len(ids) for ids in target_ids])
+    model, lengths = translator.model, torch.tensor([len(pair.target) for pair in pairs])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)
-    longest, done = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)], 0
+    longest, done = [max(len(pair.source), len(pair.target_context) + len(pair.target)) for pair in pairs], 0
     for batch in batches_by_length(longest, _BATCH_TOKENS):
-        batch_states = decoder_states(model, [source_ids[n] for n in batch], [target_ids[n] for n in batch])
-        for number, pair_states in zip(batch, batch_states.split([len(target_ids[n]) for n in batch]), strict=True):
+        for number, pair_states in zip(batch, _decoder_states(model, [pairs[n] for n in batch]), strict=True):
             states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)
         report_progress(done)
+    source_ids = [pair.source for pair in pairs]
     rarities = _rarities(source_ids, len(model.source_weight))
-    labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
-    first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
+    labels = torch.tensor([token for pair in pairs for token in pair.target], dtype=torch.int32)
+    first_target = [*pairs[0].target_context, *pairs[0].target]
+    first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], first_target))
     sources = source_embeddings(model, source_ids, rarities).half()
     return DatastoreTensors(states, labels, starts, sources, rarities, *first)
 
@@ -169,30 +194,29 @@ class _Tuner:
 
     @classmethod
     def from_own_pairs(
-        cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
+        cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], judged: Sequence[int]
     ) -> "_Tuner":
         """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source."""
         tuner, starts = cls(translator, index), index.tensors.starts
-        nearest = index.nearest_pairs(translator.model, [source_ids[n] for n in judged], 2 * NEAREST_PAIRS)
+        nearest = index.nearest_pairs(translator.model, [own[n].source for n in judged], 2 * NEAREST_PAIRS)
         for number, pairs in zip(judged, nearest, strict=True):
-            other_pairs = [n for n in pairs.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
+            other_pairs = [n for n in pairs.tolist() if n != number and own[n].source != own[number].source]
             states = index.tensors.states[starts[number] : starts[number + 1]].float()
-            tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, target_ids[number])
+            tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, own[number].target)
         return tuner
 
     @classmethod
-    def of(cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
+    def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
         """Create a tuner from dev pairs that are not in the datastore."""
-        tuner, usable = cls(translator, index), _usable_pairs(source_ids, target_ids)
-        usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
-        if not usable:
+        tuner, chosen = cls(translator, index), dev[:: max(1, math.ceil(len(dev) / _MAX_TUNING_PAIRS))]
+        if not chosen:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
             )
-        nearest = index.nearest_pairs(translator.model, [source_ids[n] for n in usable])
-        for number, pairs in zip(usable, nearest, strict=True):
-            states = decoder_states(translator.model, [source_ids[number]], [target_ids[number]])
-            tuner._add(pairs, states, target_ids[number])
+        nearest = index.nearest_pairs(translator.model, [pair.source for pair in chosen])
+        for pair, pairs in zip(chosen, nearest, strict=True):
+            (states,) = _decoder_states(translator.model, [pair])
+            tuner._add(pairs, states, pair.target)
         return tuner
 
     def _add(self, pairs: Tensor, states: Tensor, target_ids: Sequence[int]) -> None:

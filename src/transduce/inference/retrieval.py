@@ -68,9 +68,12 @@ class DatastoreTensors(NamedTuple):
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
-    """Source token ids of the first pair, int32; used to check that the datastore belongs to a model."""
+    """Source token ids of the first pair, after those of its document context, int32.
+
+    They are used to check that the datastore belongs to a model.
+    """
     first_target: Tensor
-    """Target token ids of the first pair, int32."""
+    """Target token ids of the first pair, after those of its document context, int32."""
 
 
 class RetrievalCandidates(NamedTuple):
@@ -256,7 +259,8 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
     fits = states.shape[1] == weight.shape[1] and len(tensors.rarities) == len(weight)
     if fits:
         first = [tensors.first_source.tolist()], [tensors.first_target.tolist()]
-        stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
+        own = int(tensors.starts[1])  # the model may read translations of document context before the target
+        stored, computed = states[:own].float(), decoder_states(model, *first)[-own:]
         fits = float((computed - stored).norm()) <= _MAX_DIFFERENCE * float(stored.norm())
     if not fits:
         raise TransduceError(

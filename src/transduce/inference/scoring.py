@@ -16,7 +16,7 @@ from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
+from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.search.rules import GenerateSettings
@@ -76,6 +76,7 @@ def score_translations(
     alpha: float = 0.0,
     generate: GenerateSettings | None = None,
     longest: int | None = None,
+    histories: Sequence[History] | None = None,
 ) -> list[Score]:
     """Compute the log-probability of each target given its source.
 
@@ -88,6 +89,7 @@ def score_translations(
         generate: rank as transformers' `generate`: forced tokens have log-probability 0, probabilities are normalized
             over all tokens, and the penalty is length^alpha.
         longest: maximum source length in tokens; longer sources would be split by search, so they are refused.
+        histories: document context of each pair, which the models read and which is not scored; None: no context.
 
     Returns:
         A score for each pair.
@@ -107,12 +109,16 @@ def score_translations(
     ]
     _check_lengths("source", source_ids)
     _check_lengths("target", target_ids)
+    contexts = histories or [History()] * len(sources)
+    rows_of_sources = [[*context.source, *ids] for context, ids in zip(contexts, source_ids, strict=True)]
+    rows_of_targets = [[*context.target, *ids] for context, ids in zip(contexts, target_ids, strict=True)]
     values: dict[int, tuple[float, ...]] = {}
     with torch.inference_mode():
-        for numbers in _batches(source_ids, target_ids):
-            batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
+        for numbers in _batches(rows_of_sources, rows_of_targets):
+            batch = [rows_of_sources[n] for n in numbers], [rows_of_targets[n] for n in numbers]
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
-                values[number] = (*(0.0 for _ in forced), *log_probabilities[len(forced) :])
+                own = log_probabilities[len(contexts[number].target) :]
+                values[number] = (*(0.0 for _ in forced), *own[len(forced) :])
     divisor = length_penalty if generate is None else length_power
     return [
         Score(

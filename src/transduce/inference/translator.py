@@ -17,6 +17,7 @@ from transduce.inference.batching import (
     DocumentContext,
     DocumentMemory,
     Documents,
+    History,
     Part,
     PartsObserver,
     batch_token_budget,
@@ -26,6 +27,7 @@ from transduce.inference.batching import (
     encode_parts,
     join_sentences,
     num_parallel_batches,
+    pair_histories,
     sentence_separator,
 )
 from transduce.inference.decoding import (
@@ -49,7 +51,7 @@ from transduce.inference.placeholders import Placeholders, SpanModel, remove_pla
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scorers import BatchInvarianceCheck, padded_length
-from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
+from transduce.inference.scoring import MAX_TOKENS, Score, as_pairs, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
@@ -535,13 +537,22 @@ class Translator:
         if rest:
             yield rest
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        length_penalty: float = 0.0,
+        document: bool = False,
+    ) -> list[Score]:
         """Return the scores of given translations, computed as search ranks hypotheses.
 
         Args:
             sources: source sentences, short enough not to be split.
             targets: the translation of each source.
             length_penalty: exponent alpha of the length penalty; 0: scores are log-probabilities.
+            document: whether the sources are consecutive sentences of one document, which a model with
+                `data.context_before` reads as context; an empty source ends a document.
 
         Returns:
             A score for each pair.
@@ -550,8 +561,37 @@ class Translator:
             TransduceError: the numbers of sources and targets differ, a text is too long, or the penalty is out of
                 range.
         """
+        sources, targets = as_pairs(sources, targets)
         search = SearchSettings(length_penalty=length_penalty, generate=self.search.generate)
-        return self.scoring(search, longest=self.longest_source)(sources, targets)
+        return score_translations(
+            self.models,
+            self.tokenizer,
+            sources,
+            targets,
+            alpha=search.length_penalty,
+            generate=search.generate,
+            longest=self.longest_source,
+            histories=self.histories(sources, targets) if document else None,
+        )
+
+    def histories(self, sources: Sequence[str], targets: Sequence[str]) -> list[History] | None:
+        """Return the context that the model reads before each of these pairs; None if the model reads no context.
+
+        Args:
+            sources: consecutive sentences of documents; an empty one ends a document.
+            targets: the translation of each source.
+        """
+        memory = self.document_memory()
+        if memory is None:
+            return None
+        continues = Documents.of_lines(sources).continues
+        return list(pair_histories(memory, self.tokenizer, zip(sources, targets, continues, strict=True)))
+
+    def document_memory(self) -> DocumentMemory | None:
+        """Return an empty record of a document's last sentences; None if the model reads no context."""
+        if self.context is None:
+            return None
+        return DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
 
     def locate(
         self,
@@ -579,13 +619,13 @@ class Translator:
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
-    def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
+    def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
 
-        In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
+        In a batch-invariant search, each pair is scored alone.
         """
         alpha, generate = search.length_penalty, search.generate
-        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate, longest=longest)
+        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate)
         return (
             rank
             if not search.batch_invariant
@@ -684,9 +724,9 @@ class Translator:
             raise TransduceError(
                 f"`documents.continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
             )
-        if self.context is None:
+        memory = self.document_memory()
+        if self.context is None or memory is None:
             return _Histories(None, continues)
-        memory = DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
         earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             for part in encode_parts(self._segment([text], settings, None), self.tokenizer.source):

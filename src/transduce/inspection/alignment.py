@@ -26,7 +26,7 @@ import torch
 
 from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
+from transduce.inference.batching import Documents, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.model.attention import AttentionTrace
@@ -237,6 +237,8 @@ class WordPair(msgspec.Struct, frozen=True):
     """
     cut_target: bool = False
     """True to split target tokens that span several words, as `cut_source` does in the source."""
+    continues: bool = False
+    """True if the pair continues the document of the pair before it, which some models read as context."""
 
 
 def word_pair(
@@ -264,7 +266,7 @@ class _Side(NamedTuple):
     """One side of a sentence pair: the sentence's token ids, and the tokens of each word."""
 
     ids: list[int]
-    """Token ids with the end symbol and other special tokens."""
+    """Token ids with the end symbol and other special tokens, after those of the document context."""
     shares: Matrix
     """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
 
@@ -279,9 +281,11 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
     heads = config.num_decoder_layers * config.num_heads
     batch: list[tuple[_Side, _Side]] = []
     longest_source = longest_target = 0
-    for pair in pairs:
-        source = _tokenize(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
-        target = _tokenize(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
+    pairs, same = tee(pairs)
+    texts = ((pair.source, pair.target, pair.continues) for pair in same)
+    for pair, history in zip(pairs, pair_histories(translator.document_memory(), tokenizer, texts), strict=True):
+        source = _tokenize(tokenizer.source, pair.source, pair.source_words, history.source, cut=pair.cut_source)
+        target = _tokenize(tokenizer.target, pair.target, pair.target_words, history.target, cut=pair.cut_target)
         for side, text in ((source, pair.source), (target, pair.target)):
             if len(side.ids) > MAX_TOKENS:
                 raise TransduceError(
@@ -312,16 +316,15 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
     return [_between_words(*example) for example in zip(weights, sources, targets, strict=True)]
 
 
-def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
+def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool) -> _Side:
     normalized = vocabulary.normalize(text)
     if normalized != text:
         words = [Span(*(len(vocabulary.normalize(text[:offset])) for offset in word)) for word in words]
     ids = encode_within_words(vocabulary, normalized, words) if cut else vocabulary.encode(normalized)
     spells = (overlap(words, token_spans(vocabulary.token_texts(ids), normalized)) > 0).astype(np.float64)
-    # Special tokens around the text, such as the end symbol, belong to no word.
-    return _Side(
-        vocabulary.with_special_tokens(ids), np.pad(spells, ((0, 0), (len(vocabulary.before), len(vocabulary.after))))
-    )
+    # The document context and special tokens around the text, such as the end symbol, belong to no word.
+    around = (len(history) + len(vocabulary.before), len(vocabulary.after))
+    return _Side([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
@@ -600,6 +603,7 @@ def align(
     targets: Sequence[str],
     *,
     heads: HeadWeights | WordStatistics | str | Path | None = None,
+    document: bool = False,
 ) -> list[Links]:
     """Align the words of sentences with those of their translations, by the attention of a translator.
 
@@ -611,6 +615,8 @@ def align(
         targets: the translation of each source.
         heads: the heads to use and their weights, or word statistics, from `transduce align --learn`: a file, or its
             content; None: the mean of all heads.
+        document: whether the sources are consecutive sentences of one document, which a model with
+            `data.context_before` reads as context; an empty source ends a document.
 
     Returns:
         The links of each pair: (source word, target word), both counted from 0.
@@ -620,7 +626,11 @@ def align(
     """
     sources, targets = as_pairs(sources, targets)
     weights = read_heads(as_path(heads, "`heads`")) if isinstance(heads, str | Path) else heads
-    pairs = [word_pair(*pair) for pair in zip(sources, targets, strict=True)]
+    continues = Documents.of_lines(sources).continues if document else [False] * len(sources)
+    pairs = [
+        msgspec.structs.replace(word_pair(source, target), continues=follows)
+        for source, target, follows in zip(sources, targets, continues, strict=True)
+    ]
     return list(align_pairs(translator, pairs, weights))
 
 

@@ -240,8 +240,9 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     for name, value in {
         "data.source": list(data.target),
         "data.target": list(data.source),
+        # Files with both sides of the dev set cannot be swapped: a part of the pairs is held out instead.
         "data.dev_source": list(data.dev_target),
-        "data.dev_target": list(data.dev_source),
+        "data.dev_target": list(data.dev_source) if data.dev_target else [],
         "data.languages": languages,
         "data.filters": request.settings.get("data", {}).get("filters", {}),
         "training.minutes": _minutes(settings, _SHARE_OF_REVERSE),
