@@ -54,6 +54,21 @@ def as_phrases(value: Iterable[str]) -> list[str]:
     return as_texts(value)
 
 
+def as_list(value: Iterable[T], name: str) -> list[T]:
+    """Return the items of an argument as a list; a single text is refused, because it would be split into characters.
+
+    Args:
+        value: the argument.
+        name: its name, for the error message.
+
+    Raises:
+        TransduceError: the argument is a text, a mapping, or no iterable.
+    """
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise TransduceError(f"`{name}` must be a list, but is {value!r}: write [{value!r}] if it has one item.")
+    return list(value)
+
+
 def one_per_sentence(description: str, sentences: int, value: Iterable[T]) -> list[T]:
     """Check that there is one item for each sentence, and return the items as a list.
 

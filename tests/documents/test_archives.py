@@ -304,6 +304,31 @@ def test_results_of_formulas_are_computed_again() -> None:
     assert translate_upload(content, "a.xlsx", Fake()) == content
 
 
+def test_headers_of_several_lines_stay_and_threads_of_comments_are_translated() -> None:
+    threads = "http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments"
+    comments = [
+        '<threadedComment id="a"><text>three four</text></threadedComment>',
+        "<threadedComment><text>@Ann Lee hi</text><mentions/></threadedComment>",
+    ]
+    parts = [
+        ("xl/sharedStrings.xml", f"<sst {SHEET}><si><t>one&#10;two</t></si><si><t>six two</t></si></sst>"),
+        (
+            "xl/tables/table1.xml",
+            f'<table {SHEET}><tableColumns><tableColumn name="one_x000a_two"/></tableColumns></table>',
+        ),
+        (
+            "xl/threadedComments/threadedComment1.xml",
+            f'<ThreadedComments xmlns="{threads}">{"".join(comments)}</ThreadedComments>',
+        ),
+    ]
+    content = archive(TYPES, *((name, text.encode()) for name, text in parts))
+    result = zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.xlsx", backwards_words)))
+    assert b"<si><t>one\ntwo</t></si><si><t>two six</t></si>" in result.read("xl/sharedStrings.xml")
+    threaded = result.read("xl/threadedComments/threadedComment1.xml")
+    assert b'<threadedComment id="a"><text>four three</text>' in threaded
+    assert b"<text>@Ann Lee hi</text>" in threaded
+
+
 def test_labels_of_charts_are_translated() -> None:
     chart = "http://schemas.openxmlformats.org/drawingml/2006/chart"
     point = '<c:strCache><c:pt idx="0"><c:v>one two</c:v></c:pt></c:strCache>'

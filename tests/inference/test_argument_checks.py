@@ -10,8 +10,10 @@ from transduce.errors import TransduceError
 from transduce.inference.load import TranslationPipeline, load
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translator import Translator
+from transduce.interop.vocabulary_files import read_vocabulary
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
+from transduce.tasks.train import train
 
 SOURCE = "我吃鱼。"
 
@@ -126,3 +128,24 @@ def test_a_pipeline_checks_what_it_counts_otherwise(
 def test_where_to_compute_is_checked(options: dict[str, Any], trained: Path) -> None:
     with pytest.raises(TransduceError, match=r"`(threads|device)` must be"):
         load(trained, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"user_symbols": "<x>"}, r"`user_symbols` must be a list, but is '<x>': write \['<x>'\]"),
+        ({"languages": "zh"}, "`languages` must be a list, but is 'zh'"),
+        ({"columns": "ab"}, "`columns` must be a list, but is 'ab'"),
+        ({"corpora": {"source": "a.zh"}}, "`corpora` must be a list, but is {'source': 'a.zh'}"),
+        ({"corpora": ["a.zh"]}, "Each of `corpora` must be a mapping such as .*, but one is 'a.zh'"),
+        ({"mix": ["a:0.3"]}, r"`mix` must be a mapping of folders to shares, .*, not \['a:0.3'\]"),
+    ],
+)
+def test_a_text_in_place_of_a_list_is_not_split_into_characters(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(source="a.zh", target="a.en", out=tmp_path / "m", **options)
+    if "user_symbols" in options:
+        with pytest.raises(TransduceError, match=message):
+            read_vocabulary(["a", "b"], **options)

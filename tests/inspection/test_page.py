@@ -153,7 +153,8 @@ def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "message"), [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but")]
+    ("sentence", "message"),
+    [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but"), (None, "Pass one text")],
 )
 def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):

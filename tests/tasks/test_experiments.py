@@ -28,6 +28,7 @@ from transduce.tasks.experiments import (
     _test_command,
     _write_settings,
     expand,
+    find_problems,
     make_experiment,
     run_all,
 )
@@ -238,6 +239,20 @@ def test_a_dry_run_names_missing_files_and_wrong_settings_of_every_variant(
     assert problems[2] == "Variant `dev`: `data.dev_source` names no.de, which does not exist."
     assert problems[4] == "Variant `base`: `init_from` names nowhere, which does not exist."
     assert problems[5] == "`test.source` names test.de, which does not exist."
+
+
+def test_test_files_that_do_not_match_are_refused_before_training(tmp_path: Path) -> None:
+    for name, content in (("a.de", "eins\nzwei\n"), ("a.en", "one\n")):
+        (tmp_path / name).write_text(content, "utf-8")
+    settings = {"data": {"source": [str(tmp_path / "a.de")], "target": [str(tmp_path / "a.de")]}}
+    test = {"source": str(tmp_path / "a.de"), "target": str(tmp_path / "a.en")}
+    content = {"out": str(tmp_path / "out"), "variants": [{"name": "a"}], "settings": settings, "test": test}
+    experiment = make_experiment(content)
+    runs = expand(experiment)
+    assert "a.de has 2 and" in find_problems(experiment, runs, "cpu")[0]
+    with pytest.raises(TransduceError, match=r"must have as many lines, but .*a\.de has 2 and .*a\.en has 1: use"):
+        run_all(experiment, runs, ExperimentOptions(device="cpu"), print)
+    assert not (tmp_path / "out" / "a").exists()
 
 
 # --- outputs that are made again ---

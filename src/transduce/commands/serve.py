@@ -314,7 +314,7 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 
 
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
-    """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
+    """Return the default number of concurrently decoded batches: one per computing thread up to 4, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """

@@ -45,7 +45,7 @@ class IdRun(NamedTuple):
         return array, int(lengths.sum())
 
     def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
-        """Return a run of the sentences for which the mask ``chosen`` (N,) is true."""
+        """Return the sentences for which the mask ``chosen`` (N,) is true, concatenated."""
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)

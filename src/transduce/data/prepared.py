@@ -239,11 +239,11 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs, each begun earlier by the number of context sentences, so that all context is read too."""
+        """Return the ranges of pairs, begun earlier by the number of context sentences so that all context is read."""
         return [(max(0, start - self.settings.before), stop) for start, stop in runs]
 
     def _rows(self, runs: Sequence[Run]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each pair of the runs, its row in the data of `_extended(runs)` and the size of its context."""
+        """Return each pair's row in the data of `_extended(runs)` and its number of context sentences, (N,) each."""
         extended = self._extended(runs)
         continues = self.card.columns["documents"].read_runs(self.folder, "documents", extended).astype(bool)
         sizes = [stop - start for start, stop in extended]

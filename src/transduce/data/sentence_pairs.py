@@ -207,7 +207,7 @@ class _Sentences(NamedTuple):
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
-        """Return the number of tokens in each run of sentences, given the runs' starts and stops."""
+        """Return the number of tokens of the sentences from each start to its stop (indices of sentences)."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
 
@@ -341,7 +341,10 @@ class SentencePairPlan:
         return self._assemble(rows, hiding[:, shown_rows], chosen[own_rows], float(hidden.mean()))
 
     def largest_batches(self) -> list[SentencePairBatch]:
-        """Return stand-ins for the largest batches by padded tokens and by attention scores, often just one."""
+        """Return artificial batches as large as the first epoch's largest, by padded tokens and by attention scores.
+
+        Often one batch is the largest by both measures, and only that one is returned.
+        """
         epoch = self._rows_of_epoch(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
         widest = max(lengths, key=lambda rows: len(rows) * int(rows.max()))
@@ -457,9 +460,9 @@ class SentencePairPlan:
         """Return a batch of rows with masked tokens, padded to the longest row.
 
         Args:
-            rows: the rows of this process, or a stand-in.
+            rows: the rows of this process, or if it has none, a row of another process.
             hiding: random numbers in [0, 1) that decide on the masked tokens, (3, B, L).
-            indices: the indices of the rows in the epoch; empty for a stand-in, which gets no labels.
+            indices: the indices of the rows in the epoch; empty for another process's row, which gets no labels.
             hidden: the mean number of masked tokens per row, over the rows of all processes.
         """
         pad = self._settings.pad_id

@@ -282,7 +282,10 @@ class SampledPlan(Plan[Batch]):
 
 
 def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, longest: int | None = None) -> Batch:
-    """Return a stand-in for a batch whose sentences have all grown as far as `SampledPlan` lets them."""
+    """Return an artificial batch whose sentences have the maximum lengths that sampled tokenization can give them.
+
+    `longest` caps the lengths; ids are those of the batch, repeated.
+    """
     sides = list[NDArray[np.int64]]()
     for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):
         rows = list[NDArray[np.int64]]()

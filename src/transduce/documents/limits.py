@@ -194,3 +194,25 @@ def write_xml(tree: Any) -> bytes:
     info = tree.docinfo
     written = etree.tostring(tree, xml_declaration=True, encoding=info.encoding or "UTF-8", standalone=info.standalone)
     return bytes(written)
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_text(text: str) -> str:
+    """Return a text without the characters that XML cannot store."""
+    return _NOT_XML.sub("", text)
+
+
+_EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")
+
+
+def unescaped(text: str) -> str:
+    """Return a text of Excel in which escapes such as `_x000D_` are the characters that they stand for."""
+    return _EXCEL_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def escaped(text: str) -> str:
+    """Return a text of Excel with escapes for control characters, and for what looks like an escape."""
+    text = _EXCEL_ESCAPE.sub(r"_x005F_x\1_", text)
+    return re.sub("[\x00-\x08\x0b-\x1f]", lambda match: f"_x{ord(match[0]):04X}_", text)

@@ -7,7 +7,7 @@ from html import escape, unescape
 from typing import Literal, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import check_xml, xml_encoding
+from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
 from transduce.documents.markup_tokens import Kind, Token
 from transduce.documents.text_formats import Line, lines_of
@@ -321,7 +321,7 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
 
     def render(translations: Sequence[str]) -> str:
         translated = inline.translated(translations[0])
-        texts = (escape(part, quote=False) if isinstance(part, str) else sources[part] for part in translated)
+        texts = (escape(xml_text(part), quote=False) if isinstance(part, str) else sources[part] for part in translated)
         return f"{start_tag}{''.join(texts)}</{name}>"
 
     return Edit(start, end, [inline.unit], render, is_in_place=False)

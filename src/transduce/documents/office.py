@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import Archive, parse_xml, write_xml
+from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
     InlineText,
@@ -28,6 +28,7 @@ _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_THREADS = "{http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 
@@ -83,6 +84,7 @@ _DRAWING = _Dialect(
     objects=_names(_A, "fld"),
 )
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
+_THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
 """Names of categories and data series, which a chart stores beside the cells that they come from."""
 _UNIMPORTANT = _names(_W, "lang noProof")
@@ -106,7 +108,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The formatting of runs that differs from the rest of the paragraph."""
+    """The formatting of runs (stretches of text) that differs from that of most text in the paragraph."""
 
     run: Any
 
@@ -221,10 +223,10 @@ class _OpenXmlParagraph(_Paragraph):
     def _text(self, element: Any) -> str:
         """Return the text of an element with its escapes resolved."""
         text = element.text or ""
-        return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text) if self.dialect.has_escapes else text
+        return unescaped(text) if self.dialect.has_escapes else text
 
     def _style(self, run: Any) -> str | None:
-        """Return the name of a run's style in Word."""
+        """Return the name of the Word style of a run (stretch of formatted text)."""
         properties = self._run_properties(run)
         style = None if properties is None else properties.find(f"{_W}rStyle")
         return None if style is None else style.get(f"{_W}val")
@@ -299,9 +301,9 @@ class _OpenXmlParagraph(_Paragraph):
         return len(self.payloads) - 1
 
     def _ends_text(self, element: Any, atoms: Sequence["_Atom"], index: int) -> bool:
-        """Return whether a tab, a line break, or the mark of a field in several paragraphs ends a text.
+        """Return whether an element in a paragraph ends a text, so that the next one is translated separately.
 
-        A line break inside a sentence does not.
+        Tabs end a text, as do marks of a field that spans several paragraphs, and line breaks outside a sentence.
         """
         if element.tag in self.dialect.separators or element.tag == f"{_W}fldChar":
             return True
@@ -365,7 +367,7 @@ class _OpenXmlParagraph(_Paragraph):
     def _append_text(self, holder: Any, run: Any, text: str) -> None:
         parent = holder if run is None else self._empty_run(run)
         element = parent.makeelement(self.dialect.text)
-        element.text = xml_text(_escaped(text) if self.dialect.has_escapes else text)
+        element.text = xml_text(escaped(text) if self.dialect.has_escapes else text)
         if self.dialect.paragraph != f"{_A}p" and text != text.strip():
             element.set(_SPACE, "preserve")
         parent.append(element)
@@ -388,23 +390,6 @@ class _OpenXmlParagraph(_Paragraph):
         if properties is not None:
             new.append(copy.deepcopy(properties))
         return new
-
-
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def xml_text(text: str) -> str:
-    """Return a text without the characters that XML cannot store."""
-    return _NOT_XML.sub("", text)
-
-
-_ESCAPE = re.compile("_x([0-9A-Fa-f]{4})_")
-
-
-def _escaped(text: str) -> str:
-    """Return a text with escapes for carriage returns and control characters, and for what looks like an escape."""
-    text = _ESCAPE.sub(r"_x005F_x\1_", text)
-    return re.sub("[\x00-\x08\x0b-\x1f]", lambda match: f"_x{ord(match[0]):04X}_", text)
 
 
 _Atom = tuple[str, Any, Any]
@@ -554,7 +539,7 @@ _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[
 
 
 def read_docx(source: Source) -> Document:
-    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes and charts."""
+    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes, charts and diagrams."""
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
@@ -575,17 +560,23 @@ def read_xlsx(source: Source) -> Document:
     """
     archive = source.archive()
     column_names = {
-        column.get("name")
+        unescaped(column.get("name", ""))
         for name in archive.names
         if re.fullmatch(r"xl/tables/[^/]*\.xml", name)
         for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
     }
     tags = (f"{_S}si", f"{_S}is", f"{_S}text")
-    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _DRAWING, _CHART_LABEL)
-    pattern = rf"xl/(?:sharedStrings|worksheets/sheet\d+|comments[^/]*|comments/comment[^/]*|{_DRAWINGS})\.xml"
+    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, _CHART_LABEL)
+    comments = r"comments[^/]*|comments/comment[^/]*|threadedComments/[^/]*"
+    pattern = rf"xl/(?:sharedStrings|worksheets/[^/]*|{comments}|{_DRAWINGS})\.xml"
     files = []
     for file in _part_files(archive, pattern, *dialects):
-        kept = [each for each in file.paragraphs if "".join(each.element.itertext()) not in column_names]
+        kept = [
+            each
+            for each in file.paragraphs
+            if unescaped("".join(each.element.itertext())) not in column_names
+            and each.element.find(f"{_THREADS}mentions") is None  # which contain positions in the text
+        ]
         files.append(file._replace(paragraphs=kept))
     has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
     return _document(archive, files, *([_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []))

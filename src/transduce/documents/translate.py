@@ -38,7 +38,7 @@ class TranslateTexts(Protocol):
 
 
 Observer = Callable[[Sequence[Unit], Sequence[str]], None]
-"""A function that is called after each portion of a document, with its units and their translations."""
+"""A function that is called after each translated group of a document's units, with these and their translations."""
 
 
 def translate_upload(
@@ -76,8 +76,8 @@ def translate_content(
     Args:
         document: the document.
         translate: translates texts.
-        observe: called after each portion.
-        finished: translations of the first portions, which are not translated again.
+        observe: called after each group of texts that is translated together.
+        finished: translations of the first groups, which are not translated again.
     """
     translations: list[str] = []
     for number, portion in enumerate(portions(document.units)):
@@ -95,7 +95,7 @@ def translate_content(
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Yield a document's units (texts) in portions of some thousand characters."""
+    """Yield a document's units (texts) in groups of some thousand characters, which are translated together."""
     portion: list[Unit] = []
     size = 0
     for unit in units:
@@ -216,7 +216,7 @@ def translate_document(
         glossary: terms that must be translated as specified.
         text_settings: settings for texts; None: the translator's defaults.
         resume: continue an interrupted translation of the same document into the same target.
-        progress: called after each portion.
+        progress: called after each group of texts that is translated together.
 
     Returns:
         The path of the translated document.
@@ -268,7 +268,7 @@ def write_translated(
     resume: bool = False,
     observe: Observer | None = None,
 ) -> None:
-    """Translate a document and write it; finished portions are stored beside it until it is complete.
+    """Translate a document and write it; translations are stored beside it until it is complete.
 
     Args:
         document: the document that was read.
@@ -276,7 +276,7 @@ def write_translated(
         translate: translates texts.
         identity: bytes that represent all that determines the translation; a resumed translation needs equal ones.
         resume: continue an interrupted translation.
-        observe: called after each portion.
+        observe: called after each group of texts that is translated together.
 
     Raises:
         TransduceError: there is an interrupted translation and `resume` is False, or it is of another document.
@@ -294,12 +294,12 @@ def write_translated(
 
 
 class _Store:
-    """The file of finished portions beside a document that is being translated."""
+    """The file beside a document that is being translated, with the translations that are finished."""
 
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
         self.path = path.with_name(f"{path.name}.partial")
         self.portions: list[list[str]] = []
-        """Translations of the units of each portion that was finished earlier."""
+        """Translations of the units of each group that was finished earlier."""
         self._added = 0
         if self.path.exists():
             self._read(digest, resume=resume)
@@ -325,12 +325,12 @@ class _Store:
         self.path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     def add(self, translations: Sequence[str]) -> None:
-        """Store the translations of the next portion, unless they were stored earlier."""
+        """Store the translations of the next group of units, unless they were stored earlier."""
         self._added += 1
         if self._added > len(self.portions):
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
-        """Delete the file of finished portions beside the document."""
+        """Delete the file with the finished translations."""
         self.path.unlink(missing_ok=True)

@@ -129,8 +129,8 @@ def portions(
         lines: all lines of the input.
         shard: the share of the lines to yield; None: all lines.
         phrases: for each line of the input, the phrases that its translation must contain, separated by tabs.
-        size: lines in a portion; None: LINES_AT_ONCE.
-        context: how many lines before a portion the model reads as context.
+        size: lines in a group; None: LINES_AT_ONCE.
+        context: how many lines before a group the model reads as context.
 
     Raises:
         TransduceError: the numbers of input lines and of lines of phrases differ.
@@ -246,7 +246,7 @@ def parse_line_shard(text: str) -> Shard:
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
     """Return the first `done` lines, which are already translated, and an iterator over the remaining groups of lines.
 
-    If `done` ends inside a portion, the first remaining portion is the rest of that portion. This happens if portions
+    If `done` ends inside a group, the first group returned holds the other lines of that group. This happens if groups
     were smaller in the earlier run, or if the input has grown.
     """
     skipped: list[str] = []
@@ -290,7 +290,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ResumableFile:
-    """A file that one process writes in portions, so that an interrupted run can resume."""
+    """A file to which one process appends one group of lines after the other, so that an interrupted run can resume."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
         """Start a new file, or find out where to resume.
@@ -325,7 +325,7 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock; after an error before the first portion, delete the empty file."""
+        """Release the lock; after an error before the first line, delete the empty file."""
         if kind is not None and self._is_open and self.progress.lines == 0:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
@@ -457,7 +457,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker:
-    """A worker process that translates portions, with the numbers of the portions that were sent to it."""
+    """A worker process that translates groups of lines, with the numbers of the groups that were sent to it."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -469,7 +469,7 @@ class _Worker:
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a portion of lines, with its number, to the worker process."""
+        """Send a group of lines, with its number, to the worker process."""
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
@@ -477,7 +477,7 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Wait for the worker process, and return the number and output text of the oldest portion sent to it."""
+        """Wait for the worker process; return number and output text of the oldest group of lines sent to it."""
         try:
             message = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
@@ -492,7 +492,7 @@ class _Worker:
 
 
 class Workers:
-    """A context in which several worker processes translate portions."""
+    """A context in which several worker processes translate groups of lines."""
 
     def __init__(self, settings: WorkerSettings, count: int) -> None:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
@@ -514,7 +514,7 @@ class Workers:
             worker.process.join()
 
     def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-        """Translate portions in the worker processes, and yield each portion with its output text, in order.
+        """Translate groups of lines in the worker processes, and yield each group with its output text, in order.
 
         Raises:
             TransduceError: a worker raised the error, or ended unexpectedly.
@@ -542,7 +542,7 @@ class Workers:
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
-        """Wait until a worker has finished a portion, and return all finished output texts by portion number."""
+        """Wait until a worker has finished a group of lines, and return all finished output texts by group number."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
         # On Windows, connections have another class.
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))

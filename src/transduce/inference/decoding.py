@@ -397,7 +397,7 @@ def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
 def _compiled_rules(
     rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules in the form for a compiled search; None if one has an unknown class, or their order matters.
+    """Return rules as the arguments of a compiled search; None if one has an unknown class, or their order matters.
 
     Args:
         rules: the rules, in the order of application.

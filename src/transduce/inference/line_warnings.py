@@ -109,11 +109,11 @@ def _letters(unknown: Iterable[str], source: str) -> list[str]:
 def with_warnings(
     portions: Iterable[tuple[Portion, str]], make: Callable[[], LineWarnings], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
+    """Yield translated groups of lines unchanged, and finally write warnings about the lines to standard error.
 
     Args:
-        portions: portions, and the text that is written for each.
-        make: returns an empty collection; called after the first portion, when the model folder is validated.
+        portions: groups of input lines, and the text that is written for each group.
+        make: creates an empty `LineWarnings`; called after the first group, when the model folder is validated.
         is_line_by_line: True if exactly one line is written for each input line, not several alternatives.
     """
     warnings = None

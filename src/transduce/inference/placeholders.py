@@ -255,7 +255,7 @@ class _InsertedRun(NamedTuple):
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders, with the protected runs whose placeholders it had, and those it lacked."""
+    """A translation without placeholders, with the runs of protected spans whose placeholders it had or lacked."""
 
     text: str
     placed: list[_InsertedRun]
@@ -353,7 +353,7 @@ class Placeholders:
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with protected runs inserted, and the pairs of source and target spans."""
+        """Return a translation with protected spans inserted, and each span as a pair: in the source, in the target."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
@@ -371,9 +371,10 @@ class Placeholders:
         return written + text[position:], tuple(sorted(pairs))
 
     def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
-        """Return the offset at which to insert a run: the end of a word such as "don't" if the run would split it.
+        """Return the offset in a translation at which to insert protected spans without splitting a word of it.
 
-        A run that touches a word or a mark in the source stays where it is.
+        Spans inside a word such as "don't" move to its end. They stay where they are if they touch a word or a mark in
+        the source, or if the text there is of a script without spaces.
         """
         offset, run = inserted
         touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
@@ -542,7 +543,7 @@ class _Request(NamedTuple):
 
 
 def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
-    """Return, for each protected run, the source without runs and the run's offset in it."""
+    """Return, for each run of protected spans, the source without such runs, and the run's offset in it."""
     text, written, position = masked.original.text, "", 0
     offsets = []
     for run in masked.runs:
@@ -554,7 +555,7 @@ def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
 
 
 def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:
-    """Yield, for each request, the offset at which the run belongs in the translation.
+    """Yield, for each request, the offset at which the run of protected spans belongs in the translation.
 
     A run before the first word or after the last word of the source is put at the same end of the translation. Any
     other run follows the translation of the word before it. In references, runs were found closer to this position than
@@ -585,7 +586,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the offset, in a translation, of a run that precedes the first or follows the last word of its source."""
+    """Return the offset, in a translation, of protected spans before the first or after the last word of the source."""
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())

@@ -71,8 +71,9 @@ def redecode(
 ) -> list[Translation]:
     """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
-    The second search has a beam of at least 8 and takes the most probable alternative with the fewest warnings. It
-    inserts missing numbers. If the warning was about repetition or length, repeated n-grams are forbidden.
+    The second search has a beam of at least 8. Of its alternatives with the fewest warnings, the best-ranked is taken.
+    Missing numbers are inserted. If the warning was about repetition or length, repeated n-grams are forbidden. Of a
+    text with several sentences, those with warnings are decoded again.
 
     Args:
         translator: the translator that made the translations.
@@ -87,7 +88,8 @@ def redecode(
         The translations, some of them with a better alternative first.
 
     Raises:
-        TransduceError: an argument is invalid, as in `Translator.translate`.
+        TransduceError: an argument is invalid, as in `Translator.translate`, or the model translates with document
+            context (`data.context_before`).
     """
     if translator.context is not None:
         raise TransduceError(

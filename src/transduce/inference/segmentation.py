@@ -129,7 +129,7 @@ _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
 
 class Segmenter:
-    """A function that divides texts into sentences and layout, for one model and its settings."""
+    """A function that divides texts into sentences and what lies between them (spaces, list marks), for one model."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Segmenter:
         self._cut = cut
 
     def __call__(self, text: str, protected: Sequence[Span] | None = None) -> SegmentedText:
-        """Return a text divided into sentences and layout.
+        """Return a text divided into sentences and the spaces, line ends and list marks between them.
 
         Args:
             text: a text of any length.
@@ -377,7 +377,7 @@ _NARROW_MARKS = str.maketrans("。！？", ".!?")
 
 
 class _Collector:
-    """A collector of a text's sentences, in order, which derives the layout between them from the source."""
+    """A collector of a text's sentences, in order, which derives the spaces and marks between them from the source."""
 
     def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
         self.protected = protected
@@ -403,7 +403,7 @@ class _Collector:
         self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
 
     def skip_wordless(self, *, clings: bool = False) -> None:
-        """Record that text without a letter (emoji, numbers, marks) is copied as layout instead of being translated.
+        """Record that text without a letter (emoji, numbers, marks) is copied instead of being translated.
 
         With `clings`, no space is added between this text and the sentence after it, as for "2、".
         """
@@ -415,7 +415,7 @@ class _Collector:
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
-        """Return the source text between two sentences as layout, with the target language's spaces where needed."""
+        """Return the source text between two sentences as a gap, with the target language's spaces where needed."""
         text, start = between, self._end
         is_wordless = self._is_wordless_after or self._is_wordless_before
         if self._separator and is_wordless and _LINE_END.search(between) is None:
@@ -434,6 +434,6 @@ class _Collector:
         return "".join(part if index % 2 else part.translate(_NARROW_MARKS) for index, part in enumerate(parts))
 
     def finish(self) -> SegmentedText:
-        """Return the collected sentences with the layout between them."""
+        """Return the collected sentences with the spaces, line ends and list marks between them."""
         gaps = [*self._gaps, self._copied(self._source[self._end :])]
         return SegmentedText(self._source, self._sentences, gaps, self.protected)

@@ -46,7 +46,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """Return the rest of the complete translation, after the part that `grow` has returned."""
+        """Return the part of the complete translation that `grow` has not returned; empty if its start has changed."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:

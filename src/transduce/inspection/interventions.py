@@ -146,7 +146,7 @@ def without_heads(heads: Sequence[int]) -> Edit:
 
 
 def _hook_point(model: Transformer, head: Head) -> str:
-    """Return the name of the hook point at the outputs of a head and its neighbors."""
+    """Return the name of the hook point at the outputs of all heads of the attention module that contains `head`."""
     config = model.config
     num_layers = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
     if not (0 <= head.layer < num_layers and 0 <= head.head < config.num_heads):

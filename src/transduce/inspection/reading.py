@@ -34,7 +34,7 @@ Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Pars
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A text as a model reads it, with functions that compute the model's predictions for it."""
+    """The tokens and the output of a model for a text, with functions that compute the model's predictions."""
 
     model: Any
     """The model, of any class."""
@@ -140,7 +140,7 @@ class Reading:
 
 
 def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | None = None) -> Reading:
-    """Return a text as a model reads it.
+    """Return the tokens and the output of a model for a text, with functions that compute its predictions.
 
     Args:
         reader: a loaded model of any kind, as `transduce.load` returns it.
@@ -149,7 +149,8 @@ def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | No
             the model's own.
 
     Raises:
-        TransduceError: the object is no such model, the text is too long for it, or `target` does not apply.
+        TransduceError: the object is no such model or an ensemble of several, the text is too long for it, or `target`
+            does not apply.
     """
     for kind, make in _READINGS.items():
         if isinstance(reader, kind):

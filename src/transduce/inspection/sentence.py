@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
@@ -169,7 +170,7 @@ def inspect_sentence(
 
     Args:
         translator: a translator with a Transformer encoder and decoder.
-        source: a sentence that the model translates unsplit.
+        source: a sentence that the model translates unsplit, and of which translation copies nothing (no placeholders).
         search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of the search, and may stop it.
         attributions: True to add the contributions of the source words by every method of `attributions`, or methods.
@@ -181,7 +182,7 @@ def inspect_sentence(
         raise TransduceError(
             f"`inspect` is for translators, but this is a {type(translator).__name__}: use `inspect_text`."
         )
-    source_ids = sentence_ids(translator, source)
+    source_ids = sentence_ids(translator, as_text(source))
     check_single_model(translator)
     model, config = translator.transformer, translator.transformer.config
     search = search or translator.search
@@ -241,7 +242,7 @@ def _attributions(
 
 
 def sample_sentences(folder: pathlib.Path) -> list[str]:
-    """Return source sentences of the dev set that a run translated when it last validated; none if it stored none.
+    """Return the source sentences of the last translations of dev sentences that a run stored; empty without any.
 
     Args:
         folder: the folder of a run of `transduce train`.

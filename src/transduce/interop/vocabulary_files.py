@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transduce.argument_checks import as_list
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_tokenizer import (
     SENTENCEPIECE_NAMES,
@@ -94,7 +95,9 @@ def read_vocabulary(
     Raises:
         TransduceError: a file is no vocabulary, or the two sides have other ids for padding and end.
     """
-    opened = open_vocabulary([source] if target is None else [source, target], symbols=user_symbols)
+    opened = open_vocabulary(
+        [source] if target is None else [source, target], symbols=as_list(user_symbols, "user_symbols")
+    )
     return _with_start(opened.tokenizer) if source_start else opened.tokenizer
 
 

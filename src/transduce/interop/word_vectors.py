@@ -238,7 +238,7 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
-    """Yield words and vectors from lines that contain a word and its numbers.
+    """Yield each word with its vector from lines that contain a word and, after it, the numbers of the vector.
 
     A word may contain spaces, as some of GloVe's do.
 

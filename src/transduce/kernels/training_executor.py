@@ -32,7 +32,7 @@ _GATE_NAMES = {function: name for name, function in GATES.items()}
 
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a model component, `component(*args, **kwargs)`, computing it with the backend's kernels if possible."""
+    """Return `component(*args, **kwargs)`, computed with the backend's kernels if they support it, else by PyTorch."""
     found = _kernel_of(component)
     if found is None:
         return nn.Module.__call__(component, *args, **kwargs)
@@ -123,7 +123,10 @@ def _embedding(
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
-    """Compute a feed-forward network, fusing its activation into the kernel of the first linear layer if possible."""
+    """Compute a feed-forward network, with its activation in the kernel of the first linear layer if there is one.
+
+    Otherwise the activation has a kernel of its own, or the module's `forward` computes the network.
+    """
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
         return _activated(kernels, module, x, name)
@@ -135,12 +138,12 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
 
 
 def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
-    """Compute a gated feed-forward network, with activation(gate) · value in one kernel if the backend has one."""
+    """Compute a gated feed-forward network, with one kernel for activation(gate) · value if any, else with PyTorch."""
     return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
 
 
 def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
-    """Compute a feed-forward network, with a kernel for its activation, called `name`, if the backend has one."""
+    """Compute a feed-forward network, with the kernel `name` for its activation if there is one, else with PyTorch."""
     outer = module.outer  # without a width of its own if its weights are packed for inference
     if name is None or not _is_bare(outer, Linear) or not kernels.supports_activation(name, x, outer.in_features):
         return type(module).forward(module, x)  # type: ignore[arg-type]
@@ -154,7 +157,10 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute a residual connection; with pre-norm, one kernel adds both branches' gradients in the backward pass."""
+    """Compute a residual connection; with pre-norm, one kernel adds both branches' gradients in the backward pass.
+
+    Without such a kernel for the norm, `Residual.forward` computes the connection.
+    """
     norm = module.norm_before
     if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
@@ -173,7 +179,7 @@ def _residual(
 
 
 class KeyLengths(NamedTuple):
-    """An attention mask in the form that the kernels support: key lengths, or the look-ahead mask."""
+    """An attention mask that the kernels support: the number of keys in each sentence, or the look-ahead mask."""
 
     lengths: Tensor | None
     """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
@@ -182,7 +188,10 @@ class KeyLengths(NamedTuple):
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Return an attention mask in the form that kernels support; None if more than padding or the future is masked.
+    """Return an attention mask as key lengths, or as the look-ahead mask, with biases if there are any.
+
+    Return None for a mask that kernels do not support: one that hides other keys than padding at the end or the
+    future, or one whose biases differ between sentences.
 
     Args:
         x: the input whose positions attend (queries), (sentences, queries, D).
@@ -290,7 +299,7 @@ def _padded_attend(
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
-    """Compute a whole encoder layer as one autograd node if the kernels support the layer."""
+    """Compute an encoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, None, (mask,))
         if found is not None:
@@ -308,7 +317,7 @@ def _decoder_layer(
     memory_mask: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a whole decoder layer as one autograd node if the kernels support the layer."""
+    """Compute a decoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
         if found is not None:

@@ -249,10 +249,10 @@ _Reading = tuple[dict[str, Any], str, Any]
 
 
 class Description:
-    """The layer graph of a module, and a snapshot of the module that reveals later changes within microseconds.
+    """The layer graph of a module, with a snapshot that shows within microseconds whether the module has changed since.
 
-    The snapshot holds namespaces (`vars`) of the module and its submodules, but no reference to the module itself. A
-    cached description therefore does not keep the module alive.
+    The snapshot holds the attribute dictionaries (`vars`) of the module and its submodules, but not the module itself.
+    A cached description therefore does not keep the module alive.
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:
@@ -370,7 +370,7 @@ class _Describer:
         self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module, and record that the description depends on the attribute."""
+        """Return an attribute of a module; if it lies in `vars(module)`, record that the description depends on it."""
         value = getattr(module, name)
         if name in vars(module):
             self._readings.append((vars(module), name, value))

@@ -189,7 +189,7 @@ _FORMAT = "transduce prepacked weights 1"
 
 
 class PrepackedCache:
-    """The prepacked weights of a model folder at one precision, in a file for each layout of kernels."""
+    """The prepacked weights of a model folder at one precision, in a file for each memory layout that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
         """Describe the cache of a folder.

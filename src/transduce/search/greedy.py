@@ -101,7 +101,7 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each hypothesis's next token, chosen under the rules, and its log-probability without them."""
+        """Return the next tokens, chosen under the rules, and their log-probabilities without rules, (B, W) each."""
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]

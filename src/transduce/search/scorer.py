@@ -66,7 +66,7 @@ class TextObserver(Observer, Protocol):
     """An observer that also receives the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Receive the partial translation of a text that has several sentences, or whose layout is kept, after a step.
+        """Receive a text's partial translation after a step, if the text has several sentences or spaces to keep.
 
         Args:
             text: the index of the text.

@@ -110,7 +110,7 @@ def _has_blocks(logits: Tensor, count: int) -> bool:
 
 
 def log_sum_exp(logits: Tensor, best: Tensor | None = None) -> Tensor:
-    """Return the log-sum-exp of each row: (…, V) to (…, 1); `best` is the index of the greatest logit, if known."""
+    """Return the log-sum-exp of each row, (…, V) to (…, 1); `best`, (…), is its greatest logit's index, if known."""
     if (kernels := kernels_for(logits, 1)) is not None:
         return kernels.log_sum_exp(logits)
     if logits.device.type != "cpu":

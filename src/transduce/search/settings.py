@@ -149,8 +149,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     forbidden: tuple[str, ...] = ()
     """Texts that no translation may contain: words, matched as whole words, and `<unk>` for the unknown token."""
     batch_invariant: bool = False
-    """Make scores bit-equal whatever else is in the batch, or refuse if that is impossible; uses one thread and takes
-    up to twice the time.
+    """Make scores bit-equal whatever else is in the batch, or refuse if that is impossible.
+
+    Each process uses one thread, and greedy search takes at most a quarter more time.
     """
     sampling: SamplingSettings | None = None
     """Draw `n_best` translations instead of searching for the best ones."""

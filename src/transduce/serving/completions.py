@@ -394,7 +394,8 @@ def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> lis
 def _character_start(text: str, position: int) -> int:
     """Return the largest offset up to `position` at which a text can end without dividing a character.
 
-    Combining marks, variation selectors and joiners belong to the character before them.
+    Combining marks, variation selectors, skin tones and joiners belong to the character before them, and a character
+    after a joiner belongs to the joiner.
     """
     while 0 < position < len(text) and (
         unicodedata.category(text[position]) in {"Mn", "Me"}

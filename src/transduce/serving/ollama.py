@@ -297,7 +297,10 @@ class _LineFormatter(EventFormatter):
         return _line(self._response(text, done=False))
 
     def result(self, answer: Completion) -> bytes:
-        """Return the lines with the rest of the answer's text and the end of the stream."""
+        """Return the last lines of the stream: the text that no earlier line holds, if any, and the closing object.
+
+        If the text no longer starts with what was sent, an error line is returned instead.
+        """
         text = answer.choices[0].text
         if not text.startswith(self._sent):
             return self.error(RequestError(500, "The text changed after a part of it was sent: send it again."))

@@ -530,7 +530,10 @@ class OpenAIEventFormatter(EventFormatter):
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:
-        """Return the events with the rest of the completion's text and the end of the stream."""
+        """Return the last events: the text that no earlier event holds, finish reason, usage if requested, `[DONE]`.
+
+        If the text no longer starts with what was sent, an error event is returned instead.
+        """
         choice = answer.choices[0]
         if not choice.text.startswith(self._sent or ""):
             return self.error(

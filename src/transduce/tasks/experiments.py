@@ -30,7 +30,7 @@ from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
-from transduce.text.files import content_sha256
+from transduce.text.files import content_sha256, read_lines
 from transduce.text.tagged import is_tagged_file
 from transduce.training.choices import ChoiceLog
 from transduce.training.loop import TrainResult
@@ -276,7 +276,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each reason that a variant cannot be trained or tested, without reading any text.
+    """Return a sentence for each reason that a variant cannot be trained or tested, without reading training text.
 
     Args:
         experiment: the experiment.
@@ -295,11 +295,27 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
             # A missing base model is among the missing files already.
             missing += [] if settings.init_from and not Path(settings.init_from).exists() else [str(error)]
         problems += [f"Variant `{run.variant}`: {problem}" for problem in missing]
-    for name in ("source", "target"):
-        path = experiment.test and getattr(experiment.test, name)
-        if path and not Path(path).exists():
-            problems.append(f"`test.{name}` names {path}, which does not exist.")
-    return problems
+    return problems + _test_problems(experiment.test)
+
+
+def _test_problems(test: TestSettings | None) -> list[str]:
+    """Return a sentence for each reason that the files of a test set cannot be used."""
+    if test is None:
+        return []
+    paths = {name: path for name, path in (("source", test.source), ("target", test.target)) if path is not None}
+    missing = [
+        f"`test.{name}` names {path}, which does not exist." for name, path in paths.items() if not Path(path).exists()
+    ]
+    if missing or len(paths) < 2:
+        return missing
+    source, target = (sum(1 for _ in read_lines(path)) for path in paths.values())
+    if source == target:
+        return []
+    problem = (
+        f"`test.source` and `test.target` must have as many lines, but {test.source} has {source:,} and {test.target} "
+        f"has {target:,}: use files that match."
+    )
+    return [problem]
 
 
 def _missing_files(settings: Settings) -> list[tuple[str, str]]:
@@ -363,10 +379,13 @@ def run_all(
     Interrupting the process (Ctrl-C) interrupts its runs, which save; starting the experiment again resumes them.
 
     Raises:
-        TransduceError: a finished or interrupted run has other settings now, or another process runs the experiment.
+        TransduceError: a finished or interrupted run has other settings now, another process runs the experiment, or
+            the files of the test set do not match.
     """
     if options.jobs < 1:
         raise TransduceError(f"`jobs` must be at least 1, but is {options.jobs}.")
+    if problems := _test_problems(experiment.test):
+        raise TransduceError(problems[0])
     Path(experiment.out).mkdir(parents=True, exist_ok=True)
     try:
         with exclusive_lock(Path(experiment.out) / ".lock"):

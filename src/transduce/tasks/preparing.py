@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths
+from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -179,7 +179,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         "data.dev_source": _paths(dev_source, "dev_source"),
         "data.dev_target": _paths(dev_target, "dev_target"),
         "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.languages": None if languages is None else list(languages),
+        "data.languages": None if languages is None else as_list(languages, "languages"),
         "task.kind": task,
     }
     for name, value in (arguments | dict(settings or {})).items():
@@ -384,7 +384,10 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Yield the task's text; converted files of it exist, in a folder inside `partial`, while the context is open."""
+    """Yield the task's text, with held-out dev data only if the request wants it.
+
+    Files converted from other formats lie in `partial` and are deleted when the context ends.
+    """
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
         text = task.kind.read_text(task.settings, Path(folder), overwrite=True)
         yield text if task.holds_out else msgspec.structs.replace(text, hold_out=None)

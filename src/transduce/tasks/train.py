@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths
+from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.tasks.run.run import RunRequest, train_run
@@ -244,17 +244,17 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.monolingual": _paths(monolingual, "monolingual"),
         "data.distill_from": _paths(distill_from, "distill_from"),
         "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.corpora": None if corpora is None else list(map(dict, corpora)),
-        "data.mix": None if mix is None else [f"{folder}:{share}" for folder, share in mix.items()],
-        "data.columns": None if columns is None else list(columns),
+        "data.corpora": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
+        "data.mix": None if mix is None else _mix(mix),
+        "data.columns": None if columns is None else as_list(columns, "columns"),
         "data.weight_column": weight_column,
         "data.document_column": document_column,
         "data.context_before": context_before,
-        "data.languages": None if languages is None else list(languages),
+        "data.languages": None if languages is None else as_list(languages, "languages"),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
         "tokenizer.vocabulary": _paths(vocabulary, "vocabulary"),
-        "tokenizer.user_symbols": None if user_symbols is None else list(user_symbols),
+        "tokenizer.user_symbols": None if user_symbols is None else as_list(user_symbols, "user_symbols"),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,
@@ -280,6 +280,24 @@ def train(  # noqa: PLR0913  (the command's own options)
         return train_in_stages(request)
     with _objects_as_files(request, {"source": pairs, "dev_source": dev_pairs}) as request:
         return train_in_stages(request)
+
+
+def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one of the `corpora` as a table of settings."""
+    if not isinstance(corpus, Mapping):
+        raise TransduceError(
+            f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is {corpus!r}."
+        )
+    return dict(corpus)
+
+
+def _mix(mix: Mapping[str, float]) -> list[str]:
+    """Return the argument `mix` as the list of texts that `data.mix` has."""
+    if not isinstance(mix, Mapping):
+        raise TransduceError(
+            f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {mix!r}."
+        )
+    return [f"{folder}:{share}" for folder, share in mix.items()]
 
 
 def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:

@@ -371,7 +371,7 @@ _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "tran
 
 
 class TableLayout(NamedTuple):
-    """The layout of a file of tab-separated pairs."""
+    """The properties of a file of tab-separated pairs: whether it has a header line, and whether fields are quoted."""
 
     has_header: bool = False
     """True if the first line names the columns."""
@@ -380,7 +380,7 @@ class TableLayout(NamedTuple):
 
 
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
-    """Return the layout of a file of tab-separated pairs, judged by its first 1,000 lines.
+    """Return whether a file of tab-separated pairs has a header and quoted fields, judged by its first 1,000 lines.
 
     Fields are quoted as in CSV if each field that begins with a quote also ends with one. In addition, either all
     fields must begin with a quote, or each quoted field must contain a doubled quote or a tab. The first line is a

@@ -142,7 +142,7 @@ class Glossary:
     places = renamed_attribute("places", "occurrences")
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
-        """Return the longest term at a position of a text and its length; None and 1 if there is no term."""
+        """Return the longest term at a position of a text, with its length in characters; None and 1 without a term."""
         lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
         for length in sorted(lengths, reverse=True):
             part = text[start : start + length]

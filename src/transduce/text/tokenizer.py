@@ -266,11 +266,14 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
 
 
 def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Return the entry `pre_tokenizer`, which splits around user symbols and before each ▁ or run of ▁.
+    """Return the `pre_tokenizer` of a tokenizer.json, which splits before each ▁ or, if a piece has several, each run.
+
+    It also isolates user-defined symbols. Names of special tokens, such as `</s>`, are split so that they match no
+    token; BPE without user-defined symbols needs no such split.
 
     Args:
         pieces: the pieces of the vocabulary.
-        merging: True for BPE; otherwise, names of special tokens in a text are split so that they match no token.
+        merging: True for BPE, False for a unigram model.
     """
     cutters = []
     symbols = _texts(pieces, PieceType.USER_DEFINED)

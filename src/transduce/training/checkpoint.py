@@ -262,7 +262,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
 
 
 def _create_partial(partial: Path) -> None:
-    """Create an empty partial folder for a checkpoint, in place of one that an interrupted save left."""
+    """Create the empty folder in which a checkpoint is written, after deleting leftovers of interrupted saves."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
 

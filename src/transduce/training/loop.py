@@ -400,9 +400,10 @@ class Trainer:
         return durations, events
 
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
-        """Estimate the duration of a step from single micro-batches, if a probe's steps would exceed the limit.
+        """Estimate the duration of a step in seconds by timing micro-batches, if full steps would exceed the limit.
 
-        Return the estimate in seconds, after a step of one micro-batch; or None, before any step, if steps are fast.
+        Return None, without having taken a step, if they would not. Otherwise `settings.accumulate` becomes 1, and one
+        step of a single micro-batch is taken.
         """
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
@@ -490,7 +491,7 @@ class Trainer:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """Run one training step; return its micro-batches in this process and its totals over all processes.
+        """Run one training step; return this process's list of micro-batches, and loss totals over all processes.
 
         Raises:
             AbandonedError: a signal arrived before all gradients were computed; no weight was updated.

@@ -223,14 +223,16 @@ class _Gradients:
         ones: Tensor,
         totals: tuple[Tensor, Tensor],
     ) -> None:
-        """Subtract the smoothed targets' term from all gradients, which completes them.
+        """Complete all gradients by subtracting the term of the smoothed targets.
+
+        The loss of each row of the batch is multiplied by the row's factor.
 
         Args:
-            weighted: the hidden states times the rows' factors, (N, D).
+            weighted: the hidden states, each row times its factor, (N, D).
             weight: weight of the output projection, (V, D).
             labels: (N,).
             options: label smoothing and the factors.
-            ones: the factor of each row, or 1 or 0 by the mask, (N,).
+            ones: the factor of each row, (N,); without factors, 1 for rows that the mask counts and 0 for others.
             totals: the sum over the rows of `weighted` and that over the rows of `weight`, (D,) each.
         """
         (total_hidden, total_row), smoothing = totals, options.label_smoothing

@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a step in a learning-rate schedule, whose length `StepClock`'s first decision planned."""
+    """A step's position in a learning-rate schedule, which keeps its length when the number of steps is replanned."""
 
     step: float
     """The position, from 0 to `steps`."""

@@ -276,7 +276,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training run in which every choice has been made.
 
-    `steps` is None until `minutes` has become a number of steps, as is a `weight_decay` that depends on that number.
+    With `minutes`, `steps` is None until the speed of training is known, as is a default `weight_decay`, which depends
+    on the number of steps.
     """
 
     seed: int

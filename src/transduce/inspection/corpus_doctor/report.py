@@ -242,7 +242,7 @@ def line_finding(
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return the first few lines as examples, from both sides if possible."""
+    """Return the first few lines as examples, from both sides if both have any."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:

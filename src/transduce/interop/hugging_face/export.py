@@ -49,7 +49,7 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 class StoredParameter(NamedTuple):
-    """The names and layout of the stored tensors that hold one parameter of a model."""
+    """The names of the stored tensors that hold one parameter of a model, and how the parameter is stored in them."""
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
@@ -179,7 +179,7 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
 def stored_parameters(
     names: Collection[str], config: ModelConfig, present: Collection[str]
 ) -> dict[str, StoredParameter]:
-    """Return for each parameter the names and layout of the stored tensors that hold it.
+    """Return for each parameter the names of the tensors that hold it in a file, and how it is stored in them.
 
     Args:
         names: this package's parameter names.

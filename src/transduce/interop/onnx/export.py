@@ -101,9 +101,10 @@ def build_language_model(model: Decoder) -> Graph:
 
 
 def build_encoder_only(model: Encoder) -> Graph:
-    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`.
+    """Build the graph of an encoder-only model, with its states and the outputs of the heads that it has as outputs.
 
-    `classes` are logits of the text's classes or, in a tagger, of each token's labels.
+    The outputs of heads are `logits` of each token, the `pooled` first state, and `classes`: logits of the text's
+    classes or, in a tagger, of each token's labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -411,7 +412,7 @@ class OnnxLanguageModel(ExportedModel):
 
 
 def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return each token's position in its row, and -1 in padding, (rows, longest row)."""
+    """Return an array of each token's position in its row, -1 in padding, (rows, longest row), as a model's input."""
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
 

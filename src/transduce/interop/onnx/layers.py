@@ -299,7 +299,7 @@ def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
 
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
-    """Add the residual connection of a sub-layer with input x and output y, and the norm after it, if there is one."""
+    """Add a sub-layer's residual connection x + y and the norm after it, if any; a sandwich norm applies to y alone."""
     if has_sandwich_norm(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)

@@ -140,7 +140,7 @@ class AmxHead(HeadAddresses):
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Return how many row pairs are multiplied in whole tile registers; the rest uses half a register."""
+        """Return how many row pairs are multiplied in whole tile registers; up to 8 more pairs use half a register."""
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
@@ -477,8 +477,8 @@ class _Gradients(AmxHead):
     def _store_score_gradients(self, limit: Value, column: Value, mean: Value) -> None:
         """Store the score gradients and weights of `limit` keys for 16 queries as bfloat16.
 
-        Score gradients are stored both as rows and as pairs, weights as rows. `mean` is the mean of the weights'
-        gradients.
+        Weights and score gradients are stored as one row per key; score gradients also as pairs of two keys per query,
+        which is the order of an AMX operand. `mean` is the mean of the weights' gradients, weighted by the weights.
         """
         k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.scale)
         with k.loop(0, limit, 2) as even:

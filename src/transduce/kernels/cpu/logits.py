@@ -81,7 +81,7 @@ class LogitsRow:
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def take_greatest(self) -> tuple[Value, Value]:
-        """Return the greatest logit and its index, and replace it in the row by -inf."""
+        """Return the row's greatest logit and that logit's index, and replace the logit by -inf."""
         k = self.k
         value, number = self.greatest()
         index = self._find_in_row(value, k.mul(number, self.block))
@@ -152,7 +152,7 @@ def block_size(k: KernelBuilder) -> int:
 
 
 def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Value]:
-    """Return the maximum of a float32 array and its first index.
+    """Emit code that finds the maximum of a float32 array and the first index at which it occurs; return both.
 
     One vector behind the array is read too; its elements must be lower.
     """

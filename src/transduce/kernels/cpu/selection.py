@@ -425,7 +425,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit a loop over the tokens of the output alone, or of the input too; yields a token and its index."""
+            """Emit loops that yield each token of the input, unless `of_output`, and of the output, with its index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number

@@ -570,7 +570,7 @@ LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
 
 
 def supports_rows(x: Tensor) -> bool:
-    """Return whether the row-wise kernels take x: its width, dtype, device and layout."""
+    """Return whether the row-wise kernels support the width, dtype, device and memory layout of x."""
     tile = find_integer_tile()
     return tile is not None and x.shape[-1] % tile.lanes == 0 and supports_logits(x)
 
@@ -645,7 +645,7 @@ def describe(x: Tensor) -> str:
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
@@ -672,7 +672,7 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Te
 
 
 class ActivationNode(torch.autograd.Function):
-    """An activation as an autograd function that keeps only its input."""
+    """An activation as an autograd function that saves its input, from which the backward pass recomputes the slope."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, name: str) -> Tensor:

@@ -396,7 +396,7 @@ class _SublayerNodes:
 
 
 class _Context:
-    """A stand-in for the `ctx` of an autograd function, which holds what the backward function needs."""
+    """A substitute for the `ctx` argument of an autograd function, which stores tensors for the backward function."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Tensor | None, ...] = ()

@@ -209,7 +209,7 @@ def drop_and_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:

@@ -188,7 +188,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a finished run: its quality, a usage hint, and the documents of its model folder."""
+    """The results of a finished run: quality, usage hint, files of the model folder, and tuned search settings."""
 
     measured: str
     """The measured quality, as a sentence."""

@@ -501,7 +501,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the largest batches among the rows of the first epoch."""
+        """Return artificial batches as large as the largest ones of the first epoch."""
         return [*self.plan(corpus, resolved).largest_batches()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> MaskedDevSet:

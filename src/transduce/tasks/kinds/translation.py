@@ -309,7 +309,7 @@ class Translation(TextKind):
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of both sides; some pairs are held out if there is no dev set."""
+        """Return the training and dev files of both sides; without dev files, a dev set is held out from training."""
         return pairs_of_files(data)
 
     def prepare(self, request: Preparation) -> TaskCorpus:

@@ -312,7 +312,7 @@ class NativeSearch:
         self._select["beams"] = width
 
     def _copy_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
-        """Copy another search's KV cache entries, and its hypotheses' lists of entries.
+        """Copy the KV cache of another search (an entry per token), and the list of entries of each hypothesis.
 
         The lists go to `rows` rows from `first_row` on, with the new indices of the entries.
         """
@@ -345,7 +345,7 @@ class NativeSearch:
             self._use_tables(position)
 
     def _compact(self, rows: int) -> None:
-        """Remove the KV cache entries that the first `rows` hypotheses do not use, and make capacity for more."""
+        """Make capacity in the KV cache: remove the tokens that the first `rows` hypotheses do not contain."""
         pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
         if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
@@ -374,7 +374,7 @@ class NativeSearch:
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return the current lists of KV cache entries, one list for each hypothesis."""
+        """Return for each hypothesis the indices of its tokens' entries in the KV cache."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ class KVCachePool:
             self.entries[:, : self.used] = old[:, : self.used]
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether the pool has space for `count` more KV cache entries."""
+        """Return whether the pool has space for the keys and values of `count` more tokens."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
@@ -84,7 +84,7 @@ class KVCachePool:
 
 
 def _capacity_for(rows: int) -> int:
-    """Return the number of entries to allocate for some steps of `rows` hypotheses."""
+    """Return for how many tokens to allocate keys and values, for some steps of `rows` hypotheses."""
     return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
 
@@ -474,5 +474,5 @@ class NativePromptState(NativeSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments that describe each row's sequence: its offset and its number of tokens."""
+        """Return kernel arguments: the addresses of each row's first position and number of tokens, as arrays (N,)."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -27,7 +27,10 @@ _LINE_BYTES = 64  # of a cache line
 
 
 class GemmLayout(NamedTuple):
-    """Block sizes of the training GEMM, for one kind of registers and elements (pairs: see the package's docstring)."""
+    """Block sizes of the training GEMM, for one kind of registers and elements.
+
+    A pair is two bfloat16 numbers, which one instruction multiplies, or a single float32 number.
+    """
 
     panel: int
     """Columns per panel (block of columns of a packed operand), whole vectors; a matrix's last panel may have fewer."""

@@ -97,7 +97,7 @@ class Gemm(NamedTuple):
 
 
 class GemmEmitter:
-    """An emitter of GEMM code for one layout: functions for a register tile, and loops over tiles and panels."""
+    """An emitter of GEMM code for one `GemmLayout`: functions for a register tile, and loops over tiles and panels."""
 
     layout: GemmLayout = AVX512_LAYOUT
     """The block sizes of the GEMM."""
@@ -278,7 +278,7 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Return an address moved by `elements` of `size` bytes (by default the layout's); 0 stays 0."""
+        """Return an address moved by `elements` of `size` bytes (default: those of the packed elements); 0 stays 0."""
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))
         return k.build.select(k.is_nonzero(address), further, address)

@@ -360,7 +360,7 @@ class PackedProjection:
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjection | None:
-    """Return a packed vocabulary projection for hidden states (N, D); None if the kernels do not take them."""
+    """Return a packed vocabulary projection for hidden states (N, D); None if no kernel supports the tensors."""
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
         return None

@@ -59,7 +59,7 @@ def load_cached_code(key: str) -> bytes | None:
 
 
 def cache_code(key: str, code: bytes) -> None:
-    """Cache code under a key if possible.
+    """Cache code under a key in a file; without a cache folder, or if writing fails, nothing is cached.
 
     The file is replaced atomically, so concurrent readers never see part of it.
     """

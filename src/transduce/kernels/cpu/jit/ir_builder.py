@@ -428,7 +428,7 @@ class Fields:
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Emit a store of a value as the kernel argument with this name."""
+        """Emit a store that sets the kernel argument with this name to a value."""
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:

@@ -113,7 +113,7 @@ def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num
 class _Attend(torch.autograd.Function):
     """Attention as an autograd function that recomputes the attention weights in the backward pass.
 
-    The forward pass saves only each query's greatest score and the inverse of its sum of exponentials.
+    Besides its inputs, the forward pass saves each query's greatest score and the inverse of its sum of exponentials.
     """
 
     @staticmethod

@@ -790,5 +790,5 @@ class NativeTraining:
     softmax_ = staticmethod(softmax_)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a model component, `component(*args, **kwargs)`, and compute it with CPU kernels if these support it."""
+        """Return `component(*args, **kwargs)`, computed with CPU kernels if these support it, else with PyTorch."""
         return execute(self, component, *args, **kwargs)
