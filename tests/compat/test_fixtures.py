@@ -22,7 +22,7 @@ WARNS_OF_OLD_NAMES = pytest.mark.filterwarnings("ignore::DeprecationWarning", "i
 
 
 def load_maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_fixtures", HERE / "make_fixtures.py")
+    spec = importlib.util.spec_from_file_location("make_all_kinds", HERE / "make_all_kinds.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -36,7 +36,7 @@ def test_the_table_of_kernels_has_all_programs_of_training() -> None:
     )
     groups = re.findall(r"names = \(([^)]+)\)|compile_kernels\(k, \(([^)]+)\)\)", sources)
     programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
-    assert {"attend", "drop", "turn", "adam"} <= programs
+    assert {"attend", "drop", "rotate", "adam"} <= programs
     assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()
 
 

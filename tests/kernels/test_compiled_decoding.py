@@ -21,7 +21,7 @@ from transduce.kernels.select import quantize, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import DecodingState, MemoryState, Transformer
-from transduce.search.selection import BestSelection, Choice, Step, use_kernels
+from transduce.search.selection import BestSelection, SelectedCandidates, Step, use_kernels
 
 BEST = find_integer_tile()
 if BEST is None:
@@ -395,13 +395,13 @@ def test_without_a_normalizer_it_is_the_logits_own() -> None:
         assert torch.equal(ours, theirs)
 
 
-def _real(choice: Choice) -> list[Tensor]:
+def _real(selected: SelectedCandidates) -> list[Tensor]:
     """Return a selection without impossible candidates, which may be arbitrary."""
     return [
         torch.where(candidates.totals > float("-inf"), values, torch.zeros_like(values))
-        for candidates in choice
+        for candidates in selected
         for values in candidates[:3]
-    ] + [candidates.totals for candidates in choice]
+    ] + [candidates.totals for candidates in selected]
 
 
 def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

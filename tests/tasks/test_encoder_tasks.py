@@ -26,7 +26,7 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask, build_encoder
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective, build_encoder
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
@@ -603,7 +603,7 @@ def test_the_loss_of_pretraining_is_the_sum_of_two_means_however_short_rows_are(
     follows = np.array([1, 0, 0])
     batch = SentencePairBatch(ids, labels, np.arange(3), 16, 4, types, follows, 4 / 3)
     with torch.no_grad():
-        loss = MaskedLanguageTask(model).loss(batch)
+        loss = MaskedLanguageObjective(model).loss(batch)
         told = F.cross_entropy(model.classify(model.encode(torch.tensor(ids))[0]), torch.tensor(follows))
     assert float(loss.total) / loss.tokens == pytest.approx(float(loss.negative_log_likelihood) / 4 + float(told))
 

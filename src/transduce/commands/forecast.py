@@ -92,7 +92,11 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
-    """Forecast a table one horizon at a time, each from the points before it, and return the scores."""
+    """Forecast a table one horizon at a time, each from the points before it, and return the scores.
+
+    Raises:
+        TransduceError: an option is out of range, or the table is too short.
+    """
     import numpy as np
 
     from transduce.data.series import WindowedSeries

@@ -203,7 +203,11 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
-    """Load the translation models and the language models, each in the order in which they were named."""
+    """Load the translation models and the language models, each in the order in which they were named.
+
+    Raises:
+        TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
+    """
     from transduce.inference.load import task_of
     from transduce.serving.languages import canonical
     from transduce.serving.models import ServedModel, parse_model

@@ -129,7 +129,11 @@ class _Merging:
         self._held: list[Candidate] = []
 
     def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
-        """Decide which pairs the corpus keeps, and write these pairs."""
+        """Decide which pairs the corpus keeps, write these pairs, and return the card of the corpus.
+
+        Raises:
+            TransduceError: no pair is kept.
+        """
         if self._request.filters.drop_duplicates:
             self._drop_duplicates()
         if self._request.hold_out is not None:

@@ -89,7 +89,11 @@ class _WorkerGroup:
         self._errors: list[str] = []
 
     def work(self, tasks: list[Task]) -> None:
-        """Run all tasks in worker processes, and wait for them."""
+        """Run all tasks in worker processes, and wait for them.
+
+        Raises:
+            TransduceError: a worker process failed.
+        """
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for task in tasks:

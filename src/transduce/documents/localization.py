@@ -227,7 +227,11 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def read_xliff(source: Source) -> Document:
-    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`."""
+    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`.
+
+    Raises:
+        TransduceError: the file is damaged or not XLIFF.
+    """
     file = source.text_file(xml_encoding(source.content), is_markup=True)
     check_xml(file.text, "XLIFF")
     edits: list[Edit] = []

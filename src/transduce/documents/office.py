@@ -612,7 +612,11 @@ _WORDLESS = {f"{_OFFICE}annotation", f"{_OFFICE}annotation-end"} | {_TEXT + name
 
 
 def read_opendocument(source: Source) -> Document:
-    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers."""
+    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers.
+
+    Raises:
+        TransduceError: the document is damaged or protected by a password.
+    """
     archive = source.archive()
     if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
         raise TransduceError("The document is protected by a password: remove the password first.")

@@ -269,10 +269,10 @@ class _TokenCounter:
 
 def sentence_separator(language: str | None) -> str:
     """Return the text between two sentences of a language: a space, or nothing."""
-    return "" if is_unspaced(language) else " "
+    return "" if is_unspaced_language(language) else " "
 
 
-def is_unspaced(language: str | None) -> bool:
+def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language is written without spaces between words."""
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
 

@@ -207,7 +207,11 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner from dev pairs that are not in the datastore."""
+        """Create a tuner from dev pairs that are not in the datastore.
+
+        Raises:
+            TransduceError: no pair has text on both sides that is short enough.
+        """
         tuner, chosen = cls(translator, index), dev[:: max(1, math.ceil(len(dev) / _MAX_TUNING_PAIRS))]
         if not chosen:
             raise TransduceError(

@@ -258,7 +258,11 @@ def load(
 
 
 def task_of(folder: Path) -> Task:
-    """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
+    """Return the task of the model in a folder; encoder-decoder models without a task file translate.
+
+    Raises:
+        TransduceError: the model is an encoder without a task file.
+    """
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:
         return card.kind

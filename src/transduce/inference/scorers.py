@@ -24,7 +24,7 @@ from transduce.text.vocabulary import Vocabulary
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them.
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them, else PyTorch.
 
     Later calls do nothing.
     """
@@ -46,7 +46,7 @@ def _step_to_logits(
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer(Scorer, AttentiveScorer):
+class EncoderDecoderScorer(Scorer, AttentiveScorer):
     """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
@@ -111,7 +111,7 @@ class TransformerScorer(Scorer, AttentiveScorer):
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer(Scorer):
+class DecoderOnlyScorer(Scorer):
     """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
@@ -210,22 +210,22 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
-) -> "TransformerScorer | BatchInvariantScorer":
+) -> "EncoderDecoderScorer | BatchInvariantScorer":
     """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
-    The arguments are those of `TransformerScorer`.
+    The arguments are those of `EncoderDecoderScorer`.
     """
-    inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
+    inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer(Scorer, AttentiveScorer):
-    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+    """A scorer that wraps a `EncoderDecoderScorer` and fills small batches with copies of a sentence.
 
     Every batch thereby has enough rows for batch-invariant matrix multiplication.
     """
 
-    def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
+    def __init__(self, inner: EncoderDecoderScorer, source_ids: Tensor) -> None:
         """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)

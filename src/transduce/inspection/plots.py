@@ -191,7 +191,11 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
-    """Return the bytes of a picture; equal charts give equal bytes."""
+    """Return the bytes of a picture of a chart; equal charts give equal bytes.
+
+    Raises:
+        TransduceError: matplotlib is missing.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

@@ -308,7 +308,11 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
 
 
 def plot_masks(*, length: int, padding: int) -> Chart:
-    """Return a chart of the masks of a target whose last tokens are padding: 1 where a query may attend to a key."""
+    """Return a chart of the masks of a target whose last tokens are padding: 1 where a query may attend to a key.
+
+    Raises:
+        TransduceError: `padding` is negative, or not less than `length`.
+    """
     if not 0 <= padding < length:
         raise TransduceError(f"`--padding` must be from 0 to {length - 1} (`--length` - 1), but is {padding}.")
     ids = torch.ones(1, length, dtype=torch.int64)

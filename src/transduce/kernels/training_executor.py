@@ -213,7 +213,7 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
 
 
 def options_of(attention: MultiHeadAttention) -> AttentionOptions | None:
-    """Return the kernel options (shared heads, scale, dropout) of an attention module; None if kernels do not fit it.
+    """Return the kernel options (shared heads, scale, dropout) of attention; None if kernels do not support it.
 
     Kernels compute soft attention with dot-product scores, whose queries, keys and values have one head width.
     """

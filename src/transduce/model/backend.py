@@ -200,7 +200,7 @@ class TrainingKernels(Protocol):
         return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Apply a rotary embedding to the first `heads` heads of each row, and copy the rest: (B, T, C) to (B, T, C).
+        """Apply a rotary embedding to the first `heads` heads of each row, copy the others: (B, T, C) to (B, T, C).
 
         The rotation, for heads of width K, is the same for all sentences of a batch, (T, K / 2).
         """
@@ -624,7 +624,7 @@ class ReservedCapacity(NamedTuple):
     """The maximum number of tokens of a prompt and its continuation."""
 
 
-class SearchBounds(NamedTuple):
+class BatchSearchOptions(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
 
     start_id: int

@@ -232,7 +232,7 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return a step's hidden states, joined with an LSTM's cell states, as an entry of the past, (N, 1, D or 2 D)."""
+    """Return a step's hidden states, joined with an LSTM's cell states, to append to past ones, (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]
 
 

@@ -549,7 +549,11 @@ class _Runner:
 
 
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
-    """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither."""
+    """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither.
+
+    Raises:
+        TransduceError: the experiment's test set lacks the file of references or labels.
+    """
     settings = make_settings(run.content)
     kind, data = settings.task.kind, settings.data
     if kind not in ("translation", "classification", "tagging") or data.corpora:

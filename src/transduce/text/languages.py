@@ -175,7 +175,7 @@ def is_in_large_script(text: str) -> bool:
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
 
 
-def is_unspaced(character: str) -> bool:
+def is_unspaced_character(character: str) -> bool:
     """Return whether a character is of a script without spaces between words, which excludes Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
@@ -183,7 +183,7 @@ def is_unspaced(character: str) -> bool:
 def is_unspaced_or_punctuation(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or is_unspaced(character)
+    return is_mark or is_unspaced_character(character)
 
 
 def is_word_character(character: str) -> bool:

@@ -98,6 +98,9 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Read the measurements of a model's training lines from its folder; return None if the folder has none.
 
         Folders of earlier versions have none.
+
+        Raises:
+            TransduceError: the file is damaged, or of a newer format.
         """
         path = Path(folder) / FILE_NAME
         try:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
-from transduce.text.languages import is_unspaced
+from transduce.text.languages import is_unspaced_character
 from transduce.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def split_words(text: str) -> list[Span]:
     for match in re.finditer(r"\S+", text):
         start = match.start()
         for position in range(match.start(), match.end()):
-            if not is_unspaced(text[position]):
+            if not is_unspaced_character(text[position]):
                 continue
             if start < position:
                 spans.append(Span(start, position))

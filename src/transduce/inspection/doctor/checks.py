@@ -397,11 +397,18 @@ def _check_loss(subject: Subject) -> Measurement | None:
     return Measurement(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
 
 
-def _check_first_loss(subject: Subject) -> Measurement | None:
+def _new_model(subject: Subject) -> Subject | None:
+    """Return a newly initialized model of the same kind in evaluation mode; None if the subject cannot make one."""
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
     fresh.module.eval()
+    return fresh
+
+
+def _check_first_loss(subject: Subject) -> Measurement | None:
+    if (fresh := _new_model(subject)) is None:
+        return None
     nats = float(reference_loss(fresh, *_batch(fresh)))
     uniform_nats = math.log(subject.target_vocabulary_size)
     bar = f"ln V = {uniform_nats:.2f} ± {_INITIAL_TOLERANCE_NATS:g}"
@@ -409,10 +416,8 @@ def _check_first_loss(subject: Subject) -> Measurement | None:
 
 
 def _check_gradient(subject: Subject) -> Measurement | None:
-    if subject.fresh is None:
+    if (fresh := _new_model(subject)) is None:
         return None
-    fresh = subject.fresh()
-    fresh.module.eval()
     with torch.enable_grad():
         reference_loss(fresh, *_batch(fresh)).backward()
     # Vectors may have a zero gradient: a bias of the keys shifts all scores of a query equally.
@@ -429,10 +434,8 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 def _check_overfit(subject: Subject) -> Measurement | None:
     """Train a new model on one batch in evaluation mode, so without dropout, and measure its final loss."""
-    if subject.fresh is None:
+    if (fresh := _new_model(subject)) is None:
         return None
-    fresh = subject.fresh()
-    fresh.module.eval()
     source, target = _batch(fresh)
     goal = _GOAL_SHARE * math.log(subject.target_vocabulary_size)
     optimizer = torch.optim.Adam(fresh.module.parameters(), lr=fresh.learning_rate, betas=(0.9, 0.98), eps=1e-9)

@@ -35,6 +35,7 @@ from transduce.interop.components import (
 from transduce.interop.onnx.layers import (
     DecoderCaches,
     Graph,
+    KeysAndValues,
     add_inputs,
     add_outputs,
     build_activation,
@@ -92,12 +93,18 @@ def build_language_model(model: Decoder) -> Graph:
         x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
         caches.append(keys_and_values)
     x = build_output_scale(graph, build_norm(graph, x, model.norm), config)
-    graph.add_output(
-        build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
-    )
-    for number, cache in enumerate(caches):
-        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    _add_step_outputs(graph, x, caches, model, "length")
     return graph
+
+
+def _add_step_outputs(
+    graph: Graph, x: str, caches: Sequence[KeysAndValues], model: Decoder | Transformer, length: str
+) -> None:
+    """Add the outputs of a decoder step: logits from the last states x, (B, T, D), and each layer's keys and values."""
+    shape = ("batch", length, model.config.target_vocabulary_size)
+    graph.add_output(build_output(graph, x, model), "logits", np.float32, shape)
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(model.config, "total"))
 
 
 def build_encoder_only(model: Encoder) -> Graph:
@@ -243,11 +250,7 @@ def build_decoder(model: Transformer) -> Graph:
         )
         caches.append(keys_and_values)
     x = build_output_scale(graph, build_norm(graph, x, model.decoder_norm), config)
-    graph.add_output(
-        build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
-    )
-    for number, cache in enumerate(caches):
-        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    _add_step_outputs(graph, x, caches, model, "target")
     return graph
 
 

@@ -279,7 +279,7 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add a layer's past state as a cache entry, (batch, 1, width), or with an LSTM's cell, (batch, 1, 2 × width)."""
+    """Add a layer's state in the form of a cache: (batch, 1, width), or with an LSTM's cell (batch, 1, 2 × width)."""
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)
 

@@ -32,7 +32,7 @@ class LogitsRow:
         self.blocks = k.build.sdiv(width, k.int64(self.block))
 
     def find_maxima(self) -> None:
-        """Emit the computation of all blocks' maxima; the remainder counts as one more block."""
+        """Emit the computation of all blocks' maxima; logits after the last whole block count as one more block."""
         k = self.k
         with k.loop(0, self.blocks) as number:
             k.store(self._block_maximum(number), k.element_pointer(self.maxima, number))
@@ -55,7 +55,7 @@ class LogitsRow:
         return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
-        """Return the greatest logit and the first block that contains it."""
+        """Return the greatest logit, and the index of the first block that contains it."""
         return emit_argmax(self.k, self.maxima, self.k.add(self.blocks, 1))
 
     def store_top_k(self, count: Value, values: Value, indices: Value) -> None:
@@ -90,7 +90,7 @@ class LogitsRow:
         return value, index
 
     def _renew_maximum(self, number: Value) -> None:
-        """Compute the maximum of a block again, whose logits changed; the remainder is the last block."""
+        """Compute the maximum of a changed block again; logits after the last whole block count as a block."""
         k = self.k
         inside = k.build.icmp_signed("<", number, self.blocks)
         new_maximum = k.variable(k.float32(0.0))

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
-from transduce.data.batches import Batch, LabeledBatch, LabeledPlan, LabeledTexts
+from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.kind import (
@@ -33,13 +33,13 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     Reinitialized,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     pairs_of_files,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
+    LabelingObjective,
     as_encoder,
     build_encoder,
     read_store,
@@ -65,12 +65,8 @@ ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
 
-class ClassificationTask:
+class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the classes, summed over the texts."""
@@ -78,20 +74,22 @@ class ClassificationTask:
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
         own_logits = logits[: len(labels)]
-        likelihood = F.cross_entropy(own_logits, labels, reduction="none")
+        negative_log_likelihood = F.cross_entropy(own_logits, labels, reduction="none")
         smoothed = F.cross_entropy(own_logits, labels, reduction="none", label_smoothing=self.label_smoothing)
         weight = None
         if batch.weights is not None:
             weights = to_device(batch.weights, logits.device)  # (B,)
-            likelihood, smoothed, weight = likelihood * weights, smoothed * weights, float(batch.weights.sum())
+            negative_log_likelihood, smoothed, weight = (
+                negative_log_likelihood * weights,
+                smoothed * weights,
+                float(batch.weights.sum()),
+            )
         # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
-        return Loss(smoothed.sum() + 0.0 * logits.sum(), likelihood.sum().detach(), len(labels), weight)
+        return Loss(smoothed.sum() + 0.0 * logits.sum(), negative_log_likelihood.sum().detach(), len(labels), weight)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes, (B, C), float32."""
-        ids = to_device(batch.source, self.model.source_weight.device)
-        states, _ = self.model.encode(ids)
-        return self.model.classify(states).float()
+        return self.model.classify(self.encode(batch)).float()
 
 
 class LabeledDevSet:
@@ -108,7 +106,7 @@ class LabeledDevSet:
     ) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.best_by = best_by
-        self.task = ClassificationTask(self.model, label_smoothing=0.0)
+        self.objective = ClassificationObjective(self.model, label_smoothing=0.0)
         self.batches = batches
 
     @torch.inference_mode()
@@ -118,7 +116,7 @@ class LabeledDevSet:
         self.model.load_state_dict(weights)
         nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
             hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
@@ -137,7 +135,7 @@ class LabeledDevSet:
         )
 
 
-class Classification(LabelChoices, TextKind):
+class ClassificationKind(LabelChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
@@ -232,23 +230,13 @@ class Classification(LabelChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
-        return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts texts."""
+    @override
+    def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
         texts = _texts(corpus.prepared, corpus, resolved)
         texts.weights = _weights(corpus, resolved, texts.labels)
-        return LabeledPlan(
-            texts,
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            share=share,
-        )
-
-    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
+        return texts
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
         """Return the dev set with all dev texts."""
@@ -332,7 +320,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
     """Return the weight in the loss of each training text, times that of its class in `labels`; None: all are 1."""
-    of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
+    of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts
     of_classes = np.array(list(class_weights(corpus, resolved).values()), np.float32)[labels]

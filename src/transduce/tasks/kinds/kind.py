@@ -1,6 +1,6 @@
-"""Define the interface of a task: its text, model, batches, loss, metrics and final report.
+"""Define the interface of a task kind: its text, model, batches, loss, metrics and final report.
 
-Each task is a class in its own file; `all_kinds.py` lists them by name. A task has no state: its methods receive all
+Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind has no state: its methods receive all
 they work on.
 """
 
@@ -150,8 +150,8 @@ DEV_BATCH_TOKENS = 4_096
 # The default number of layers; settings of a resumed run may have it for layers that its model lacks.
 _UNUSED_LAYERS = 6
 
-# The share of a training process: (rank, world size).
-Share = tuple[int, int]
+# The rank of a training process and the number of processes, which choose its rows of a batch.
+RankAndCount = tuple[int, int]
 
 
 class Validation(Protocol):
@@ -444,7 +444,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the function that computes a batch's loss."""
 
     @abstractmethod
-    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan[Any]:
+    def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
         """Return the training batches of one training process."""
 
     @abstractmethod
@@ -723,10 +723,13 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- batches ---
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Plan[Any]:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
         """Return the training batches of one training process."""
         return BatchPlan(
-            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
+            corpus.prepared,
+            batch_tokens=resolved.micro_batch_tokens,
+            seed=resolved.training.seed,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:

@@ -28,7 +28,7 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     pairs_of_files,
 )
-from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
+from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.sentencepiece_model import read_pieces
@@ -84,7 +84,7 @@ class ParsingDevSet:
         )
 
 
-class Parsing(Translation):
+class ParsingKind(TranslationKind):
     """The task of constituency parsing."""
 
     name = "parsing"
@@ -114,7 +114,11 @@ class Parsing(Translation):
             )
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert treebanks to files of sentences and linearized trees, and return settings that name these files."""
+        """Convert treebanks to files of sentences and linearized trees, and return settings that name these files.
+
+        Raises:
+            TransduceError: the settings name no treebank, a target file or another format, or a treebank is malformed.
+        """
         data = settings.data
         if not data.source:
             raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")

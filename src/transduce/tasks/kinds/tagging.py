@@ -14,9 +14,10 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file
-from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, LabeledPlan, TaggedTexts
+from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.evaluation.significance import standard_error
@@ -24,7 +25,6 @@ from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.kind import (
@@ -33,13 +33,13 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     Reinitialized,
     RunPlacement,
-    Share,
     TaskKind,
     model_dtype,
     refuse_unused,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
+    LabelingObjective,
     as_encoder,
     build_encoder,
     text_length,
@@ -158,12 +158,8 @@ def _shared_sentences(parts: Mapping[str, Sequence[TaggedSentence]]) -> int:
 # --- training and validation ---
 
 
-class TaggingTask:
+class TaggingObjective(LabelingObjective):
     """The training objective of a tagger: the cross-entropy of the words' tags."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the tags, summed over the words."""
@@ -172,16 +168,14 @@ class TaggingTask:
         labels = to_device(batch.target, logits.device)  # (own rows, S)
         own = logits[: len(labels)].flatten(0, 1)
         options: dict[str, Any] = {"ignore_index": NO_LABEL, "reduction": "sum"}
-        likelihood = F.cross_entropy(own, labels.flatten(), **options)
+        negative_log_likelihood = F.cross_entropy(own, labels.flatten(), **options)
         smoothed = F.cross_entropy(own, labels.flatten(), label_smoothing=self.label_smoothing, **options)
         # A process without own sentences has a dummy one that counts nothing but takes part in the gradient.
-        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), batch.target_tokens)
+        return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of each token's labels, (B, S, C), float32."""
-        ids = to_device(batch.source, self.model.source_weight.device)
-        states, _ = self.model.encode(ids)
-        return self.model.label_tokens(states).float()
+        return self.model.label_tokens(self.encode(batch)).float()
 
 
 class TaggedDevSet:
@@ -189,7 +183,7 @@ class TaggedDevSet:
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.task = TaggingTask(self.model, label_smoothing=0.0)
+        self.objective = TaggingObjective(self.model, label_smoothing=0.0)
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
@@ -224,7 +218,7 @@ class TaggedDevSet:
         predicted = [[""] * len(tags) for tags in self.right]
         nats = 0.0
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)
             nats += float(
                 F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
@@ -266,7 +260,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 # --- the kind ---
 
 
-class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
+class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     """The task of tagging words."""
 
     name = "tagging"
@@ -343,7 +337,11 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
-        """Open the tagged sentences that `prepare` stored in the run's folder."""
+        """Open the tagged sentences that `prepare` stored in the run's folder.
+
+        Raises:
+            TransduceError: a stored file is missing or damaged.
+        """
         path = folder / _FOLDER / _CARD
         try:
             card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
@@ -402,21 +400,11 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the words' tags."""
-        return TaggingTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaggedCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts sentences."""
-        return LabeledPlan(
-            _texts(corpus.training, corpus, resolved),
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            share=share,
-        )
-
-    def largest_batches(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest sentences, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
+    @override
+    def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:
+        return _texts(corpus.training, corpus, resolved)
 
     def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
         """Return the dev set with all dev sentences."""

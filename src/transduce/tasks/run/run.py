@@ -111,8 +111,8 @@ def environment_of(machine: Machine, kernels: Kernels) -> Environment:
     )
 
 
-def machine_share(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
-    """Return the share of the machine for one of several training processes: a GPU, or a part of the cores."""
+def machine_of_process(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
+    """Return the part of the machine for one of several training processes: a GPU, or a part of the cores."""
     if processes.count == 1:
         return machine
     machine = msgspec.structs.replace(machine, processes=processes.count)
@@ -132,16 +132,16 @@ def make_safeguards(
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
-    With several processes, each process tries the first one's share of the largest batches, which is the largest share.
+    With several processes, each process tries the first one's rows of the largest batches, as no process has more rows.
     """
     return Safeguards(
-        largest=[_share(batch, processes) for batch in largest],
+        largest=[_rows_of_first_process(batch, processes) for batch in largest],
         describe=describe_batch,
-        surroundings=environment_of(machine, kernels),
+        environment=environment_of(machine, kernels),
     )
 
 
-def _share(batch: Any, processes: int) -> Any:
+def _rows_of_first_process(batch: Any, processes: int) -> Any:
     """Return a batch with only the rows that the first of several processes gets."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
@@ -188,7 +188,7 @@ class Run:
         if self.machine.device == "mps":
             raise TransduceError("Training on `mps` is not checked, so models train on `cpu` or `cuda`: set `device`.")
         self.processes = join_processes(self.machine.device)
-        self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
+        self.machine = machine_of_process(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
         self.validation: Validation | None = None  # set by the first process with its trainer
@@ -298,7 +298,7 @@ class Run:
         self.has_checkpoint = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
-        environment = None if state is None else state.surroundings
+        environment = None if state is None else state.environment
         if environment is not None:
             self._use_threads_of(environment)
         settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)

@@ -63,7 +63,7 @@ class KVCachePool:
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove entries that no list (N, t) of a hypothesis contains, and return the lists with the new entry indices.
+        """Remove tokens' entries that no hypothesis lists (N, t), and return the lists with the new entry indices.
 
         Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
@@ -211,7 +211,7 @@ class NativeSteps(LogitsState):
         return x
 
     def _ensure_capacity(self, rows: int) -> None:
-        """Make sure that the KV cache pool and the hypotheses' lists of its entries suffice for another step."""
+        """Make space for another step: remove unused tokens from the KV cache or enlarge it, and lengthen the lists."""
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)

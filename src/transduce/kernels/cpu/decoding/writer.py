@@ -320,7 +320,6 @@ class ModelEmitter:
         lists: tuple[Value, Value, Value],
         *,
         to_memory: bool = False,
-        element: Any = None,
     ) -> None:
         """Emit attention from the queries in `projected` to cached or projected keys and values.
 
@@ -330,17 +329,16 @@ class ModelEmitter:
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
             lists: the arguments that say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
-            element: the type of keys and values; default: that of the cache.
         """
         k, pointers = self.k, self.pointers
         first_key, stride = keys
-        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.cache_type
+        is_biased = self.config.positions == "relative" and not to_memory
         k.call(
-            emit_attention(k, self.heads, kind, is_biased=is_biased, element=element),
+            emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type),
             pointers.projected,
             k.int64(query_stride),
             first_key,
-            k.element_pointer(first_key, self.heads.keys, element),
+            k.element_pointer(first_key, self.heads.keys, self.cache_type),
             k.int64(stride),
             *lists,
             pointers.relative_bias,

@@ -503,7 +503,7 @@ def supports_rotary(x: Tensor, width: int) -> bool:
 
 
 def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
+    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the other heads.
 
     Args:
         projected: rows of projected heads, (sentences, positions T, columns).
