@@ -345,6 +345,18 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
         assert repeated.sentences is corpus
 
 
+def test_translations_of_the_context_leave_positions_for_the_next_one(files: dict[str, Any], tmp_path: Path) -> None:
+    limits = {"model.positions": "learned", "model.max_positions": 24, "data.filters.max_tokens": 20}
+    settings = SETTINGS | limits | {"model.d_model": 32, "data.context_sides": "both", "training.learning_rate": 1e-6}
+    more: dict[str, Any] = {"steps": 1, "threads": 1, "precision": "fp32", "context_before": 3}
+    transduce.train(out=tmp_path / "m", settings=settings, **files, **more)  # a model that writes long translations
+    translator = transduce.load(tmp_path / "m", task="translation", precision="fp32", threads=1)
+    lines = ["lamp is old", "it is big", "it is red", "it is new"]
+    translations = translator(lines, document=True, beam_size=1)
+    assert max(len(each.alternatives[0].tokens) for each in translations) > 12
+    assert len(translator.score(lines, ["LAMP LAMP LAMP"] * 4, document=True)) == 4
+
+
 @pytest.mark.parametrize("drop_empty", [True, False])
 def test_lines_between_documents_are_no_pairs(tmp_path: Path, drop_empty: bool) -> None:
     source, target = write_documents(tmp_path, "a", documents(60, 1))
