@@ -172,6 +172,18 @@ def test_units_of_a_document_keep_their_context(trained: Path) -> None:
     assert [text.split()[0] for text in parts[1::2]] == expected
 
 
+def test_length_limits_count_no_context(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    lines = ["lamp is old", "it is big", "", "tree is new"]
+    free, short = translator(lines, document=True), translator(lines, document=True, max_length=8)
+    assert max(len(each.alternatives[0].tokens) for each in free) < 8
+    assert [each.text for each in short] == [each.text for each in free]
+    (_, cut, *_) = translator(lines, document=True, max_length=2)
+    assert cut.text
+    longer = translator(lines[:2], document=True, search=SearchSettings(min_length=6, beam_size=1))
+    assert min(len(each.alternatives[0].tokens) for each in longer) >= 6
+
+
 def test_streams_have_the_context_of_their_text(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     text = "cat is old. it is red"
