@@ -44,14 +44,6 @@ PAD, END, V = 0, 1, 200
 LONGEST = [40, 3, 17, 1, 25, 40, 9]
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
     """Make both searches use the same kernels to normalize and select, whatever earlier tests have set."""
@@ -97,7 +89,7 @@ def both(model: Transformer, beam: BeamOptions, longest: list[int]) -> tuple[Com
     return program, BeamSearch(scorer, limits, beam)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 5)])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @torch.inference_mode()

@@ -122,16 +122,18 @@ def test_embed_command_writes_the_vectors_of_the_embedder(
     expected = Embedder(expected.model, expected.tokenizer, length=expected.length, pooling="max", normalizes=True)
     vectors = expected(texts)
     for name in ("v.npy", "v.jsonl"):
-        assert main(["embed", str(pretrained), str(tmp_path / "texts"), "--out", str(tmp_path / name), *options]) == 0
+        assert (
+            main(["embed", str(pretrained), str(tmp_path / "texts"), "--output", str(tmp_path / name), *options]) == 0
+        )
         assert "texts of which the model reads only the first 24 tokens: 1\n" in capsys.readouterr().err
     assert np.array_equal(np.load(tmp_path / "v.npy"), vectors.numpy())
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == texts
     assert torch.equal(torch.tensor([line["vector"] for line in lines]), vectors)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert main(["embed", str(pretrained), "--out", str(tmp_path / "none.npy"), *options]) == 0
+    assert main(["embed", str(pretrained), "--output", str(tmp_path / "none.npy"), *options]) == 0
     assert np.load(tmp_path / "none.npy").shape == (0, vectors.shape[1])
-    assert main(["embed", str(pretrained), "--out", str(tmp_path / "v.txt"), *options]) == 2
+    assert main(["embed", str(pretrained), "--output", str(tmp_path / "v.txt"), *options]) == 2
     assert "must end in .npy or .jsonl" in capsys.readouterr().err
 
 

@@ -117,17 +117,15 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for large files: --out, --resume, --shard, --workers."""
+    """Add the group of options for large files: --output, --resume, --shard, --workers."""
     group = parser.add_argument_group("large files")
     group.add_argument(
-        "--out",
         "--output",
-        dest="output",
         metavar="FILE",
         type=file_or_stream,
         help="write here, atomically (default: standard output)",
     )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --out")
+    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
     group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
@@ -277,7 +275,7 @@ def check_options(options: argparse.Namespace) -> None:
             "--phrases has phrases for each line of the input, but --join-lines joins lines: leave one of them out."
         )
     if options.resume and not options.output:
-        raise TransduceError("--resume continues a file, but none is named: add --out FILE.")
+        raise TransduceError("--resume continues a file, but none is named: add --output FILE.")
 
 
 def translate_with_warnings(
@@ -339,7 +337,7 @@ def _translate_portions(
 
 
 def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]") -> None:
-    """Translate into the file --out; an interrupted translation can be resumed."""
+    """Translate into the file --output; an interrupted translation can be resumed."""
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)

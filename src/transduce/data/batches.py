@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,13 +182,16 @@ class _Block(NamedTuple):
     batch_order: Indices
 
 
-class Plan(Protocol):
-    """An interface of plans that provide the batches of sentence pairs of every epoch."""
+AnyBatch_co = TypeVar("AnyBatch_co", covariant=True)
+
+
+class Plan(Protocol[AnyBatch_co]):
+    """An interface of plans that provide the batches of every epoch, which depend only on the corpus and the seed."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
 
-    def batch(self, epoch: int, position: int) -> Batch:
+    def batch(self, epoch: int, position: int) -> AnyBatch_co:
         """Return the batch at a position of an epoch."""
 
 

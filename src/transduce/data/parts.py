@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -562,37 +562,22 @@ def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
     return numbers, int(numbers[-1])
 
 
-class Part:
-    """A filtered and tokenized part of a corpus, stored in a folder."""
+AnyCard = TypeVar("AnyCard", CorpusCard, PartCard)
 
-    def __init__(self, folder: Path) -> None:
-        """Open a part of a corpus in its folder.
 
-        Raises:
-            TransduceError: the folder is not a part, or is incomplete.
-        """
+class StoredPairs(Generic[AnyCard]):
+    """Tokenized sentence pairs in a folder: sources, targets and columns of numbers. Pairs are numbered from 0."""
+
+    def __init__(self, folder: Path, card: AnyCard, pairs: int) -> None:
+        """Open the files of a number of pairs, which the card describes."""
         self.folder = folder
-        self.card = _read_card(folder / CARD_NAME)
-        self.kept = sum(block.kept for block in self.card.taken)
-        self._source = SideReader(folder, "source", self.card.source, self.kept)
-        self._target = SideReader(folder, "target", self.card.target, self.kept)
-        for name, card in self.card.columns.items():
-            card.check_size(folder, name, self.kept)
+        self.card: AnyCard = card
+        self._source = SideReader(folder, "source", card.source, pairs)
+        self._target = SideReader(folder, "target", card.target, pairs)
 
     def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the token ids of the kept pairs from start to stop: sources and targets."""
+        """Return the token ids of the pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
-
-    def column(self, name: Column) -> NDArray[Any]:
-        """Return the numbers of a column, one for each kept pair of the part."""
-        return self.card.columns[name].read(self.folder, name)
-
-    def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
-        start = 0
-        for block in self.card.taken:
-            yield block, start, start + block.kept
-            start += block.kept
 
     def verify(self) -> None:
         """Check the files' contents against their digests.
@@ -604,6 +589,33 @@ class Part:
         self._target.verify()
         for name, card in self.card.columns.items():
             card.verify(self.folder, name)
+
+
+class Part(StoredPairs[PartCard]):
+    """A filtered and tokenized part of a corpus, stored in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a part of a corpus in its folder.
+
+        Raises:
+            TransduceError: the folder is not a part, or is incomplete.
+        """
+        card = _read_card(folder / CARD_NAME)
+        self.kept = sum(block.kept for block in card.taken)
+        super().__init__(folder, card, self.kept)
+        for name, column in self.card.columns.items():
+            column.check_size(folder, name, self.kept)
+
+    def column(self, name: Column) -> NDArray[Any]:
+        """Return the numbers of a column, one for each kept pair of the part."""
+        return self.card.columns[name].read(self.folder, name)
+
+    def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
+        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
+        start = 0
+        for block in self.card.taken:
+            yield block, start, start + block.kept
+            start += block.kept
 
 
 def _read_card(path: Path) -> PartCard:

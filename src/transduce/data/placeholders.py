@@ -351,10 +351,10 @@ def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np
     return padded, sum(map(len, rows))
 
 
-class PlaceholderPlan(Plan):
+class PlaceholderPlan(Plan[Batch]):
     """A plan of batches that puts placeholders into different pairs in each epoch."""
 
-    def __init__(self, plan: Plan, masker: PlaceholderMasker) -> None:
+    def __init__(self, plan: Plan[Batch], masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker
 
     @override

@@ -14,13 +14,14 @@ from typing_extensions import override
 from transduce.atomic_io import atomic_folder
 from transduce.data.batches import CHUNK_PAIRS, PairRange, permutation
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.id_files import EncodedSentences, SideCard, SideReader
+from transduce.data.id_files import EncodedSentences, SideCard
 from transduce.data.merging import merge_parts
 from transduce.data.parts import (
     CORPUS_CARD_NAME,
     CorpusCard,
     Part,
     PartRequest,
+    StoredPairs,
     held_out_names,
     held_out_pairs_name,
     read_card,
@@ -83,20 +84,17 @@ class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The 50th, 90th and 99th percentile and the maximum of target lengths."""
 
 
-class PreparedCorpus:
+class PreparedCorpus(StoredPairs[CorpusCard]):
     """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
         """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``."""
-        self.folder = folder
-        self.card = card
+        super().__init__(folder, card, card.pairs)
         self.pairs = card.pairs
         self.source_tokens = card.source.tokens
         self.target_tokens = card.target.tokens
         self.source_pad_id = card.source.pad_id
         self.target_pad_id = card.target.pad_id
-        self._source = SideReader(folder, "source", card.source, card.pairs)
-        self._target = SideReader(folder, "target", card.target, card.pairs)
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> "PreparedCorpus":
@@ -164,10 +162,6 @@ class PreparedCorpus:
             target_percentiles=_percentiles(self.card.target),
         )
 
-    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the token ids of the pairs from start to stop: sources and targets."""
-        return self._source.read(start, stop), self._target.read(start, stop)
-
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
         """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
         return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
@@ -180,17 +174,6 @@ class PreparedCorpus:
         """Return the weights in the loss of the pairs in several ranges (start, stop); None if pairs have none."""
         card = self.card.columns.get("weights")
         return None if card is None else np.asarray(card.read_ranges(self.folder, "weights", ranges), np.float32)
-
-    def verify(self) -> None:
-        """Check the files' contents against their digests.
-
-        Raises:
-            TransduceError: a content differs from what was written.
-        """
-        self._source.verify()
-        self._target.verify()
-        for name, card in self.card.columns.items():
-            card.verify(self.folder, name)
 
 
 class ContextSettings(NamedTuple):

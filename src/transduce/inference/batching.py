@@ -20,6 +20,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
+from transduce.text.languages import UNSPACED_LANGUAGES, base_code
 from transduce.text.sentences import split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
@@ -31,10 +32,6 @@ from transduce.text.word_spans import Span
 
 # Maximum source length in tokens for models whose training settings do not specify one.
 DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
-# Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
-_UNSPACED_LANGUAGES = frozenset(
-    ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
-)
 _PART_STRIDE = 999_999_937
 """Difference between the seed indices of successive parts of a sentence."""
 
@@ -136,9 +133,12 @@ class DocumentMemory:
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
-        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit."""
-        sources, targets = self._sources, self._targets
-        while sources and sum(map(len, sources)) + len(part.ids) > self._longest:
+        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit.
+
+        Their translations take at most half of the model's positions, so that the part's translation fits, too.
+        """
+        sources, targets, longest = self._sources, self._targets, self._longest
+        while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
@@ -277,7 +277,7 @@ def sentence_separator(language: str | None) -> str:
 
 def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language is written without spaces between words."""
-    return language is not None and re.split("[-_]", language.lower())[0] in _UNSPACED_LANGUAGES
+    return language is not None and base_code(language) in UNSPACED_LANGUAGES
 
 
 def batches(

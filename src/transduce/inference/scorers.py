@@ -12,7 +12,7 @@ from transduce.acceleration import compiled_state, exact_projection, search_redu
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.transformer import Decoder, DecodingState
+from transduce.model.transformer import Decoder, DecodingState, LogitsState
 from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
 from transduce.search.selection import use_kernels
 from transduce.search.settings import SearchSettings
@@ -30,6 +30,16 @@ def install_search_kernels() -> None:
     """
     if (reductions := search_reductions()) is not None:
         use_kernels(reductions)
+
+
+def _step_to_logits(
+    state: DecodingState, project: Callable[[Tensor], Tensor], tokens: Tensor, trace: AttentionTrace | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run a decoding step; return the last layer's output, (B, W, D), and the logits, (B, W, V), for tokens (B, W)."""
+    if isinstance(state, LogitsState):
+        return state.step_to_logits(tokens)
+    hidden = state.step(tokens, trace=trace)
+    return hidden, project(hidden)
 
 
 # --- encoder-decoder models ---
@@ -58,8 +68,6 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
         self.state: DecodingState
         self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
-        # Some states also compute the vocabulary projection.
-        self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         self.states = torch.empty(0)
         config = model.config
         self.forbidden_tokens = [] if all_tokens else config.forbidden_tokens
@@ -71,11 +79,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
     def step(self, tokens: Tensor) -> Tensor:
         if self.trace is not None:
             self.trace = AttentionTrace()
-        if self._logits is not None:
-            self.states, logits = self._logits(tokens)
-        else:
-            self.states = self.state.step(tokens, trace=self.trace)
-            logits = self._project(self.states)
+        self.states, logits = _step_to_logits(self.state, self._project, tokens, self.trace)
         for token in self.forbidden_tokens:
             logits.select(-1, token).fill_(float("-inf"))
         return logits
@@ -148,15 +152,9 @@ class DecoderOnlyScorer(Scorer):
             else:
                 self.remaining_positions -= 1
         self.has_started = True
-        logits = self._logits(newest)  # (N, 1, V)
+        logits = _step_to_logits(self.state, self._project, newest)[1]  # (N, 1, V)
         logits = logits.index_fill_(-1, self._forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
-
-    def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step of the model for N texts: newest tokens (N, 1) to logits (N, 1, V)."""
-        # Some states also compute the vocabulary projection.
-        step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
-        return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
     @override
     def reorder(self, parents: Tensor) -> None:

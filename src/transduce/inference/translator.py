@@ -136,6 +136,19 @@ class _Histories:
             yield is_first, part
 
 
+def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
+    """Return search settings whose length limits also count the context before the translations of a batch.
+
+    If there are such limits, all parts of a batch have target context of the same length.
+    """
+    context = len(parts[0].target_history) if parts else 0
+    return msgspec.structs.replace(
+        search,
+        max_length=None if search.max_length is None else search.max_length + context,
+        min_length=search.min_length + context if search.min_length else search.min_length,
+    )
+
+
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts and returns them by key."""
 
@@ -193,20 +206,16 @@ class Translator:
         """
         self.model = model
         self.models = (model, *ensemble)
-        self.tokenizer = tokenizer
         self.source_language = source_language
-        self.target_language = target_language
         self.search = search or SearchSettings()
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
-        special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.context: DocumentContext | None = None
         """The context that the model reads of a document; None: the model translates each sentence by itself."""
-        self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
-        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
+        self._set_tokenizer(tokenizer, target_language)
 
     examples = renamed_attribute("examples", "datastore")
 
@@ -221,19 +230,7 @@ class Translator:
         Raises:
             TransduceError: the model was not trained for several target languages, or not for this one.
         """
-        translator = Translator(
-            self.model,
-            self.tokenizer.for_target(language),
-            source_language=self.source_language,
-            target_language=language,
-            search=self.search,
-            ensemble=self.models[1:],
-            max_source_tokens=self.max_source_tokens,
-            datastore=self.datastore,
-            text=self.text,
-        )
-        translator.training_lines, translator.context = self.training_lines, self.context
-        return translator
+        return self._with_tokenizer(self.tokenizer.for_target(language), language)
 
     def for_tag(self, tag: str) -> "Translator":
         """Return a translator of texts with a tag, such as a domain, which shares the models and their memory.
@@ -241,13 +238,21 @@ class Translator:
         Raises:
             TransduceError: the model was not trained with this tag.
         """
+        return self._with_tokenizer(self.tokenizer.for_tag(tag), self.target_language)
+
+    def _with_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> "Translator":
+        """Return a copy with another tokenizer and target language, which shares the models and their memory."""
         translator = copy.copy(self)
-        translator.tokenizer = self.tokenizer.for_tag(tag)
-        special_tokens = len(translator.tokenizer.source.with_special_tokens([]))
-        most = min(self.max_source_tokens, max_model_positions(self.models) - special_tokens)
-        translator.longest_source = max(1, most)
-        translator._proof = BatchInvarianceCheck(translator._search_sources, translator.tokenizer.source)
+        translator._set_tokenizer(tokenizer, target_language)
         return translator
+
+    def _set_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> None:
+        """Set the tokenizer, the target language, and what depends on them."""
+        self.tokenizer = tokenizer
+        self.target_language = target_language
+        special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.longest_source = max(1, min(self.max_source_tokens, max_model_positions(self.models) - special_tokens))
+        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
     @property
     def transformer(self) -> Transformer:
@@ -445,7 +450,7 @@ class Translator:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
-                search,
+                _with_context_length(search, active),
                 prefixes=[[*part.target_history, *part.prefix] for part in active],
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
@@ -751,7 +756,8 @@ class Translator:
 
         def kind(part: Part) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            return (beam_width(search, [part.phrases]), length)
+            limited = search.max_length is not None or search.min_length > 0
+            return (beam_width(search, [part.phrases]), length, len(part.target_history) if limited else 0)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))

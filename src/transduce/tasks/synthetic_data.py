@@ -14,6 +14,7 @@ from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, 
 from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
+from transduce.tasks.kinds.kind import refuse_unused
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
@@ -50,8 +51,7 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
     Raises:
         TransduceError: the task is not translation, or there are several processes.
     """
-    if settings.task.kind != "translation":
-        raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
+    refuse_unused(settings.task.kind, {f"data.{name}": settings.task.kind != "translation"})
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
 

@@ -132,6 +132,18 @@ _LARGE_SCRIPT = re.compile(
 )
 
 
+# ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
+CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "cn")
+JAPANESE = ("ja", "jpn", "jp")
+KOREAN = ("ko", "kor")
+# Thai, Lao, Burmese, Khmer: no spaces between words.
+SOUTHEAST_ASIAN = ("th", "tha", "lo", "lao", "my", "mya", "bur", "km", "khm")
+# Tibetan, Dzongkha: no spaces between words, but between phrases and sentences.
+TIBETAN = ("bo", "bod", "tib", "dz", "dzo")
+UNSPACED_LANGUAGES = frozenset((*CHINESE, *JAPANESE, *SOUTHEAST_ASIAN))
+"""Codes of languages without spaces between words and between sentences."""
+
+
 def language_of(path: str | os.PathLike[str]) -> str | None:
     """Return the language code that ends a file's name before any .gz or the like: train.zh.gz → zh, a.txt → None."""
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")

@@ -24,6 +24,17 @@ class Span(NamedTuple):
     end: int
 
 
+def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
+    """Return the span of a full text that a span of an extract comes from.
+
+    Args:
+        offsets: the offset in the full text of each character of the extract, and of the extract's end.
+        span: a span of the extract.
+    """
+    end = offsets[span.end - 1] + 1 if span.end > span.start else offsets[span.start]
+    return Span(offsets[span.start], end)
+
+
 def split_words(text: str) -> list[Span]:
     """Return the words of a text, separated by spaces; in scripts without spaces every character is a word."""
     spans: list[Span] = []

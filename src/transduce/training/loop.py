@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.model.feed_forward import Dropout
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
@@ -51,7 +52,6 @@ from transduce.training.interruption import (
 )
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
-from transduce.training.prefetch import Batches
 from transduce.training.schedule import (
     VALIDATIONS,
     Decision,
@@ -210,7 +210,7 @@ class Trainer:
         *,
         model: nn.Module,
         loss: Callable[[Any], Loss],
-        batches: Batches,
+        batches: Plan[Any],
         settings: ResolvedTraining,
         folder: Path,
         validate: Validator | None = None,

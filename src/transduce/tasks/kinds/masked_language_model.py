@@ -44,6 +44,7 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TextKind,
     model_dtype,
+    refuse_unused,
     text_only,
 )
 from transduce.tasks.kinds.texts import holds_texts
@@ -163,8 +164,8 @@ class EncoderChoices:
             TransduceError: such a setting differs from its default.
         """
         for name, default in OF_PROJECTION.items():
-            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+            is_set = settings.init_from is None and getattr(settings.model, name) not in (None, default)
+            refuse_unused(self.name, {f"model.{name}": is_set})
 
 
 class LabelChoices(EncoderChoices):

@@ -35,6 +35,7 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TaskKind,
     model_dtype,
+    refuse_unused,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
@@ -296,9 +297,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
             "tokenizer.joint": not settings.tokenizer.joint,
             "tokenizer.placeholders": settings.tokenizer.placeholders,
         }
-        for name, is_set in unusable.items():
-            if is_set:
-                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        refuse_unused(self.name, unusable)
         self.check_projection(settings)
 
     # --- the corpus ---

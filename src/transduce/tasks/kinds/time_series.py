@@ -44,6 +44,7 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TaskKind,
     model_dtype,
+    refuse_unused,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
@@ -321,9 +322,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             "tokenizer": settings.tokenizer != VocabularySettings(),
             "training.label_smoothing": settings.training.label_smoothing,
         }
-        for name, value in unusable.items():
-            if value:
-                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        refuse_unused(self.name, unusable)
         if not data.source:
             raise TransduceError(
                 "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
-from transduce.data.batches import Batch, BatchPlan
+from transduce.data.batches import Batch, BatchPlan, Plan
 from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
 from transduce.data.parts import NEEDS_DEV_DOCUMENTS
@@ -64,7 +64,7 @@ from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabu
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import Batches, PackedLoss, sentence_weights, to_device
+from transduce.training.prefetch import PackedLoss, sentence_weights, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
@@ -354,10 +354,12 @@ class TranslationKind(TextKind):
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Batches:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> Plan[Batch]:
         """Return the training batches of one training process, with placeholders and sampled tokens."""
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan: Batches = _batch_plan(corpus, resolved, rank_and_count)
+        plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed

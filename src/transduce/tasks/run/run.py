@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ from transduce.training.settings import Kernels
 from transduce.ui_language import column, localized
 
 # --- safeguards ---
-# Largest batches, readable batches, and the run's environment.
+# The largest batches, which are tried first, a description of batches, and the run's environment.
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
@@ -124,7 +125,7 @@ def machine_of_process(machine: Machine, processes: Processes, *, threads_specif
 def make_safeguards(
     machine: Machine,
     largest: Sequence[Any],
-    describe: Callable[[Any], dict[str, Any]],
+    describe_batch: Callable[[Any], dict[str, Any]],
     processes: int = 1,
     *,
     kernels: Kernels = "torch",
@@ -135,7 +136,7 @@ def make_safeguards(
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],
-        describe=describe,
+        describe=describe_batch,
         environment=environment_of(machine, kernels),
     )
 
@@ -554,7 +555,6 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     loss = run.kind.loss(model, resolved)
     batches = PrefetchedBatches(batches, loss) if placement.device.startswith("cuda") else batches
     run.validation = dev = run.kind.validation(corpus, resolved, placement) if run.processes.is_first else None
-    writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
         loss=loss,
@@ -562,7 +562,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         settings=training,
         folder=placement.folder,
         validate=None if dev is None else dev.validate,
-        keep_model=writer.write,
+        keep_model=partial(_write_model, run, resolved, corpus),
         display=run.display,
         safeguards=make_safeguards(
             run.machine,
@@ -577,54 +577,58 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
         end_validations=run.kind.end_validations(corpus, resolved),
     )
-    if run.request.resume:
-        restored = trainer.resume()
-        if (
-            run.has_checkpoint
-            and not restored
-            and resolved.init_from is not None
-            and not needs_stored_weights(resolved)
-        ):
-            # The initial weights were left random, because a checkpoint was to replace them.
-            raise TransduceError(
-                f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
-            )
-        if restored and trainer.steps is not None and trainer.step >= trainer.steps:
-            run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
-            return trainer
-        run.display.say(
-            f"Resuming after step {trainer.step:,}."
-            if restored
-            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: "
-            "starting from step 0."
-        )
+    if run.request.resume and _resume(run, resolved, trainer):
+        return trainer
     trainable, total = count_parameters(model)
     of_total = f" of a model of {total:,}" if trainable < total else ""
     run.display.say(f"Training {trainable:,} parameters{of_total} on {run.kind.describe_size(corpus)}.")
     return trainer
 
 
+def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
+    """Load the newest checkpoint into a trainer, say where training goes on, and return whether it has ended already.
+
+    Raises:
+        TransduceError: every checkpoint is damaged, and the initial weights are not there.
+    """
+    restored = trainer.resume()
+    if run.has_checkpoint and not restored and resolved.init_from is not None and not needs_stored_weights(resolved):
+        # The initial weights were left random, because a checkpoint was to replace them.
+        raise TransduceError(
+            f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
+        )
+    if restored and trainer.steps is not None and trainer.step >= trainer.steps:
+        run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
+        return True
+    run.display.say(
+        f"Resuming after step {trainer.step:,}."
+        if restored
+        else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: starting from step 0."
+    )
+    return False
+
+
 def _placement(run: Run) -> RunPlacement:
     return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
-class _FolderWriter:
-    """A writer of the best weights so far to the run's folder, as a complete model folder."""
-
-    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-        self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
-
-    def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Write the weights and the model card to the run's folder."""
-        card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
-        write_model_folder(
-            self.folder,
-            weights=weights,
-            config=self.resolved.model,
-            tokenizer=self.corpus.tokenizer,
-            languages=self.corpus.languages,
-            documents={"README.md": card} | dict(self.kind.documents(self.corpus, self.resolved)),
-        )
+def _write_model(
+    run: Run,
+    resolved: ResolvedSettings,
+    corpus: RunCorpus,
+    weights: Mapping[str, Tensor],
+    event: ValidationEvent | None,
+) -> None:
+    """Write weights and their model card to the run's folder, as a complete model folder."""
+    card = run.kind.card(corpus, resolved, event.step if event else None)
+    write_model_folder(
+        run.request.out,
+        weights=weights,
+        config=resolved.model,
+        tokenizer=corpus.tokenizer,
+        languages=corpus.languages,
+        documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
+    )
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
