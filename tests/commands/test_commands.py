@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 import torch
 
 from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
+from transduce.demonstration.grammar import generate
 from transduce.demonstration.run import STEPS, refuse_other_run
 from transduce.errors import TransduceError
 from transduce.exchange.export import FORMATS
@@ -336,7 +338,10 @@ def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pyte
     assert capsys.readouterr().err.startswith("transduce: Memory ran out: use a smaller model, ")
 
 
-def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
+def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = generate()
+    part = msgspec.structs.replace(whole, train=whole.train[:500], dev=whole.dev[:20], test=whole.test[:60])
+    monkeypatch.setattr("transduce.demonstration.run.generate", lambda: part)
     options = ["--steps", "2", "--precision", "fp32", "--device", "cpu", "--threads", "1", "--json", "-"]
     threads = torch.get_num_threads()
     try:
@@ -344,8 +349,8 @@ def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["sentences"] == 1000
-    assert "A hand-written grammar made" in captured.err
+    assert json.loads(captured.out)["sentences"] == 60
+    assert "A hand-written grammar made 500 Chinese-English pairs" in captured.err
     assert f'transduce inspect {tmp_path / "demo"} "昨天我吃了苹果"' in captured.err
     assert 'precision = "fp32"' in (tmp_path / "demo" / "settings.toml").read_text("utf-8")
     refuse_other_run(tmp_path / "demo")

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transduce.commands.experiments import _RESULTS
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.demonstration import paper
 from transduce.demonstration.grammar import AlignedPair, DemoCorpus
+from transduce.inspection import complexity
 from transduce.text.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,7 +239,7 @@ def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypat
 def test_the_paper_is_reproduced_in_small(
     demonstration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run each command of the page with tiny models, two steps, one row of Table 3 and some generated trees."""
+    """Run each command of the page with tiny models and layers, two steps, one row of Table 3 and some trees."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     text, sizes = demonstration / "models" / "demo-text", {"d_model": 16, "d_ff": 32, "num_heads": 2}
     sides = [read_lines(text / f"train.{language}") for language in ("zh", "en")]
@@ -251,6 +253,8 @@ def test_the_paper_is_reproduced_in_small(
     monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny)
     monkeypatch.setattr(paper, "QUICK_VARIATIONS", ("base",))
     monkeypatch.setattr(paper, "generate", lambda: corpus)
+    quick = partial(complexity.compare_layers, timed_lengths=(8, 16), timed_widths=(4, 8))
+    monkeypatch.setattr(complexity, "compare_layers", quick)
     monkeypatch.setattr(paper, "_TREES", {"train": 60, "dev": 6, "test": 6})
     monkeypatch.setattr(paper, "_PARSER", {"task": {"kind": "parsing"}, "model": sizes})
     for name in ("train", "dev", "test"):

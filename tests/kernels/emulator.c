@@ -89,22 +89,31 @@ static int configure(State *s, const uint8_t *from) {
     return 1;
 }
 
+/* Adds the products of unsigned and signed bytes to the tile of 32-bit sums, all columns of a row at once. */
 static int multiply(State *s, int sum, int unsigned_bytes, int signed_bytes) {
     if (!is_valid(s, sum) || !is_valid(s, unsigned_bytes) || !is_valid(s, signed_bytes))
         return 0;
-    for (int m = 0; m < s->rows[sum]; m++)
-        for (int k = 0; k < s->columns[unsigned_bytes] / 4; k++)
-            for (int n = 0; n < s->columns[sum] / 4; n++) {
-                uint32_t total;
-                memcpy(&total, &s->bytes[sum][m][4 * n], 4);
-                for (int i = 0; i < 4; i++)
-                    total += (uint32_t)((int)s->bytes[unsigned_bytes][m][4 * k + i] *
-                                        (int)(int8_t)s->bytes[signed_bytes][k][4 * n + i]);
-                memcpy(&s->bytes[sum][m][4 * n], &total, 4);
+    int32_t factors[4][ROWS][BYTES / 4];
+    int groups = s->columns[unsigned_bytes] / 4, columns = s->columns[sum] / 4;
+    for (int k = 0; k < groups; k++)
+        for (int n = 0; n < BYTES / 4; n++)
+            for (int i = 0; i < 4; i++)
+                factors[i][k][n] = (int8_t)s->bytes[signed_bytes][k][4 * n + i];
+    for (int m = 0; m < s->rows[sum]; m++) {
+        uint32_t totals[BYTES / 4];
+        memcpy(totals, s->bytes[sum][m], sizeof totals);
+        for (int k = 0; k < groups; k++)
+            for (int i = 0; i < 4; i++) {
+                int32_t factor = s->bytes[unsigned_bytes][m][4 * k + i];
+                for (int n = 0; n < columns; n++)
+                    totals[n] += (uint32_t)(factor * factors[i][k][n]);
             }
+        memcpy(s->bytes[sum][m], totals, sizeof totals);
+    }
     return 1;
 }
 
+/* Widens a bfloat16 number: its bits are the upper half of a float's. */
 static float widen(const uint8_t *bfloat16) {
     uint32_t bits = (uint32_t)(bfloat16[0] | bfloat16[1] << 8) << 16;
     float value;
@@ -112,20 +121,30 @@ static float widen(const uint8_t *bfloat16) {
     return value;
 }
 
-/* Sums the products of the pairs' first elements and those of their second elements, then adds both to the tile. */
+/* Sums the products of the pairs' first elements and those of their second elements, then adds both to the tile.
+ * All columns of a row are summed at once, which the compiler makes vector instructions of. */
 static int multiply_pairs(State *s, int sum, int one, int other) {
     if (!is_valid(s, sum) || !is_valid(s, one) || !is_valid(s, other))
         return 0;
-    for (int m = 0; m < s->rows[sum]; m++)
-        for (int n = 0; n < s->columns[sum] / 4; n++) {
-            float totals[2] = {0.0f, 0.0f}, total;
-            for (int k = 0; k < s->columns[one] / 4; k++)
-                for (int i = 0; i < 2; i++)
-                    totals[i] += widen(&s->bytes[one][m][4 * k + 2 * i]) * widen(&s->bytes[other][k][4 * n + 2 * i]);
-            memcpy(&total, &s->bytes[sum][m][4 * n], 4);
-            total += totals[0] + totals[1];
-            memcpy(&s->bytes[sum][m][4 * n], &total, 4);
-        }
+    float factors[2][ROWS][BYTES / 4];
+    int pairs = s->columns[one] / 4, columns = s->columns[sum] / 4;
+    for (int k = 0; k < pairs; k++)
+        for (int n = 0; n < BYTES / 4; n++)
+            for (int i = 0; i < 2; i++)
+                factors[i][k][n] = widen(&s->bytes[other][k][4 * n + 2 * i]);
+    for (int m = 0; m < s->rows[sum]; m++) {
+        float totals[2][BYTES / 4] = {{0.0f}}, found[BYTES / 4];
+        for (int k = 0; k < pairs; k++)
+            for (int i = 0; i < 2; i++) {
+                float factor = widen(&s->bytes[one][m][4 * k + 2 * i]);
+                for (int n = 0; n < BYTES / 4; n++)
+                    totals[i][n] += factor * factors[i][k][n];
+            }
+        memcpy(found, s->bytes[sum][m], sizeof found);
+        for (int n = 0; n < columns; n++)
+            found[n] += totals[0][n] + totals[1][n];
+        memcpy(s->bytes[sum][m], found, sizeof found);
+    }
     return 1;
 }
 
@@ -169,16 +188,16 @@ static int run(greg_t *registers) {
     return length;
 }
 
+/* Emulates the instruction that raised the signal, and those directly behind it, each of which would raise another. */
 static void handle(int signal_number, siginfo_t *info, void *context) {
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
-    int length = run(registers);
+    int count = 0;
     (void)info;
-    if (length) {
+    for (int length; (length = run(registers)) != 0; count++)
         registers[REG_RIP] += length;
-        __atomic_add_fetch(&done, 1, __ATOMIC_RELAXED);
-    } else {
+    if (count == 0)
         signal(signal_number, SIG_DFL);
-    }
+    __atomic_add_fetch(&done, count, __ATOMIC_RELAXED);
 }
 
 int install_amx(void) {

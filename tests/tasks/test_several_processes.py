@@ -28,8 +28,8 @@ def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["event"] == "train"}
 
 
-@pytest.fixture
-def settings_file(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def settings_file(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write settings without dropout, which would differ between processes, that report every step; return the file."""
     changes = {
         "model.dropout": 0.0,
@@ -45,42 +45,52 @@ def settings_file(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
         "training.precision": "fp32",
     }
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in (toy_settings | changes).items()]
-    path = tmp_path / "settings.toml"
+    path = tmp_path_factory.mktemp("settings") / "settings.toml"
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
+def train_together_without_errors(count: int, settings: Path, out: Path, *options: str) -> None:
+    done = train_together(count, settings, out, *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("Training ") == 1  # one process speaks
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def alone(settings_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Return the losses of a run of one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    train_together_without_errors(1, settings_file, out)
+    found = losses(out)
+    assert list(found) == list(range(1, 13))
+    assert found[12] < found[1] - 0.1
+    return found
+
+
 @pytest.mark.slow
-def test_two_processes_train_the_run_of_one(settings_file: Path, tmp_path: Path) -> None:
-    outs = {}
-    for name, count, options in (
-        ("alone", 1, ()),
-        ("replicated", 2, ()),
-        ("sharded", 2, ("--set", "training.sharded=true")),
-    ):
-        outs[name] = tmp_path / name
-        done = train_together(count, settings_file, outs[name], *options)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stderr.count("Training ") == 1  # one process speaks
-        assert (outs[name] / "model.safetensors").exists()
-    alone = losses(outs["alone"])
-    assert list(alone) == list(range(1, 13))
-    assert alone[12] < alone[1] - 0.1
-    for name in ("replicated", "sharded"):
-        assert losses(outs[name]) == pytest.approx(alone, abs=1e-5)
-    files = sorted(path.name for path in (outs["sharded"] / "checkpoints" / "step-000000012").glob("weights*"))
-    assert files == [f"weights.0000{rank}-of-00002.safetensors" for rank in (0, 1)]
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+def test_two_processes_train_the_run_of_one(
+    settings_file: Path, alone: dict[int, float], tmp_path: Path, sharded: bool
+) -> None:
+    out = tmp_path / "out"
+    train_together_without_errors(2, settings_file, out, *(("--set", "training.sharded=true") if sharded else ()))
+    assert losses(out) == pytest.approx(alone, abs=1e-5)
+    if sharded:
+        files = sorted(path.name for path in (out / "checkpoints" / "step-000000012").glob("weights*"))
+        assert files == [f"weights.0000{rank}-of-00002.safetensors" for rank in (0, 1)]
 
 
 @pytest.mark.slow
 def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, trained: Path, tmp_path: Path) -> None:
     text = settings_file.read_text("utf-8").replace('preset = "tiny"\n', "")
     kept = [line for line in text.split("\n") if not line.startswith(("tokenizer.", "model.d", "model.num"))]
-    settings_file.write_text("\n".join([f'init_from = "{trained.as_posix()}"', *kept]), encoding="utf-8")
+    adapting = tmp_path / "settings.toml"
+    adapting.write_text("\n".join([f'init_from = "{trained.as_posix()}"', *kept]), encoding="utf-8")
     said = {"training.lora_rank": 4, "model.dropout": 0.0, "training.translate_dev": 0, "training.steps": 3}
-    train(settings_file, out=tmp_path / "alone", settings=said, device="cpu", threads=1)
+    train(adapting, out=tmp_path / "alone", settings=said, device="cpu", threads=1)
     options = [f"--set={name}={value}" for name, value in said.items()]
-    done = train_together(2, settings_file, tmp_path / "together", *options)
+    done = train_together(2, adapting, tmp_path / "together", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     alone = losses(tmp_path / "alone")
     assert losses(tmp_path / "together") == pytest.approx(alone, abs=1e-5)
@@ -90,17 +100,15 @@ def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, tr
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "sharded"), [(2, 1, False), (2, 1, True), (1, 2, True)])
 def test_a_run_goes_on_with_another_number_of_processes(
-    settings_file: Path, tmp_path: Path, before: int, after: int, sharded: bool
+    settings_file: Path, alone: dict[int, float], tmp_path: Path, before: int, after: int, sharded: bool
 ) -> None:
-    shard = ("--set", "training.sharded=true") if sharded else ()
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert train_together(1, settings_file, whole).returncode == 0
+    shard, broken = ("--set", "training.sharded=true") if sharded else (), tmp_path / "broken"
     first = train_together(before, settings_file, broken, "--set", "training.steps=6", *shard)
     assert first.returncode == 0, first.stderr[-3000:]
     second = train_together(after, settings_file, broken, "--resume", "--set", "training.steps=12", *shard)
     assert second.returncode == 0, second.stderr[-3000:]
     assert "Resuming after step 6." in second.stderr
-    assert losses(broken) == pytest.approx(losses(whole), abs=1e-5)
+    assert losses(broken) == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.mark.slow

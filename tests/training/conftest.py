@@ -8,7 +8,7 @@ import pytest
 from transduce.training.settings import ResolvedTraining
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_settings() -> Callable[..., ResolvedTraining]:
     """Return a function that makes settings of a run with changes.
 

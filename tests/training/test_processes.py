@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,35 @@ def run_together(count: int, script: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("count", "optimizer"), [(2, "adam"), (3, "adam"), (3, "muon")])
-def test_processes_train_as_one_does(count: int, optimizer: str, tmp_path: Path, make_settings: Make) -> None:
-    settings = make_settings(clip_norm=1.0, average_decay=0.9, weight_decay=0.1, optimizer=optimizer)
-    (tmp_path / "settings.json").write_bytes(msgspec.json.encode(settings))
-    script = Path(__file__).with_name("together.py")
-    run_together(count, script, str(tmp_path / "out.json"), str(tmp_path / "settings.json"))
-    results: dict[str, Any] = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert results["shared"] == {"rank": 0}
+OPTIMIZERS = {2: ("adam",), 3: ("adam", "muon")}
+
+
+@pytest.fixture(scope="module")
+def train_together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """Return a function that trains with so many processes, once, and returns the results of each optimizer."""
+
+    @cache
+    def train(count: int) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("together")
+        changes = {"clip_norm": 1.0, "average_decay": 0.9, "weight_decay": 0.1}
+        settings = {name: make_settings(**changes, optimizer=name) for name in OPTIMIZERS[count]}
+        (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+        script = Path(__file__).with_name("together.py")
+        run_together(count, script, str(folder / "out.json"), str(folder / "settings.json"))
+        found: dict[str, Any] = json.loads((folder / "out.json").read_text(encoding="utf-8"))
+        assert found["shared"] == {"rank": 0}
+        return found
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("count", "optimizer"), [(count, name) for count, names in OPTIMIZERS.items() for name in names]
+)
+def test_processes_train_as_one_does(
+    count: int, optimizer: str, train_together: Callable[[int], dict[str, Any]]
+) -> None:
+    results = train_together(count)[optimizer]
     for precision, tolerance in (("fp32", 1e-5), ("bf16", 5e-3)):
         alone = results[f"alone {precision}"]
         assert alone["losses"][-1] < alone["losses"][0] - 0.05

@@ -1,6 +1,6 @@
 """Train some steps alone, replicated and sharded, in processes that test_processes.py starts with `torchrun`.
 
-The first process writes the results as JSON.
+The first process writes the results of each optimizer as JSON.
 """
 
 import copy
@@ -51,21 +51,18 @@ def make_pairs(number: int) -> Pairs:
     return Pairs(torch.from_numpy(source), torch.from_numpy(target))
 
 
-def settings() -> ResolvedTraining:
-    content = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    return ResolvedTraining(**content)
-
-
-def train(kind: str, start: Transformer, processes: Processes, dtype: torch.dtype) -> dict[str, object]:
+def train(
+    kind: str, start: Transformer, settings: ResolvedTraining, processes: Processes, dtype: torch.dtype
+) -> dict[str, object]:
     model = copy.deepcopy(start)
     task = Task(model)
     loss_of: Callable[[Pairs], Loss] = task.loss
     optimizer: Optimizer
     if kind == "sharded":
         loss_of = sharded = shard(model, task.loss, dtype, "cpu")
-        optimizer = ShardedOptimizer(sharded, settings(), processes)
+        optimizer = ShardedOptimizer(sharded, settings, processes)
     else:
-        optimizer = FlatOptimizer(model, settings(), dtype, processes if kind == "replicated" else None)
+        optimizer = FlatOptimizer(model, settings, dtype, processes if kind == "replicated" else None)
     losses, norms = [], []
     for step in range(STEPS):
         total, tokens = 0.0, 0
@@ -82,7 +79,7 @@ def train(kind: str, start: Transformer, processes: Processes, dtype: torch.dtyp
             total, count = processes.sum([total, tokens])
             tokens = int(count)
         losses.append(total / tokens)
-        norms.append(optimizer.step(tokens, 0.01, weight_decay=settings().weight_decay or 0.0))
+        norms.append(optimizer.step(tokens, 0.01, weight_decay=settings.weight_decay or 0.0))
     weights = optimizer.weights_to_keep()
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     return {"losses": losses, "norms": norms, "updates": optimizer.updates, "shapes": shapes}
@@ -103,9 +100,12 @@ def main() -> None:
     )
     start = Transformer(config)
     results: dict[str, object] = {
-        f"{kind} {name}": train(kind, start, processes, dtype)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-        for kind in ("alone", "replicated", "sharded")
+        optimizer: {
+            f"{kind} {name}": train(kind, start, ResolvedTraining(**settings), processes, dtype)
+            for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+            for kind in ("alone", "replicated", "sharded")
+        }
+        for optimizer, settings in json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")).items()
     }
     results["shared"] = processes.broadcast({"rank": processes.rank}, dict[str, int])
     if processes.is_first:
