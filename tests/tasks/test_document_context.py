@@ -172,6 +172,18 @@ def test_units_of_a_document_keep_their_context(trained: Path) -> None:
     assert [text.split()[0] for text in parts[1::2]] == expected
 
 
+def test_length_limits_count_no_context(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    lines = ["lamp is old", "it is big", "", "tree is new"]
+    free, short = translator(lines, document=True), translator(lines, document=True, max_length=8)
+    assert max(len(each.alternatives[0].tokens) for each in free) < 8
+    assert [each.text for each in short] == [each.text for each in free]
+    (_, cut, *_) = translator(lines, document=True, max_length=2)
+    assert cut.text
+    longer = translator(lines[:2], document=True, search=SearchSettings(min_length=6, beam_size=1))
+    assert min(len(each.alternatives[0].tokens) for each in longer) >= 6
+
+
 def test_streams_have_the_context_of_their_text(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     text = "cat is old. it is red"
@@ -343,6 +355,18 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
         repeated = RepeatedCorpus(view, [2.0])
         assert repeated.source_tokens == 2 * view.source_tokens
         assert repeated.sentences is corpus
+
+
+def test_translations_of_the_context_leave_positions_for_the_next_one(files: dict[str, Any], tmp_path: Path) -> None:
+    limits = {"model.positions": "learned", "model.max_positions": 24, "data.filters.max_tokens": 20}
+    settings = SETTINGS | limits | {"model.d_model": 32, "data.context_sides": "both", "training.learning_rate": 1e-6}
+    more: dict[str, Any] = {"steps": 1, "threads": 1, "precision": "fp32", "context_before": 3}
+    transduce.train(out=tmp_path / "m", settings=settings, **files, **more)  # a model that writes long translations
+    translator = transduce.load(tmp_path / "m", task="translation", precision="fp32", threads=1)
+    lines = ["lamp is old", "it is big", "it is red", "it is new"]
+    translations = translator(lines, document=True, beam_size=1)
+    assert max(len(each.alternatives[0].tokens) for each in translations) > 12
+    assert len(translator.score(lines, ["LAMP LAMP LAMP"] * 4, document=True)) == 4
 
 
 @pytest.mark.parametrize("drop_empty", [True, False])

@@ -133,9 +133,12 @@ class DocumentMemory:
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
-        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit."""
-        sources, targets = self._sources, self._targets
-        while sources and sum(map(len, sources)) + len(part.ids) > self._longest:
+        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit.
+
+        Their translations take at most half of the model's positions, so that the part's translation fits, too.
+        """
+        sources, targets, longest = self._sources, self._targets, self._longest
+        while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 

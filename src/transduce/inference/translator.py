@@ -136,6 +136,19 @@ class _Histories:
             yield is_first, part
 
 
+def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
+    """Return search settings whose length limits also count the context before the translations of a batch.
+
+    If there are such limits, all parts of a batch have target context of the same length.
+    """
+    context = len(parts[0].target_history) if parts else 0
+    return msgspec.structs.replace(
+        search,
+        max_length=None if search.max_length is None else search.max_length + context,
+        min_length=search.min_length + context if search.min_length else search.min_length,
+    )
+
+
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts and returns them by key."""
 
@@ -437,7 +450,7 @@ class Translator:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
-                search,
+                _with_context_length(search, active),
                 prefixes=[[*part.target_history, *part.prefix] for part in active],
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
@@ -743,7 +756,8 @@ class Translator:
 
         def kind(part: Part) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            return (beam_width(search, [part.phrases]), length)
+            limited = search.max_length is not None or search.min_length > 0
+            return (beam_width(search, [part.phrases]), length, len(part.target_history) if limited else 0)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
