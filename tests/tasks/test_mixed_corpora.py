@@ -13,7 +13,8 @@ from transduce.data.batches import Batch
 from transduce.data.text_noise import NoisyPlan, TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
+from transduce.model_folder.read import SETTINGS_FILE
+from transduce.tasks.run.run_folder import read_stored
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer

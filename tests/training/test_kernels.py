@@ -15,8 +15,9 @@ from transduce.kernels.select import has_kernels, kernels_for_training, why_no_k
 from transduce.machine import detect_machine
 from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.resolving import check_training
-from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings as check_settings
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels, choose_record

@@ -332,8 +332,8 @@ def _is_same(path: Path, other: Path) -> bool:
 
 def _is_model_file(path: Path, folder: Path) -> bool:
     """Return whether a file belongs to the model in a folder, so that a report must not overwrite it."""
-    from transduce.model_folder.read import MANIFEST
-    from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
+    from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+    from transduce.tasks.run.run_folder import RUN_FILES
 
     if not path.parent.samefile(folder):
         return False

@@ -360,7 +360,7 @@ def _activation() -> str:
 def _remove_run(folder: Path) -> None:
     """Remove the folder of an earlier demonstration; refuse any other folder."""
     from transduce.demonstration.run import refuse_other_run
-    from transduce.tasks.run.run_folder import SETTINGS_FILE
+    from transduce.model_folder.read import SETTINGS_FILE
 
     if folder.exists() and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(f"`--again` removes a run, but {folder} holds none: choose another folder with --out.")

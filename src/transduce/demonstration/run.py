@@ -12,8 +12,8 @@ from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps, word_attention
 from transduce.inspection.sentence_view import draw_attention
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.ui_language import localized
 

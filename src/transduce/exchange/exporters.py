@@ -34,7 +34,7 @@ from transduce.model.config import Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
-from transduce.model_folder.read import CONTEXT, DIRECTIONS, VOCABULARIES, directions_text
+from transduce.model_folder.read import CONTEXT, DIRECTIONS, SETTINGS_FILE, VOCABULARIES, directions_text
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
@@ -203,7 +203,7 @@ def readme(
 
 
 # Files that a run wrote for people to read.
-_DOCUMENTS = ("README.md", "settings.toml", CONTEXT)
+_DOCUMENTS = ("README.md", SETTINGS_FILE, CONTEXT)
 
 
 class Exporter(Protocol):

@@ -18,7 +18,12 @@ from transduce.model_folder.hugging_face import (
     hugging_face_search_settings,
 )
 from transduce.model_folder.load import with_languages
-from transduce.model_folder.read import outline_imported, read_saved_by_transformers, was_saved_by_transformers
+from transduce.model_folder.read import (
+    SETTINGS_FILE,
+    outline_imported,
+    read_saved_by_transformers,
+    was_saved_by_transformers,
+)
 from transduce.model_folder.write import read_original_tokenizer, write_model_folder, write_original_tokenizer
 from transduce.search.settings import SearchSettings
 
@@ -88,12 +93,12 @@ def import_model_folder(
     tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)} | kept_documents(folder)
-    if is_own and (folder / "settings.toml").is_file():
-        documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
+    if is_own and (folder / SETTINGS_FILE).is_file():
+        documents[SETTINGS_FILE] = (folder / SETTINGS_FILE).read_text("utf-8")
     elif kind == "transformer":  # other kinds have no search settings
-        documents["settings.toml"] = _settings(hugging_face_search_settings(folder))
+        documents[SETTINGS_FILE] = _settings(hugging_face_search_settings(folder))
     elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:
-        documents["settings.toml"] = f"[task]\ncontext = {context}\n"
+        documents[SETTINGS_FILE] = f"[task]\ncontext = {context}\n"
     write_model_folder(
         out,
         weights=weights,

@@ -37,6 +37,7 @@ from transduce.model.backend import (
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase
@@ -87,9 +88,6 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
 # --- default search settings ---
 
 
-_RUN_SETTINGS = "settings.toml"
-
-
 def read_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a model folder.
 
@@ -102,7 +100,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
     """
     if is_hugging_face_folder(folder):
         return hugging_face_search_settings(folder)
-    table, path = _read_run_settings(folder / _RUN_SETTINGS), folder / _RUN_SETTINGS
+    table, path = _read_run_settings(folder / SETTINGS_FILE), folder / SETTINGS_FILE
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
@@ -118,14 +116,14 @@ def read_max_source_tokens(folder: Path) -> int:
     Raises:
         TransduceError: the run's settings cannot be read.
     """
-    if is_hugging_face_folder(folder) or not (folder / _RUN_SETTINGS).is_file():
+    if is_hugging_face_folder(folder) or not (folder / SETTINGS_FILE).is_file():
         return DEFAULT_MAX_SOURCE
     try:
         return msgspec.convert(
-            with_current_settings(read_toml(folder, _RUN_SETTINGS), warn=False), _Run
+            with_current_settings(read_toml(folder, SETTINGS_FILE), warn=False), _Run
         ).data.filters.max_tokens
     except msgspec.ValidationError as error:
-        raise TransduceError(f"The settings in {folder / _RUN_SETTINGS} cannot be used: {error}.") from None
+        raise TransduceError(f"The settings in {folder / SETTINGS_FILE} cannot be used: {error}.") from None
 
 
 def _read_run_settings(path: Path) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
-from transduce.model_folder.read import read_decoder_folder
+from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder
 from transduce.model_folder.safety import read_toml
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
@@ -721,10 +721,10 @@ def load_generator(
 def _read_context(folder: Path, config: ModelConfig) -> int:
     """Return the context length in tokens that a folder's model was trained with; else the number of positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
-    if not (folder / "settings.toml").is_file():
+    if not (folder / SETTINGS_FILE).is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
         return most if context is None or config.positions == "learned" else context
-    task = read_toml(folder, "settings.toml").get("task")
+    task = read_toml(folder, SETTINGS_FILE).get("task")
     context = task.get("context") if isinstance(task, dict) else None
     if not isinstance(context, int) or context < 2:
         return most

@@ -27,6 +27,7 @@ from transduce.evaluation.significance import (
 )
 from transduce.inspection.plots import draw_chart, save_chart
 from transduce.inspection.plots_runs import plot_variants
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.experiments import (
     ExperimentOptions,
     ExperimentRun,
@@ -38,7 +39,7 @@ from transduce.tasks.experiments import (
     run_all,
     test_set,
 )
-from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of

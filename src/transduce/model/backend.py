@@ -632,7 +632,7 @@ class BatchSearchOptions(NamedTuple):
     eos_id: int
     """The end symbol."""
     forbidden_tokens: Sequence[int]
-    """Token ids that no hypothesis may contain."""
+    """Token ids whose logits are -inf, so that they have no probability, unlike those of `SearchRules.forbidden`."""
     max_lengths: Sequence[int]
     """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
     beam_size: int

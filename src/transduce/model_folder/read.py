@@ -49,6 +49,8 @@ WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 DIRECTIONS = "directions.json"
 CONTEXT = "context.json"
+SETTINGS_FILE = "settings.toml"
+"""The settings of the run that made a model folder, or of an imported model."""
 
 _MAX_SHOWN = 20
 

@@ -24,6 +24,7 @@ from transduce.model_folder.read import (
     CONFIG,
     FORMAT_VERSION,
     MANIFEST,
+    SETTINGS_FILE,
     TOKENIZER_CARD,
     VOCABULARIES,
     WEIGHTS,
@@ -184,10 +185,6 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
 # --- transduce.save ---
 
 
-# The settings file of runs and imported models; `save` writes none.
-_SETTINGS = "settings.toml"
-
-
 def save(
     model: Transformer | Recurrent | Decoder,
     folder: str | Path,
@@ -253,7 +250,7 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise TransduceError(f"{folder} is a file: name another folder to save in.")
-    if (folder / _SETTINGS).exists():
+    if (folder / SETTINGS_FILE).exists():
         raise TransduceError(
             f"{folder} holds a run or an imported model, which `save` does not replace: name another folder."
         )

@@ -23,10 +23,9 @@ from transduce.errors import TransduceError
 from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
-from transduce.model_folder.read import MANIFEST
+from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles

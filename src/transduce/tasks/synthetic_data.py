@@ -14,10 +14,11 @@ from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, 
 from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.kinds.kind import refuse_unused
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
-from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
+from transduce.tasks.run.run_folder import refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of

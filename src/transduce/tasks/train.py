@@ -12,8 +12,9 @@ import msgspec
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored, refuse_to_overwrite
+from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.synthetic_data import (

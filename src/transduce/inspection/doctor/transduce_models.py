@@ -17,7 +17,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.positions import BIASES
 from transduce.model.transformer import Transformer
-from transduce.model_folder.read import read_model_folder
+from transduce.model_folder.read import SETTINGS_FILE, read_model_folder
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationObjective
@@ -183,7 +183,6 @@ def _decoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 
 # --- a model folder or a settings file as a subject ---
 
-_SETTINGS_FILE = "settings.toml"
 # Used if the settings name no training text.
 _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
@@ -223,7 +222,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
 
 def _settings_beside(folder: Path) -> Settings:
     """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
-    path = folder / _SETTINGS_FILE
+    path = folder / SETTINGS_FILE
     return make_settings(read_settings(path)) if path.is_file() else Settings()
 
 

@@ -23,6 +23,7 @@ from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -135,7 +136,7 @@ def continues_training(settings: Settings, kind: str) -> bool:
 def _task_of(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
-        content: dict[str, Any] = tomllib.loads((folder / "settings.toml").read_text("utf-8"))
+        content: dict[str, Any] = tomllib.loads((folder / SETTINGS_FILE).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return None
     task = content.get("task", {})

@@ -25,6 +25,7 @@ from transduce.inference.decoding import check_search
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
+from transduce.model_folder.read import SETTINGS_FILE
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
@@ -55,7 +56,6 @@ from transduce.tasks.run.resolving import (
     with_vocabulary_sizes,
 )
 from transduce.tasks.run.run_folder import (
-    SETTINGS_FILE,
     RunFolder,
     adapt_to_machine,
     apply_changes,

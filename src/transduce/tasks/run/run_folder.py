@@ -16,7 +16,7 @@ from transduce.atomic_io import exclusive_lock
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.machine import Machine
-from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
+from transduce.model_folder.read import CONFIG, MANIFEST, SETTINGS_FILE, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
@@ -50,7 +50,6 @@ def lock_run(folder: Path) -> Iterator[None]:
 # A run that fails before training leaves the folder as it was.
 
 
-SETTINGS_FILE = "settings.toml"
 # Other files that a run writes, which could replace the user's files of the same name.
 RUN_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
 _TOKENIZER_FILES = (*VOCABULARIES, "tokenizer.json")
