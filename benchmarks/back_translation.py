@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from denoising import evaluate, train
 from report import REPOSITORY, Row, data_folder, machine, parser, report
-from tatoeba_zh_en import SOURCE, TARGET, write_corpus
+from tatoeba_zh_en import SOURCE, TARGET, original_file, write_corpus
 
 from transduce.text.files import read_lines
 
@@ -32,10 +32,6 @@ class Work(NamedTuple):
     test_lines: int | None
 
 
-def _original(part: str, side: str) -> Path:
-    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
-
-
 def _key(sentence: str) -> str:
     """Return a sentence's letters and digits in lower case, for detecting duplicates."""
     return "".join(filter(str.isalnum, sentence.casefold()))
@@ -43,7 +39,7 @@ def _key(sentence: str) -> str:
 
 def write_text(path: Path, most: int | None) -> None:
     """Write at most `most` different sentences that no part of zh-en contains, one per line."""
-    known = {_key(line) for part in ("train", "dev", "test") for line in read_lines(_original(part, TARGET))}
+    known = {_key(line) for part in ("train", "dev", "test") for line in read_lines(original_file(part, TARGET))}
     fresh: dict[str, str] = {}
     for line in read_lines(data_folder() / "tatoeba-de-en" / "train.en.gz"):
         if (key := _key(line)) and key not in known:
@@ -53,7 +49,7 @@ def write_text(path: Path, most: int | None) -> None:
 
 def run(work: Work) -> dict[str, float]:
     """Run both trainings and return the test BLEU of each by name."""
-    files = write_corpus(_original, work.folder / "data", {"train": None, "dev": None, "test": work.test_lines})
+    files = write_corpus(original_file, work.folder / "data", {"train": None, "dev": None, "test": work.test_lines})
     text = work.folder / "data" / f"alone.{TARGET}"
     if not text.exists():
         write_text(text, work.lines)

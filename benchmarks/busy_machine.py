@@ -20,7 +20,7 @@ import torch
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.select import quantize, start_fast
-from transduce.model.backend import SearchBounds
+from transduce.model.backend import BatchSearchOptions
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults
@@ -50,8 +50,8 @@ def decode(model: Transformer, sources: torch.Tensor, beam_size: int) -> None:
     """Run a complete beam search."""
     count = len(sources)
     state = start_fast(model, sources)
-    bounds = SearchBounds(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
-    NativeSearch(state, bounds).advance(PIECES)  # type: ignore[arg-type]
+    options = BatchSearchOptions(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
+    NativeSearch(state, options).advance(PIECES)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -51,10 +51,10 @@ _ANSWER = "compare_commits answers: "
 
 
 def maker() -> Any:
-    """Return `tests/compat/make_fixtures.py` of the working tree, which describes models and reads their outputs."""
+    """Return `tests/compat/make_all_kinds.py` of the working tree, which describes models and reads their outputs."""
     if str(COMPAT) not in sys.path:
         sys.path.append(str(COMPAT))
-    return importlib.import_module("make_fixtures")
+    return importlib.import_module("make_all_kinds")
 
 
 def train_job(out: str, settings: dict[str, Any], threads: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import REPOSITORY, Row, data_folder, machine, parser, report
-from tatoeba_zh_en import SOURCE, TARGET, write_corpus
+from report import REPOSITORY, Row, machine, parser, report
+from tatoeba_zh_en import SOURCE, TARGET, original_file, write_corpus
 
 BAR_BLEU = 2.0
 PAIRS = 2_000
@@ -56,8 +56,8 @@ def evaluate(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
 def run(work: Work) -> dict[str, dict[str, Any]]:
     """Run pretraining, fine-tuning, and both trainings without pretraining; return scores by name."""
     limits = {"train": None, "dev": None, "test": work.test_lines}
-    files = write_corpus(_original, work.folder / "data", limits)
-    few = write_corpus(_original, work.folder / "few", {"train": PAIRS})["train"]
+    files = write_corpus(original_file, work.folder / "data", limits)
+    few = write_corpus(original_file, work.folder / "few", {"train": PAIRS})["train"]
     pairs = ["--source", str(few[SOURCE]), "--target", str(few[TARGET])]
     pairs += ["--dev-source", str(files["dev"][SOURCE]), "--dev-target", str(files["dev"][TARGET])]
     pairs += ["--minutes", str(work.minutes), "--preset", "tiny"]
@@ -107,10 +107,6 @@ def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
         )
     )
     return rows
-
-
-def _original(part: str, side: str) -> Path:
-    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
 
 
 def main() -> int:

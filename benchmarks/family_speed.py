@@ -26,7 +26,7 @@ from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import PRESETS, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 
@@ -68,13 +68,13 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
     model = build_encoder_decoder(config).train()
     precision = detect_machine("cpu").precision
     optimizer = FlatOptimizer(model, optimizer_settings(precision), DTYPES[precision])
-    task = TranslationTask(model, label_smoothing=LABEL_SMOOTHING)
+    objective = TranslationObjective(model, label_smoothing=LABEL_SMOOTHING)
     batch = random_batch(config, length, tokens)
     seconds = []
     for _ in range(1 + repetitions):
         started_at = time.monotonic()
         optimizer.begin_batch(last=True)
-        loss = task.loss(batch)
+        loss = objective.loss(batch)
         loss.total.backward()
         optimizer.collect_gradient()
         if update:

@@ -23,9 +23,9 @@ from transduce.model.build import AnyModel, build_any_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.kinds.language_model import LanguageModelTask
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.language_model import LanguageModelObjective
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_accumulate, choose_kernels
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatOptimizer
@@ -46,10 +46,10 @@ def open_model(folder: Path) -> AnyModel:
 def loss_of(model: AnyModel) -> Callable[[Batch], Loss]:
     """Return the objective of a model's class."""
     if isinstance(model, Encoder):
-        return MaskedLanguageTask(model).loss
+        return MaskedLanguageObjective(model).loss
     if isinstance(model, Decoder):
-        return LanguageModelTask(model, label_smoothing=0.0).loss
-    return TranslationTask(cast("Transformer", model), label_smoothing=0.1).loss
+        return LanguageModelObjective(model, label_smoothing=0.0).loss
+    return TranslationObjective(cast("Transformer", model), label_smoothing=0.1).loss
 
 
 def as_batch(source: Any, target: Any, pad_id: int, *, masked: bool) -> Batch:

@@ -4,7 +4,7 @@ import torch
 from decoding_worker import read_plan, resident_bytes, serve
 
 from transduce.inference.generator import load_generator
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernels.select import has_kernels
 from transduce.search.greedy import greedy_search
 
@@ -19,7 +19,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def decode(indices: list[int], _beam_size: int) -> int:
-        scorer = ContinuingScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
+        scorer = DecoderOnlyScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
         longest = torch.full((len(indices),), plan.longest)
         found = greedy_search(scorer, start_id=0, eos_id=-1, max_lengths=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)

@@ -25,9 +25,9 @@ from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import SearchBounds, using_backend
+from transduce.model.backend import BatchSearchOptions, using_backend
 from transduce.model.transformer import Transformer
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import PrefetchedBatches
@@ -72,13 +72,13 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
     with torch.device(device):
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
-    task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
-    ahead = PrefetchedBatches(batches, task)
+    objective, parts = TranslationObjective(model, label_smoothing=0.1, record=record), np.zeros(3)
+    ahead = PrefetchedBatches(batches, objective)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]
         optimizer.begin_batch(last=True)
-        loss = task.loss(ahead.batch(0, number % len(batches)))
+        loss = objective.loss(ahead.batch(0, number % len(batches)))
         times.append(time.perf_counter())
         loss.total.backward()
         times.append(time.perf_counter())
@@ -111,7 +111,7 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     model = Transformer(config).to(device, DTYPES[machine.precision]).eval()
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
     longest = [8 + number * 24 // count for number in range(count)]
-    bounds = SearchBounds(
+    options = BatchSearchOptions(
         config.start_id,
         config.eos_id,
         config.forbidden_tokens,
@@ -126,7 +126,7 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
         state = start_fast(model, source)
         wait(device)
         times.append(time.perf_counter())
-        search = find_batch_search(state, bounds)
+        search = find_batch_search(state, options)
         if search is None:
             raise SystemExit("No compiled search is available: it needs a GPU with Triton, or the extra `fast`.")
         search.advance(1 << 30)

@@ -9,8 +9,8 @@ import msgspec
 import torch
 from decoding_worker import Clock, read_plan, resident_bytes, serve
 
-from transduce.inference.decoding import Batch, find_compiled_search, start_search
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.decoding import SentenceBatch, find_compiled_search, start_search
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
 from transduce.interop.hugging_face.imported_tokenizer import (
@@ -25,9 +25,9 @@ from transduce.model_folder.load import load_model_at
 from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.write import write_model_folder
-from transduce.search.beam import Beam
+from transduce.search.beam import BeamOptions
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Bounds, Search, run
+from transduce.search.scorer import Search, SequenceLimits, run_search
 from transduce.text.vocabulary import Vocabulary
 
 _ENDLESS = -1  # an end symbol that no token has
@@ -87,20 +87,20 @@ def main() -> None:
             length_penalty=plan.length_penalty,
         )
         count = len(rows)
-        batch = Batch(rows, [[]] * count, [()] * count, range(count))
+        batch = SentenceBatch(rows, [[]] * count, [()] * count, range(count))
         return start_search([model], NoVocabulary(model.config.eos_id), batch, search)
 
     def continuation(rows: list[list[int]]) -> Search:
         assert isinstance(model, Decoder)
-        scorer = ContinuingScorer(model, rows, context=_CONTEXT, excluded_ids=())
-        bounds = Bounds(0, _ENDLESS, torch.full((len(rows),), plan.longest))
-        found = find_compiled_search(scorer, bounds, Beam(beam_size=1, alpha=0.0))
-        return found or GreedySearch(scorer, bounds, take_argmax)
+        scorer = DecoderOnlyScorer(model, rows, context=_CONTEXT, excluded_ids=())
+        limits = SequenceLimits(0, _ENDLESS, torch.full((len(rows),), plan.longest))
+        found = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0))
+        return found or GreedySearch(scorer, limits, take_argmax)
 
     @torch.inference_mode()
     def decode(indices: list[int], beam_size: int) -> int:
         rows = [ids[index] for index in indices]
-        found = run(continuation(rows) if isinstance(model, Decoder) else translation(rows, beam_size))
+        found = run_search(continuation(rows) if isinstance(model, Decoder) else translation(rows, beam_size))
         return sum(len(hypotheses[0].token_log_probabilities) for hypotheses in found)
 
     serve(decode, len(ids), bare, opening=opening)

@@ -25,7 +25,7 @@ from training_worker import Ids
 import transduce.inference.decoding
 import transduce.inference.scorers
 import transduce.kernels.select
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.select import make_inference_copy, quantize
 from transduce.machine import DTYPES, detect_machine
@@ -33,11 +33,11 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Bounds
+from transduce.search.scorer import SequenceLimits
 from transduce.search.selection import use_kernels
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import OptimizerName
 
@@ -117,7 +117,7 @@ class Training:
         for name, function in (changes or {}).items():
             setattr(self.kernels, name, function)
         self.optimizer = FlatOptimizer(model.train(), optimizer_settings(precision, optimizer), DTYPES[precision])
-        self.task = TranslationTask(model, label_smoothing=0.1)
+        self.objective = TranslationObjective(model, label_smoothing=0.1)
         self.batches = random_batches(model.config)
 
     def step(self) -> None:
@@ -126,7 +126,7 @@ class Training:
         self.batches = [*self.batches[1:], batch]
         with using_backend(self.kernels):
             self.optimizer.begin_batch(last=True)
-            self.task.loss(batch).total.backward()
+            self.objective.loss(batch).total.backward()
             self.optimizer.collect_gradient()
             self.optimizer.step(batch.target_tokens, RATE)
 
@@ -174,13 +174,13 @@ def decoding_without(*groups: str) -> Iterator[None]:
 def search(model: Transformer, sentences: int, beam_size: int) -> None:
     """Translate random sentences into `TOKENS` tokens, or fewer if the model ends them."""
     sources = torch.randint(4, VOCABULARY, (sentences, TOKENS), generator=torch.Generator().manual_seed(1))
-    bounds = Bounds(model.config.start_id, model.config.eos_id, torch.full((sentences,), TOKENS))
-    scorer, beam = TransformerScorer(model, sources), Beam(beam_size=beam_size, n_best=1, alpha=0.6)
-    found: Any = transduce.inference.decoding.find_compiled_search(scorer, bounds, beam)
+    limits = SequenceLimits(model.config.start_id, model.config.eos_id, torch.full((sentences,), TOKENS))
+    scorer, beam = EncoderDecoderScorer(model, sources), BeamOptions(beam_size=beam_size, n_best=1, alpha=0.6)
+    found: Any = transduce.inference.decoding.find_compiled_search(scorer, limits, beam)
     if found is None and beam_size == 1:
-        found = GreedySearch(scorer, bounds, take_argmax)
+        found = GreedySearch(scorer, limits, take_argmax)
     elif found is None:
-        found = BeamSearch(scorer, bounds, beam)
+        found = BeamSearch(scorer, limits, beam)
     while len(found.rows):
         found.advance(TOKENS)
 

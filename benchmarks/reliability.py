@@ -34,9 +34,9 @@ from reliability_points import Point, Runs, differences, metrics, points
 from report import Row, machine, parser, report
 
 from transduce.data.batches import BatchPlan
-from transduce.data.id_files import IdRun
+from transduce.data.id_files import EncodedSentences
 from transduce.demonstration.grammar import generate
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
 from transduce.training.loss import Loss
@@ -57,22 +57,22 @@ class Corpus:
         self._offsets = [np.concatenate(([0], np.cumsum(side, dtype=np.int64))) for side in lengths]
         self._ids = [np.full(int(offsets[-1]), 5, np.uint16) for offsets in self._offsets]
 
-    def read_run_lengths(self, runs: Any) -> Any:
-        """Return the lengths of the pairs of several runs."""
-        return tuple(np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+    def read_range_lengths(self, ranges: Any) -> Any:
+        """Return the lengths of the pairs of several ranges."""
+        return tuple(np.concatenate([side[start:stop] for start, stop in ranges]) for side in self._lengths)
 
-    def read_run_weights(self, runs: Any) -> None:
+    def read_range_weights(self, ranges: Any) -> None:
         """Return None, because no pair has a weight."""
 
-    def read_runs(self, runs: Any) -> Any:
-        """Return the token ids of the pairs of several runs."""
-        return tuple(self._side(side, runs) for side in (0, 1))
+    def read_ranges(self, ranges: Any) -> Any:
+        """Return the token ids of the pairs of several ranges."""
+        return tuple(self._side(side, ranges) for side in (0, 1))
 
-    def _side(self, side: int, runs: Any) -> IdRun:
+    def _side(self, side: int, ranges: Any) -> EncodedSentences:
         offsets, ids = self._offsets[side], self._ids[side]
-        lengths = self.read_run_lengths(runs)[side]
-        joined = np.concatenate([ids[offsets[start] : offsets[stop]] for start, stop in runs])
-        return IdRun(joined, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+        lengths = self.read_range_lengths(ranges)[side]
+        joined = np.concatenate([ids[offsets[start] : offsets[stop]] for start, stop in ranges])
+        return EncodedSentences(joined, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
 
 def demo_settings(folder: Path, pairs: int) -> dict[str, Any]:
@@ -234,11 +234,11 @@ def measure_faults(folder: Path, *, quick: bool) -> Iterator[Row]:
 def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
     """Train with a fault in the loss of every fifth step from the tenth on, and return the numbers of these steps."""
     steps = list(range(10, 60, 5))
-    original, calls, faulty = TranslationTask.loss, 0, set[bytes]()
+    original, calls, faulty = TranslationObjective.loss, 0, set[bytes]()
 
-    def loss(task: TranslationTask, batch: Any) -> Loss:
+    def loss(objective: TranslationObjective, batch: Any) -> Loss:
         nonlocal calls
-        found = original(task, batch)
+        found = original(objective, batch)
         if not torch.is_grad_enabled() or batch.indices[0] < 0:
             return found
         is_repeated = batch.indices.tobytes() in faulty
@@ -249,7 +249,7 @@ def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
             return list(FAULTS.values())[steps.index(calls) % len(FAULTS)](found)
         return found
 
-    with mock.patch.object(TranslationTask, "loss", loss):
+    with mock.patch.object(TranslationObjective, "loss", loss):
         train(out=run, settings=settings, device="cpu", threads=1)
     return steps
 
@@ -267,17 +267,17 @@ def measure_memory(folder: Path, *, quick: bool) -> Iterator[Row]:
         demo_settings(folder, 1_000) | small | intervals | {"training.steps": steps, "training.batch_tokens": 100}
     )
     found: list[float] = []
-    original, calls = TranslationTask.loss, 0
+    original, calls = TranslationObjective.loss, 0
 
-    def loss(task: TranslationTask, batch: Any) -> Loss:
+    def loss(objective: TranslationObjective, batch: Any) -> Loss:
         nonlocal calls
         if torch.is_grad_enabled() and batch.indices[0] >= 0:
             calls += 1
             if calls in (steps // 5, steps):
                 found.append(_resident_mib())
-        return original(task, batch)
+        return original(objective, batch)
 
-    with mock.patch.object(TranslationTask, "loss", loss):
+    with mock.patch.object(TranslationObjective, "loss", loss):
         train(out=folder / "run", settings=settings, device="cpu", threads=1)
     growth = found[1] - found[0]
     name = f"memory: growth from step {steps // 5:,} to {steps:,}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from transduce.tasks.kinds.translation import DevSet, TranslationTask
+from transduce.tasks.kinds.translation import DevSet, TranslationObjective
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import put_setting
 from transduce.tasks.train import train
@@ -78,8 +78,8 @@ def stopping_at(point: Point | None) -> Iterator[None]:
         signal.raise_signal(signal.SIGTERM)
 
     owner, name = {
-        "loss": (TranslationTask, "loss"),
-        "backward": (TranslationTask, "loss"),
+        "loss": (TranslationObjective, "loss"),
+        "backward": (TranslationObjective, "loss"),
         "validation": (DevSet, "validate"),
         "keeping": (loop.Trainer, "_keep"),
         "saving": (engine, "save_checkpoint"),

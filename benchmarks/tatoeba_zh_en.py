@@ -83,6 +83,11 @@ def quick_work(out: Path) -> Work:
 Files = dict[str, dict[str, Path]]
 
 
+def original_file(part: str, side: str) -> Path:
+    """Return the file of a part of the Tatoeba corpus, such as "train", and a side, such as "zh"."""
+    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
+
+
 def write_corpus(source: Callable[[str, str], Path], folder: Path, limits: dict[str, int | None]) -> Files:
     """Write the corpus as plain text by part and language, each part cut to its limit."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,17 +227,13 @@ def main() -> int:
     work = quick_work(args.out) if args.quick else full_work(args.out, args.minutes, args.peer_minutes or args.minutes)
     print(machine(), file=sys.stderr)
     limits = {"train": None, "dev": work.lines, "test": work.lines}
-    files = write_corpus(_original, work.folder / "data", limits)
+    files = write_corpus(original_file, work.folder / "data", limits)
     for part in [args.only] if args.only else PARTS:
         run_part(part, work, files)
     results = finished(work)
     for part, result in results.items():
         print(describe(part, result), file=sys.stderr)
     return report(make_rows(results, judged=not args.quick), args.json)
-
-
-def _original(part: str, side: str) -> Path:
-    return data_folder() / "tatoeba-zh-en" / f"{part}.{side}.gz"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transduce.machine import DTYPES, Precision, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import PrefetchedBatches
@@ -22,13 +22,13 @@ from transduce.training.prefetch import PrefetchedBatches
 class PartsAhead:
     """A prefetcher that prepares all micro-batches of a step."""
 
-    def __init__(self, task: TranslationTask) -> None:
-        self._task = task
+    def __init__(self, objective: TranslationObjective) -> None:
+        self._objective = objective
 
     def look_ahead(self, parts: list[Batch]) -> None:
         """Prepare the micro-batches of a step before it runs."""
         for part in parts:
-            self._task.prefetch(part)
+            self._objective.prefetch(part)
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     optimizer = FlatOptimizer(model, optimizer_settings(precision, work.optimizer), DTYPES[precision])
     kind = work.kernels or choose_kernels(work.device, work.threads).value
     record = choose_record(work.device, kind, processes=1).value if work.record is None else work.record
-    task = TranslationTask(model, label_smoothing=work.label_smoothing, record=record)
+    objective = TranslationObjective(model, label_smoothing=work.label_smoothing, record=record)
 
     def make_parts(source: Ids, target: Ids) -> list[Batch]:
         tokens = int((target != work.pad_id).sum())
@@ -56,13 +56,13 @@ def main() -> None:
         ]
 
     steps = Present([make_parts(source, target) for source, target in pairs])
-    batches = steps if work.device == "cpu" else PrefetchedBatches(steps, PartsAhead(task))
+    batches = steps if work.device == "cpu" else PrefetchedBatches(steps, PartsAhead(objective))
 
     def step(number: int) -> None:
         tokens, parts = 0, batches.batch(0, number)
         for part in parts:
             optimizer.begin_batch(last=part is parts[-1])
-            loss = task.loss(part)
+            loss = objective.loss(part)
             loss.total.backward()
             optimizer.collect_gradient()
             tokens += loss.tokens

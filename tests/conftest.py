@@ -176,6 +176,17 @@ def browser() -> "Iterator[Browser]":
         chromium.close()
 
 
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def one_or_two_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Set PyTorch's number of threads, first to one and then to two."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def threads(request: pytest.FixtureRequest) -> None:
     """Run the test twice, with one and with three PyTorch threads."""

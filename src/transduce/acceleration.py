@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
+from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder
@@ -105,8 +105,8 @@ except ModuleNotFoundError as missing:
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
-    class Selection(NamedTuple):
-        """A selection of the backend that decodes with a model, and the reasons why faster backends do not."""
+    class DecoderChoice(NamedTuple):
+        """The backend that decodes a model, and the reasons why faster backends do not."""
 
         backend: str
         refused: dict[str, str]
@@ -158,14 +158,14 @@ except ModuleNotFoundError as missing:
         """Return the model itself, since there is no inference copy without the kernels package."""
         return model
 
-    def forecast_decoder(model: nn.Module, device: str) -> Selection:  # type: ignore[misc]  # noqa: ARG001
+    def forecast_decoder(model: nn.Module, device: str) -> DecoderChoice:  # type: ignore[misc]  # noqa: ARG001
         """Return the reference implementation as the one that will decode a model, since there are no kernels."""
-        return Selection("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
+        return DecoderChoice("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
 
-    def select_decoder(model: nn.Module) -> Selection:  # type: ignore[misc]
+    def select_decoder(model: nn.Module) -> DecoderChoice:  # type: ignore[misc]
         """Return the model's own PyTorch modules as the backend that decodes it, since there are no kernels."""
         on_cpu = next(model.parameters()).device.type == "cpu"
-        return Selection("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
+        return DecoderChoice("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         """Encode source ids (B, S) with the model's PyTorch modules, since there are no kernels."""
@@ -183,7 +183,7 @@ except ModuleNotFoundError as missing:
         """Return None, since no compiled steps exist without the kernels package."""
         return None
 
-    def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:  # noqa: ARG001
+    def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:  # noqa: ARG001
         """Return None, since no compiled search exists without the kernels package."""
         return None
 

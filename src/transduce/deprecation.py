@@ -21,6 +21,7 @@ REMOVED_IN = "0.3"
 """The version that removes the old names below."""
 
 COMMANDS = {"remember": "build-datastore", "review": "estimate-quality", "fill": "fill-mask"}
+# Commands that write a folder still have the option `--out`.
 OPTIONS = {
     "--examples": "--datastore",
     "--look-again": "--redecode",
@@ -28,6 +29,7 @@ OPTIONS = {
     "--from": "--init-from",
     "--strict": "--batch-invariant",
     "--max-study-pieces": "--max-inspection-tokens",
+    "--out": "--output",
 }
 SETTINGS = {
     "start_from": "init_from",

@@ -207,7 +207,7 @@ def test_options_on_search_reach_it(
     [
         (["--shard", "5/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 5/4"),
         (["--workers", "0"], "`--workers` must be at least 1, but is 0"),
-        (["--resume"], "--resume continues a file, but none is named: add --out FILE"),
+        (["--resume"], "--resume continues a file, but none is named: add --output FILE"),
         (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
         (["--diverse-groups", "3"], "`--diverse-groups` must divide `--beam-size` (4), but is 3: change one of them"),
         (

@@ -227,7 +227,7 @@ def test_plots_of_a_model(trained: Path, toy_corpus: Path, capfdbinary: pytest.C
 def test_a_plot_in_a_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "masks.svg"
-    assert main(["plot", "masks", "--out", str(picture)]) == 0
+    assert main(["plot", "masks", "--output", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"<?xml")
 
 
@@ -241,7 +241,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
         (["lengths", "x"], "pass --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),
-        (["masks", "--out", "masks.jpg"], "end in .png, .svg, .pdf"),
+        (["masks", "--output", "masks.jpg"], "end in .png, .svg, .pdf"),
     ],
 )
 def test_plot_refuses_what_it_cannot_draw(

@@ -19,7 +19,7 @@ MAX_BYTES = 300_000
 
 
 def load_maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_fixture", HERE / "make_fixture.py")
+    spec = importlib.util.spec_from_file_location("make_resumable_run", HERE / "make_resumable_run.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from transduce.data import Batch, BatchPlan, IdRun, prepare
-from transduce.data.batches import Lengths, Run
+from transduce.data import Batch, BatchPlan, EncodedSentences, prepare
+from transduce.data.batches import Lengths, PairRange
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 
@@ -25,22 +25,22 @@ class SyntheticCorpus:
         self._lengths = random.integers(1, longest + 1, (2, pairs), dtype=np.int32)
         self.pairs_read = 0
 
-    def read_run_weights(self, runs: Sequence[Run]) -> None:
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> None:
         """Return that the pairs have no weights."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
+        source, target = (np.concatenate([side[start:stop] for start, stop in ranges]) for side in self._lengths)
         return source, target
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        numbers = np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop in runs])
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        numbers = np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop in ranges])
         self.pairs_read += len(numbers)
-        source, target = (self._run(numbers, lengths) for lengths in self.read_run_lengths(runs))
+        source, target = (self._encoded(numbers, lengths) for lengths in self.read_range_lengths(ranges))
         return source, target
 
     @staticmethod
-    def _run(numbers: NDArray[np.uint32], lengths: Lengths) -> IdRun:
-        return IdRun(np.repeat(numbers, lengths), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+    def _encoded(numbers: NDArray[np.uint32], lengths: Lengths) -> EncodedSentences:
+        return EncodedSentences(np.repeat(numbers, lengths), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
 
     def length(self, side: int, pair: int) -> int:
         return int(self._lengths[side, pair])
@@ -169,7 +169,9 @@ def test_little_padding_on_real_sentences(data_folder: Path, tmp_path: Path) -> 
 def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None:
     corpus = SyntheticCorpus(2_000, longest=60)
     whole = BatchPlan(corpus, batch_tokens=200, seed=3)
-    shares = [BatchPlan(corpus, batch_tokens=200, seed=3, share=(rank, processes)) for rank in range(processes)]
+    shares = [
+        BatchPlan(corpus, batch_tokens=200, seed=3, rank_and_count=(rank, processes)) for rank in range(processes)
+    ]
     empty = 0
     for position in range(0, len(whole), 3):
         batch = whole.batch(1, position)
@@ -184,7 +186,7 @@ def test_the_shares_of_all_processes_are_the_whole_batch(processes: int) -> None
 
 def test_a_share_of_a_batch_with_too_few_rows_has_no_target_tokens() -> None:
     corpus = SyntheticCorpus(5, longest=3)
-    share = BatchPlan(corpus, batch_tokens=1, seed=1, share=(3, 4))
+    share = BatchPlan(corpus, batch_tokens=1, seed=1, rank_and_count=(3, 4))
     batch = share.batch(0, 0)
     assert batch.target_tokens == 0
     assert len(batch.indices) == 0

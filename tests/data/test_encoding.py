@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data import IdRun, parts
+from transduce.data import EncodedSentences, parts
 from transduce.data.parts import SentenceEncoder
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, Vocabulary, read_lines, read_pairs
 from transduce.text.vocabulary import tokenizes_words_independently
@@ -30,7 +30,7 @@ def plain(vocabulary: Vocabulary, sentences: list[str]) -> list[list[int]]:
     return [[*ids, vocabulary.eos_id] for ids in vocabulary.encode_batch(sentences)]
 
 
-def split(run: IdRun) -> list[list[int]]:
+def split(run: EncodedSentences) -> list[list[int]]:
     return [run.ids[start:stop].tolist() for start, stop in pairwise(run.offsets)]
 
 

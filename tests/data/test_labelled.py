@@ -14,8 +14,8 @@ def texts(length: int = 12) -> LabeledTexts:
     return LabeledTexts([[10 + n] * (1 + n % 20) for n in range(TEXTS)], [n % 7 for n in range(TEXTS)], MARKS, length)
 
 
-def plan(share: tuple[int, int] = (0, 1), seed: int = 1) -> LabeledPlan:
-    return LabeledPlan(texts(), rows=8, seed=seed, pad_id=0, share=share)
+def plan(rank_and_count: tuple[int, int] = (0, 1), seed: int = 1) -> LabeledPlan:
+    return LabeledPlan(texts(), rows=8, seed=seed, pad_id=0, rank_and_count=rank_and_count)
 
 
 @pytest.mark.parametrize("epoch", [0, 5])

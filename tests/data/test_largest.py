@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from transduce.data.batches import BatchPlan, Lengths, Run, largest_batches
-from transduce.data.id_files import IdRun
+from transduce.data.batches import BatchPlan, Lengths, PairRange, largest_batches
+from transduce.data.id_files import EncodedSentences
 
 
 class SyntheticCorpus:
@@ -19,17 +19,19 @@ class SyntheticCorpus:
         random = np.random.default_rng(seed)
         self._lengths = np.minimum(200, random.geometric(0.06, (2, pairs))).astype(np.int32)
 
-    def read_run_weights(self, runs: Sequence[Run]) -> None:
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> None:
         """Return that the pairs have no weights."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
+        source, target = (np.concatenate([side[start:stop] for start, stop in ranges]) for side in self._lengths)
         return source, target
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
         source, target = (
-            IdRun(np.full(lengths.sum(), 5, np.uint32), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
-            for lengths in self.read_run_lengths(runs)
+            EncodedSentences(
+                np.full(lengths.sum(), 5, np.uint32), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+            )
+            for lengths in self.read_range_lengths(ranges)
         )
         return source, target
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from transduce.data.batches import BatchPlan, Run
-from transduce.data.id_files import IdRun
-from transduce.data.mixing import MixedPlan, Mixture, share_at, stream_runs
+from transduce.data.batches import BatchPlan, PairRange
+from transduce.data.id_files import EncodedSentences
+from transduce.data.mixing import MixedPlan, Mixture, share_at, stream_ranges
 from transduce.errors import TransduceError
 from transduce.tasks.settings.reading import make_settings
 
@@ -21,20 +21,20 @@ class Numbered:
     def __init__(self, pairs: int) -> None:
         self.pairs = pairs
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Return the pairs of the runs."""
-        numbers = np.concatenate([np.arange(*run) for run in runs])
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return the pairs of the ranges."""
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
         lengths = 2 + numbers % 5
         ids = np.repeat(numbers + 1, lengths).astype(np.uint32)
-        run = IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
+        run = EncodedSentences(ids, np.concatenate(([0], np.cumsum(lengths))))
         return run, run
 
-    def read_run_weights(self, runs: Sequence[Run]) -> None:
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> None:
         """Return that the pairs have no weights."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of the pairs of the runs."""
-        source, target = self.read_runs(runs)
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths of the pairs of the ranges."""
+        source, target = self.read_ranges(ranges)
         return source.lengths, target.lengths
 
 
@@ -65,20 +65,20 @@ def test_corpora_without_a_share_divide_the_rest() -> None:
 
 
 def test_a_stream_has_every_pair_once_in_each_pass() -> None:
-    first = [pair for run in stream_runs(1, (100, 300), 7, 0, 200) for pair in range(*run)]
+    first = [pair for each in stream_ranges(1, (100, 300), 7, 0, 200) for pair in range(*each)]
     assert sorted(first) == list(range(100, 300))
     assert first != sorted(first)
-    both = [pair for run in stream_runs(1, (100, 300), 7, 0, 400) for pair in range(*run)]
+    both = [pair for each in stream_ranges(1, (100, 300), 7, 0, 400) for pair in range(*each)]
     assert both[:200] == first
     assert sorted(both[200:]) == list(range(100, 300))
     assert both[200:] != first
     # Any position is reached without those before it.
     for start in (0, 1, 31, 32, 199, 200, 333):
-        part = [pair for run in stream_runs(1, (100, 300), 7, start, 50) for pair in range(*run)]
+        part = [pair for each in stream_ranges(1, (100, 300), 7, start, 50) for pair in range(*each)]
         assert part == both[start : start + 50]
 
 
-def plan(shares: Mixture, run_batches: int | None = 200, share: tuple[int, int] = (0, 1)) -> MixedPlan:
+def plan(shares: Mixture, run_batches: int | None = 200, rank_and_count: tuple[int, int] = (0, 1)) -> MixedPlan:
     corpus = Numbered(12_000)
     return MixedPlan(
         corpus,
@@ -88,7 +88,7 @@ def plan(shares: Mixture, run_batches: int | None = 200, share: tuple[int, int] 
         seed=3,
         epoch_batches=190,
         run_batches=run_batches,
-        share=share,
+        rank_and_count=rank_and_count,
     )
 
 
@@ -111,7 +111,7 @@ def test_a_batch_depends_on_its_position_alone() -> None:
     for number in (150, 3, 77, 78):
         one, same = whole.batch(*divmod(number, 190)), other.batch(*divmod(number, 190))
         assert np.array_equal(one.source, same.source)
-        shares = [plan(mixture, share=(rank, 2)).batch(*divmod(number, 190)).indices for rank in range(2)]
+        shares = [plan(mixture, rank_and_count=(rank, 2)).batch(*divmod(number, 190)).indices for rank in range(2)]
         assert sorted(np.concatenate(shares)) == sorted(one.indices)
 
 

@@ -21,17 +21,17 @@ def test_permutations_never_change() -> None:
 def test_blocks_deal_out_every_pair_once() -> None:
     for pairs in (1, 255, 256, 257, 65_536, 300_001):
         blocks = Blocks(pairs, seed=3)
-        numbers = [np.arange(*run) for block in range(blocks.count) for run in blocks.runs(block)]
+        numbers = [np.arange(*each) for block in range(blocks.count) for each in blocks.ranges(block)]
         np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(pairs))
 
 
 def test_a_small_corpus_is_one_run_and_large_blocks_are_mixed_and_alike() -> None:
-    assert Blocks(20_000, seed=1).runs(0) == [(0, 20_000)]
+    assert Blocks(20_000, seed=1).ranges(0) == [(0, 20_000)]
     blocks = Blocks(655_360, seed=1)
-    sizes = [sum(stop - start for start, stop in blocks.runs(block)) for block in range(blocks.count)]
+    sizes = [sum(stop - start for start, stop in blocks.ranges(block)) for block in range(blocks.count)]
     assert sizes == [65_536] * 10
-    assert len(blocks.runs(0)) > 100
-    assert blocks.runs(0) != Blocks(655_360, seed=2).runs(0)
+    assert len(blocks.ranges(0)) > 100
+    assert blocks.ranges(0) != Blocks(655_360, seed=2).ranges(0)
 
 
 def test_pairs_stand_by_their_longer_side_and_go_there_and_back() -> None:

@@ -53,7 +53,7 @@ def test_both_sides_have_the_same_placeholders_once(made: Made) -> None:
     tokenizer, corpus = made
     plan = BatchPlan(corpus, batch_tokens=300, seed=1)
     masked, changed, rows = PlaceholderPlan(plan, masker(made)), 0, 0
-    longest = [int(lengths.max()) for lengths in corpus.read_run_lengths([(0, corpus.pairs)])]
+    longest = [int(lengths.max()) for lengths in corpus.read_range_lengths([(0, corpus.pairs)])]
     for position in range(len(plan)):
         plain, batch = plan.batch(0, position), masked.batch(0, position)
         assert batch.indices.tolist() == plain.indices.tolist()
@@ -88,6 +88,8 @@ def test_a_share_of_a_batch_has_its_rows(made: Made) -> None:
     whole = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1), masker(made)).batch(2, 0)
     pad = made[0].source.pad_id
     for r in (0, 1):
-        part = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1, share=(r, 2)), masker(made)).batch(2, 0)
+        part = PlaceholderPlan(BatchPlan(made[1], batch_tokens=300, seed=1, rank_and_count=(r, 2)), masker(made)).batch(
+            2, 0
+        )
         rows = [[id for id in row if id != pad] for row in part.source.tolist()]
         assert rows == [[id for id in row if id != pad] for row in whole.source[r::2].tolist()]

@@ -18,7 +18,7 @@ from transduce.tasks.corpus import (
     reopen_prepared_corpus,
     use_prepared_corpus,
 )
-from transduce.tasks.kinds.translation import Translation
+from transduce.tasks.kinds.translation import TranslationKind
 from transduce.tasks.prepared_folder import open_prepared_folder, tokenizer_settings_of
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import Settings
@@ -155,7 +155,7 @@ def test_sigterm_leaves_nothing_behind(sides: list[str], tmp_path: Path, monkeyp
 
 
 def read(settings: Settings, folder: Path) -> TaskText:
-    return Translation().read_text(settings, folder, overwrite=False)
+    return TranslationKind().read_text(settings, folder, overwrite=False)
 
 
 def with_prepared(prepared: Path, **tables: dict[str, object]) -> Settings:

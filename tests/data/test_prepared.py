@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data import HoldOutSettings, IdRun, PreparedCorpus, prepare
+from transduce.data import EncodedSentences, HoldOutSettings, PreparedCorpus, prepare
 from transduce.data.id_files import SideReader, SideWriter
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, Vocabulary, read_pairs
@@ -48,12 +48,12 @@ def test_what_was_written_is_read_back(files: CorpusFiles, tokenizer: Tokenizer,
 def test_counts_and_lengths_agree_with_the_ids(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = PreparedCorpus.open(prepare(files, tokenizer, FilterSettings(), tmp_path / "c").folder, tokenizer)
     expected = [len(ids) + 1 for ids in tokenizer.source.encode_batch(SOURCES)]
-    source_lengths, target_lengths = corpus.read_run_lengths([(0, 300)])
+    source_lengths, target_lengths = corpus.read_range_lengths([(0, 300)])
     assert source_lengths.tolist() == expected
     assert source_lengths.dtype == target_lengths.dtype == np.int32
     assert corpus.source_tokens == sum(expected)
     assert corpus.target_tokens == target_lengths.sum()
-    assert corpus.read_run_lengths([(5, 9)])[0].tolist() == expected[5:9]
+    assert corpus.read_range_lengths([(5, 9)])[0].tolist() == expected[5:9]
     statistics = corpus.statistics
     assert (statistics.pairs, statistics.source_tokens) == (300, sum(expected))
     assert statistics.mean_source_length == pytest.approx(np.mean(expected))
@@ -87,7 +87,7 @@ def test_equal_input_gives_equal_files(files: CorpusFiles, tokenizer: Tokenizer,
 def test_a_large_vocabulary_takes_four_bytes_an_id(tmp_path: Path) -> None:
     for size, dtype in ((65_536, "<u2"), (65_537, "<u4")):
         with SideWriter(tmp_path, "source", vocabulary_size=size, pad_id=0) as writer:
-            writer.append(IdRun(np.array([size - 1, 1, 1], dtype), np.array([0, 2, 3])))
+            writer.append(EncodedSentences(np.array([size - 1, 1, 1], dtype), np.array([0, 2, 3])))
         card = writer.card()
         assert card.dtype == dtype
         run = SideReader(tmp_path, "source", card, 2).read(0, 2)

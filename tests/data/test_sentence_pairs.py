@@ -36,9 +36,11 @@ def text(documents: int = 4) -> SentenceStore:
     return SentenceStore(np.array(ids, np.uint16), np.array(offsets))
 
 
-def plan(share: tuple[int, int] = (0, 1), *, store: SentenceStore | None = None, **changed: object) -> SentencePairPlan:
+def plan(
+    rank_and_count: tuple[int, int] = (0, 1), *, store: SentenceStore | None = None, **changed: object
+) -> SentencePairPlan:
     settings = {"length": 33, "batch_tokens": 8 * 33, "seed": 1} | changed
-    return SentencePairPlan(store or text(), MARKS, PairSettings(**settings), np.arange(FIRST, 60_000), share)  # type: ignore[arg-type]
+    return SentencePairPlan(store or text(), MARKS, PairSettings(**settings), np.arange(FIRST, 60_000), rank_and_count)  # type: ignore[arg-type]
 
 
 def unmasked(batch: SentencePairBatch) -> np.ndarray:

@@ -135,7 +135,7 @@ def test_any_batch_is_reached_without_those_before_it() -> None:
 def test_processes_share_a_batch_out() -> None:
     series, scale = numbered(12), measure_scale(np.arange(12.0)[:, None], "series")
     whole = SeriesPlan(series, scale, rows=3, seed=3)
-    parts = [SeriesPlan(series, scale, rows=3, seed=3, share=(rank, 2)) for rank in range(2)]
+    parts = [SeriesPlan(series, scale, rows=3, seed=3, rank_and_count=(rank, 2)) for rank in range(2)]
     for position in range(len(whole)):
         shares = [part.batch(0, position) for part in parts]
         assert sorted(np.concatenate([s.indices for s in shares])) == sorted(whole.batch(0, position).indices)

@@ -99,6 +99,7 @@ def test_merged_shards_are_the_bytes_of_one_go(
         "line without two columns",
         "header",
         "weight of 0",
+        "empty line between documents",
     ]
     assert whole.filters.held_out > 10
     parts = [shard(files, tokenizer, tmp_path / str(number), number, count) for number in range(1, count + 1)]
@@ -290,11 +291,11 @@ def test_a_corpus_that_is_prepared_anew_is_not_read_on(
     with pytest.raises(TransduceError, match=r"source\.offsets was written again while in use"):
         found.read(0, 5)
     with pytest.raises(TransduceError, match=r"source\.offsets was written again while in use"):
-        found.read_run_lengths([(0, 5)])
+        found.read_range_lengths([(0, 5)])
 
 
 def test_a_file_that_shrinks_while_it_is_read(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     found = prepare(files, tokenizer, FILTERS, tmp_path / "whole")
     (tmp_path / "whole" / "source.offsets").write_bytes(b"12345678")
     with pytest.raises(TransduceError, match=r"source\.offsets has become shorter while it was read"):
-        found.read_run_lengths([(0, 5)])
+        found.read_range_lengths([(0, 5)])

@@ -84,9 +84,9 @@ def corpus_of(tokenizer: Tokenizer, folder: Path) -> PreparedCorpus:
     return prepare(files, tokenizer, FilterSettings(drop_identical=False), folder / "corpus")
 
 
-def sampled(tokenizer: Tokenizer, corpus: PreparedCorpus, share: tuple[int, int] = (0, 1)) -> SampledPlan:
+def sampled(tokenizer: Tokenizer, corpus: PreparedCorpus, rank_and_count: tuple[int, int] = (0, 1)) -> SampledPlan:
     sides = (tokenizer.source, tokenizer.target)
-    plan = BatchPlan(corpus, batch_tokens=60, seed=1, share=share)
+    plan = BatchPlan(corpus, batch_tokens=60, seed=1, rank_and_count=rank_and_count)
     samplers = sentence_samplers(sides, bpe_dropout=0.3, unigram_alpha=None)
     return SampledPlan(plan, sides, samplers, seed=7, growth_rate=0.3)
 

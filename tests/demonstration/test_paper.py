@@ -146,7 +146,7 @@ def test_a_figure_of_a_trained_model_is_drawn(
     command = ["paper", name, "--model", str(trained), "--sentence", "昨天我吃苹果", "--threads", "1"]
     assert main(command) == 0
     assert "The paper, layer 5 of 6" in capsys.readouterr().out
-    assert main([*command, "--out", str(tmp_path / "figure.svg"), "--json", str(tmp_path / "figure.json")]) == 0
+    assert main([*command, "--output", str(tmp_path / "figure.svg"), "--json", str(tmp_path / "figure.json")]) == 0
     assert (tmp_path / "figure.svg").read_bytes().startswith(b"<?xml")
     report = json.loads((tmp_path / "figure.json").read_text("utf-8"))
     assert report["title"].startswith(f"Figure {name[-1]}: self-attention in layer")

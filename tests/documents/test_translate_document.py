@@ -63,7 +63,7 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source, target = tmp_path / "film.srt", tmp_path / "film.en.srt"
     source.write_bytes(SRT.format(sentence).encode())
-    assert main(["translate", str(trained), str(source), "--out", str(target), *QUICK]) == 0
+    assert main(["translate", str(trained), str(source), "--output", str(target), *QUICK]) == 0
     assert "1 text in" in capsys.readouterr().err
     lines = target.read_bytes().decode().split("\r\n")
     assert lines[:2] == ["1", "00:00:01,000 --> 00:00:02,000"]
@@ -80,7 +80,7 @@ def test_the_command_translates_text_in_other_encodings(
     source, target = tmp_path / name, tmp_path / f"out.{name}"
     source.write_bytes(f"{first}\r\n\r\n  {second}\r\n".encode("gb18030"))
     command = ["translate", str(trained), str(source), "--encoding", "gb18030", *options, *QUICK]
-    assert main([*command, "--keep-source", "--out", str(target)]) == 0
+    assert main([*command, "--keep-source", "--output", str(target)]) == 0
     lines = target.read_bytes().decode("gb18030").split("\r\n")
     assert (lines[0], lines[2], lines[3], lines[5:]) == (first, "", f"  {second}", [""])
     capsys.readouterr()
@@ -116,7 +116,7 @@ def test_names_of_translations() -> None:
         ("a.rtf", "x", [], "a.rtf is named .rtf, which cannot be translated: convert it to one of .txt"),
         ("a.txt", "%PDF-1.7", [], "a.txt is PDF, which cannot be translated"),
         ("a.srt", SRT.format("x"), ["--workers", "2"], "`--workers` applies to lines of text, not to documents"),
-        ("a.srt", SRT.format("x"), ["--out", "b.vtt"], "b.vtt would be vtt by its name, but the document stays srt"),
+        ("a.srt", SRT.format("x"), ["--output", "b.vtt"], "b.vtt would be vtt by its name, but the document stays srt"),
         ("a.txt", "x", ["--columns", "x"], "`--columns` applies to documents, but the input is lines of text"),
         ("a.csv", "a,b\n1,2\n", [], "Name the columns to translate by `--columns`"),
         ("a.csv", "a,b\n1,2\n", ["--columns", "c"], "`--columns` must name columns of the table (a, b)"),
@@ -126,7 +126,7 @@ def test_names_of_translations() -> None:
         ("a.txt", "x", ["--keep-source", "--columns", "x"], "`--columns` applies to csv, tsv"),
         ("a.txt", "ä", ["--encoding", "ascii"], "a.txt should be text in ascii"),
         ("a.txt", "x", ["--encoding", "utf-8", "--workers", "2"], "`--workers` applies to lines of text"),
-        ("a.docx", "x", ["--out", "b.docx"], "its content is not an archive"),
+        ("a.docx", "x", ["--output", "b.docx"], "its content is not an archive"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -153,7 +153,7 @@ def test_an_archive_is_written_beside_the_document(capsys: Capture, trained: Pat
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["mimetype", "content.xml"]
     assert main(command) == 2
-    assert f"{path} exists already: name the file to write by --out" in capsys.readouterr().err
+    assert f"{path} exists already: name the file to write by --output" in capsys.readouterr().err
 
 
 def test_documents_on_standard_input_are_refused(

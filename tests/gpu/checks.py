@@ -32,10 +32,8 @@ from numpy.typing import NDArray
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.decoding import CompiledSearch, find_compiled_search
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda import backend, decode_graph, rows
-from transduce.kernels.cuda import rows as norms
-from transduce.kernels.cuda import rows as seeds
 from transduce.kernels.cuda import search as gpu_search
 from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
@@ -48,10 +46,10 @@ from transduce.model.feed_forward import Dropout
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
-from transduce.search.beam import Beam, BeamSearch, beam_search
+from transduce.search.beam import BeamOptions, BeamSearch, beam_search
 from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
@@ -86,9 +84,9 @@ def check_norms() -> None:
         gradient = randn(count, width, dtype=dtype)
         for inputs in ((x, weight, bias), (x, weight)):
             if len(inputs) == 3:
-                found, expected = norms.layer_norm(*inputs, 1e-5), F.layer_norm(x, (width,), weight, bias, 1e-5)
+                found, expected = rows.layer_norm(*inputs, 1e-5), F.layer_norm(x, (width,), weight, bias, 1e-5)
             else:
-                found, expected = norms.rms_norm(*inputs, 1e-5), F.rms_norm(x, (width,), weight, 1e-5)
+                found, expected = rows.rms_norm(*inputs, 1e-5), F.rms_norm(x, (width,), weight, 1e-5)
             slopes = (torch.autograd.grad(each, inputs, gradient) for each in (found, expected))
             bounds = {"rtol": 0.03, "atol": 0.25} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
             compare([found, *next(slopes)], [expected, *next(slopes)], **bounds)
@@ -96,13 +94,13 @@ def check_norms() -> None:
 
 def check_residual_norm_adds_both_gradients() -> None:
     x, weight, bias = randn(9, 64, learns=True), randn(64, learns=True), randn(64, learns=True)
-    kept, found = norms.residual_norm(x, weight, bias, 1e-5)
+    kept, found = rows.residual_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(kept, x)
     expected = F.layer_norm(x, (64,), weight, bias, 1e-5)
     one, other = randn(9, 64), randn(9, 64)
     both = torch.autograd.grad((kept, found), x, (one, other))
     compare(both, torch.autograd.grad((x * 1.0, expected), x, (one, other)))
-    kept, _ = norms.residual_norm(x, weight, bias, 1e-5)
+    kept, _ = rows.residual_norm(x, weight, bias, 1e-5)
     compare(torch.autograd.grad(kept, x, one), [one])
 
 
@@ -337,20 +335,20 @@ def losses(
     if adapted:
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), GEMM_DTYPES[-1] if adapted else torch.float32)
-    task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
+    objective, found = TranslationObjective(model, label_smoothing=0.1, record=record), []
     with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
             torch.manual_seed(number)
             if number % 2:
-                task.prefetch(batches[1])
-            loss = task.loss(batches[number % 2])
+                objective.prefetch(batches[1])
+            loss = objective.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
             found += [loss.total.item(), loss.negative_log_likelihood.item(), owner.step(loss.tokens, 0.01)]
         model.eval()
         with torch.inference_mode():
-            found.append(task.loss(batches[0]).total.item())
+            found.append(objective.loss(batches[0]).total.item())
     return found, owner.weights_to_keep()
 
 
@@ -464,11 +462,11 @@ def check_replays_use_current_inputs_and_settings() -> None:
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
     model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
     owner = FlatOptimizer(model, training_settings("adam"), torch.float32)
-    task, gradients = TranslationTask(model, label_smoothing=0.1, record=True), []
+    objective, gradients = TranslationObjective(model, label_smoothing=0.1, record=True), []
 
     def gradient(factor: float) -> Tensor:
         torch.manual_seed(4)
-        (task.loss(batch).total * factor).backward()
+        (objective.loss(batch).total * factor).backward()
         found = owner.gradient.clone()
         owner.discard_gradient()
         return found
@@ -478,27 +476,29 @@ def check_replays_use_current_inputs_and_settings() -> None:
         compare(gradients[1:3] + gradients[4:], [gradients[0], 3.0 * gradients[0], gradients[0]], rtol=1e-4, atol=1e-5)
         assert bool(gradients[3].isnan().any())
         assert len(recorded) == 1
-        first, second = task.loss(batch), task.loss(batch)
+        first, second = objective.loss(batch), objective.loss(batch)
         with pytest.raises(RuntimeError, match="are gone"):
             first.total.backward()
         second.total.backward()
         with pytest.raises(RuntimeError, match="are gone"):
             second.total.backward()
         owner.discard_gradient()
-        task.prefetch(batch)
+        objective.prefetch(batch)
         with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # the batch is packed already
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         with recording_disabled():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped
+        assert not torch.allclose(
+            objective.loss(batch).total, objective.loss(batch).total
+        )  # other elements are dropped
         for module in model.modules():
             if isinstance(module, Dropout):
                 module.set(0.0)
-        plain = [task.loss(batch).total for _ in range(3)]
+        plain = [objective.loss(batch).total for _ in range(3)]
         torch.testing.assert_close(plain[0], plain[2])
         assert len(recorded) == 2
         with torch.no_grad():
-            torch.testing.assert_close(task.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(objective.loss(batch).total, plain[0].detach(), rtol=1e-5, atol=1e-5)
 
 
 def check_what_cannot_be_recorded_is_launched() -> None:
@@ -510,7 +510,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
-        if len(loss._inputs) - seeds.MAX_SEEDS == 3:
+        if len(loss._inputs) - rows.MAX_SEEDS == 3:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
@@ -557,10 +557,10 @@ def check_nothing_is_recorded_if_memory_is_scarce() -> None:
 
 def check_more_dropouts_than_there_are_seeds() -> None:
     many = torch.arange(3, device=DEVICE)
-    with seeds.seeds_from_buffer(many):
-        assert [int(seeds.next_seed()) for _ in range(3)] == [0, 1, 2]
+    with rows.seeds_from_buffer(many):
+        assert [int(rows.next_seed()) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(RuntimeError, match="there are seeds for 1024 dropouts, but the model has more"):
-            seeds.next_seed()
+            rows.next_seed()
 
 
 def check_a_limited_number_of_sizes_is_kept() -> None:
@@ -570,8 +570,8 @@ def check_a_limited_number_of_sizes_is_kept() -> None:
     with recording() as recorded, mock.patch.object(backend, "_MAX_SIZES", 2):
         recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the third size evicts the second
-            total, likelihood = recorder(size, np.arange(size) + 1, compute)
-            assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
+            total, negative_log_likelihood = recorder(size, np.arange(size) + 1, compute)
+            assert (total.item(), negative_log_likelihood.item()) == (size * (size + 1) / 2, 1.0)
         assert len(recorded) == 1
 
 
@@ -722,14 +722,14 @@ def check_searches() -> None:
     model.output_weight.mul_(4.0)  # distinct probabilities
     longest = torch.full((4,), 12, device=DEVICE)
     common: dict[str, Any] = {"start_id": model.config.start_id, "eos_id": 1, "max_lengths": longest}
-    searches: list[Callable[[TransformerScorer], Any]] = [
+    searches: list[Callable[[EncoderDecoderScorer], Any]] = [
         lambda scorer: greedy_search(scorer, **common),
         lambda scorer: beam_search(scorer, beam_size=4, n_best=3, **common),
     ]
     for search in searches:
         results = []
         for state in (GpuState(model, source), model.start(source)):
-            scorer = TransformerScorer(model, source)
+            scorer = EncoderDecoderScorer(model, source)
             scorer.state, scorer._logits = state, None
             results.append(search(scorer))
         for found, expected in zip(*results, strict=True):
@@ -749,24 +749,24 @@ def random_search_model(ending: float, **changes: Any) -> Transformer:
     return model
 
 
-def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
+def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> CompiledSearch:
     """Return a search that runs as compiled kernels, each step recorded as one CUDA graph."""
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
-    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
-    found = find_compiled_search(scorer, bounds, beam)
+    limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    found = find_compiled_search(scorer, limits, beam)
     assert found is not None
     return found
 
 
-def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
+def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> Search:
     """Return the equivalent search of the reference implementation."""
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     scorer.state, scorer._logits = model.start(source), None
-    bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
+    limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     if beam.beam_size == 1:
-        return GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
-    return BeamSearch(scorer, bounds, beam)
+        return GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha)
+    return BeamSearch(scorer, limits, beam)
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -786,16 +786,28 @@ def check_compiled_search_equals_beam_search() -> None:
     source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
     large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of the vocabulary
     cases = [
-        (4.0, {}, [Beam(beam_size=1), Beam(beam_size=3, n_best=2), Beam(beam_size=4, n_best=4, alpha=1.0)]),
-        (7.0, {}, [Beam(beam_size=1), Beam(beam_size=2, alpha=0.0)]),
-        (6.0, {"positions": "learned", "max_positions": 9, **large}, [Beam(beam_size=1), Beam(beam_size=2)]),
+        (
+            4.0,
+            {},
+            [
+                BeamOptions(beam_size=1),
+                BeamOptions(beam_size=3, n_best=2),
+                BeamOptions(beam_size=4, n_best=4, alpha=1.0),
+            ],
+        ),
+        (7.0, {}, [BeamOptions(beam_size=1), BeamOptions(beam_size=2, alpha=0.0)]),
+        (
+            6.0,
+            {"positions": "learned", "max_positions": 9, **large},
+            [BeamOptions(beam_size=1), BeamOptions(beam_size=2)],
+        ),
     ]
     ended = 0
     for ending, changes, beams in cases:
         model = random_search_model(ending, **changes)
         for beam in beams:
-            found = run(compiled_search(model, source, longest, beam))
-            assert_same(found, run(reference_search(model, source, longest, beam)))
+            found = run_search(compiled_search(model, source, longest, beam))
+            assert_same(found, run_search(reference_search(model, source, longest, beam)))
             ended += sum(each.ended for hypotheses in found for each in hypotheses)
     assert ended >= 10
 
@@ -805,23 +817,23 @@ def check_a_search_with_nan_logits_ends() -> None:
     model, source = random_search_model(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
     assert model.output_bias is not None
     model.output_bias.fill_(math.nan)
-    for (found,) in run(compiled_search(model, source, [3, 2], Beam(beam_size=1))):
+    for (found,) in run_search(compiled_search(model, source, [3, 2], BeamOptions(beam_size=1))):
         assert all(0 <= piece < 50 for piece in found.ids)
-    assert run(compiled_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
-    assert run(reference_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
+    assert run_search(compiled_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
+    assert run_search(reference_search(model, source, [3, 2], BeamOptions(beam_size=2))) == [[], []]
 
 
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_buffers() -> None:
     model, source = random_search_model(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
     with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
-        for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
+        for beam, few in ((BeamOptions(beam_size=1), 8), (BeamOptions(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
             with mock.patch.object(gpu_search, "_FEW_ROWS", few):
                 search = compiled_search(model, source, longest, beam)
-                found = run(search)
-            assert_same(found, run(reference_search(model, source, longest, beam)))
+                found = run_search(search)
+            assert_same(found, run_search(reference_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
             assert size.capacity > 4 * beam.beam_size
@@ -830,7 +842,7 @@ def check_sentences_of_a_search_move_into_other_buffers() -> None:
 @torch.inference_mode()
 def check_abandoned_sentences_leave_the_search() -> None:
     model, source, longest = random_search_model(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
-    for beam in (Beam(beam_size=1), Beam(beam_size=3, n_best=2)):
+    for beam in (BeamOptions(beam_size=1), BeamOptions(beam_size=3, n_best=2)):
         searches = compiled_search(model, source, longest, beam), reference_search(model, source, longest, beam)
         for step in range(4):
             for search in searches:
@@ -840,7 +852,7 @@ def check_abandoned_sentences_leave_the_search() -> None:
             if step == 1:
                 for search in searches:
                     search.abandon([search.rows.tolist()[0], 1000])
-        assert_same(*(run(search) for search in searches))
+        assert_same(*(run_search(search) for search in searches))
 
 
 def main() -> None:

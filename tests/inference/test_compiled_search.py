@@ -12,13 +12,13 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.inference.decoding import CompiledSearch, find_compiled_search, scored_for
-from transduce.inference.scorers import TransformerScorer, install_search_kernels
+from transduce.inference.scorers import EncoderDecoderScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.selection import NativeReductions
 from transduce.kernels.select import quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.search.beam import Beam, BeamSearch, GenerateSearch
+from transduce.search.beam import BeamOptions, BeamSearch, GenerateSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
     ExtraEndTokens,
@@ -32,7 +32,7 @@ from transduce.search.rules import (
     Rule,
     generate_rules,
 )
-from transduce.search.scorer import Bounds, Hypothesis, Search, length_power, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, length_power, run_search
 from transduce.search.selection import use_kernels
 from transduce.search.settings import SamplingSettings
 
@@ -42,14 +42,6 @@ pytestmark = pytest.mark.usefixtures("every_thread")
 
 PAD, END, V = 0, 1, 200
 LONGEST = [40, 3, 17, 1, 25, 40, 9]
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -86,27 +78,27 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: Transformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
+def both(model: Transformer, beam: BeamOptions, longest: list[int]) -> tuple[CompiledSearch, Search]:
     """Return the compiled search, and the equivalent search that runs step by step."""
-    bounds = Bounds(PAD, END, torch.tensor(longest))
-    program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
+    limits = SequenceLimits(PAD, END, torch.tensor(longest))
+    program = find_compiled_search(EncoderDecoderScorer(model, sources(len(longest))), limits, beam)
     assert program is not None
-    scorer = TransformerScorer(model, sources(len(longest)))
+    scorer = EncoderDecoderScorer(model, sources(len(longest)))
     if beam.beam_size == 1:
-        return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
-    return program, BeamSearch(scorer, bounds, beam)
+        return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha)
+    return program, BeamSearch(scorer, limits, beam)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 5)])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @torch.inference_mode()
 def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float) -> None:
     ended = set()
     for seed in (1, 2):
-        program, stepwise = both(build(seed), Beam(beam_size=beam_size, n_best=n_best, alpha=alpha), LONGEST)
-        found = run(program)
-        assert found == run(stepwise)
+        program, stepwise = both(build(seed), BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha), LONGEST)
+        found = run_search(program)
+        assert found == run_search(stepwise)
         assert [len(own) for own in found] == [
             n_best if limit > 1 or beam_size == 1 else len(found[3]) for limit in LONGEST
         ]
@@ -127,30 +119,30 @@ def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float)
 )
 @torch.inference_mode()
 def test_with_other_models_too(changes: dict[str, object]) -> None:
-    program, stepwise = both(build(**changes), Beam(beam_size=4, n_best=2), LONGEST)
-    assert run(program) == run(stepwise)
+    program, stepwise = both(build(**changes), BeamOptions(beam_size=4, n_best=2), LONGEST)
+    assert run_search(program) == run_search(stepwise)
 
 
 @torch.inference_mode()
 def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
     model = build(end=-100.0)
     for beam_size in (1, 3):
-        program, stepwise = both(model, Beam(beam_size=beam_size), [150, 70])
-        found = run(program)
-        assert found == run(stepwise)
+        program, stepwise = both(model, BeamOptions(beam_size=beam_size), [150, 70])
+        found = run_search(program)
+        assert found == run_search(stepwise)
         assert [len(own[0].ids) for own in found] == [150, 70]
 
 
 @torch.inference_mode()
 def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
     model = build()
-    beam = Beam(beam_size=4)
-    together = run(both(model, beam, [30] * 5)[0])
+    beam = BeamOptions(beam_size=4)
+    together = run_search(both(model, beam, [30] * 5)[0])
     for number, row in enumerate(sources(5)):
-        scorer = TransformerScorer(model, row[None])
-        alone = find_compiled_search(scorer, Bounds(PAD, END, torch.tensor([30])), beam)
+        scorer = EncoderDecoderScorer(model, row[None])
+        alone = find_compiled_search(scorer, SequenceLimits(PAD, END, torch.tensor([30])), beam)
         assert alone is not None
-        assert run(alone)[0] == together[number]
+        assert run_search(alone)[0] == together[number]
 
 
 class Watching:
@@ -172,9 +164,9 @@ def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> Non
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4, 2]}
     results: list[list[list[Hypothesis]]] = []
     watching = []
-    for search in both(build(), Beam(beam_size=beam_size, n_best=2 if beam_size > 1 else 1), LONGEST):
+    for search in both(build(), BeamOptions(beam_size=beam_size, n_best=2 if beam_size > 1 else 1), LONGEST):
         watching.append(Watching(giving_up))
-        results.append(run(search, watching[-1]))
+        results.append(run_search(search, watching[-1]))
     assert watching[0].seen == watching[1].seen
     assert results[0] == results[1]
     assert len(watching[0].seen) >= 6
@@ -182,14 +174,14 @@ def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> Non
 
 @torch.inference_mode()
 def test_it_stands_aside_where_something_sways_the_choice() -> None:
-    model, bounds = build(), Bounds(PAD, END, torch.tensor(LONGEST))
-    scorer = TransformerScorer(model, sources())
-    assert find_compiled_search(scorer, bounds, Beam(beam_size=4, groups=2)) is None
-    assert find_compiled_search(scorer, bounds, Beam(beam_size=V)) is None
-    roomy = Bounds(PAD, END, torch.full((len(LONGEST),), 1_000_000))
-    assert find_compiled_search(scorer, roomy, Beam(beam_size=4)) is None
-    attentive = TransformerScorer(model, sources(), attentive=True)
-    assert find_compiled_search(attentive, bounds, Beam(beam_size=4)) is None
+    model, limits = build(), SequenceLimits(PAD, END, torch.tensor(LONGEST))
+    scorer = EncoderDecoderScorer(model, sources())
+    assert find_compiled_search(scorer, limits, BeamOptions(beam_size=4, groups=2)) is None
+    assert find_compiled_search(scorer, limits, BeamOptions(beam_size=V)) is None
+    roomy = SequenceLimits(PAD, END, torch.full((len(LONGEST),), 1_000_000))
+    assert find_compiled_search(scorer, roomy, BeamOptions(beam_size=4)) is None
+    attentive = EncoderDecoderScorer(model, sources(), attentive=True)
+    assert find_compiled_search(attentive, limits, BeamOptions(beam_size=4)) is None
 
 
 # --- rules on tokens, and the search of `generate` ---
@@ -215,23 +207,23 @@ GENERATE = [
 
 
 def both_with_rules(
-    model: Transformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
+    model: Transformer, beam: BeamOptions, rules: list[Rule], generate: GenerateSettings | None
 ) -> tuple[CompiledSearch | None, Search]:
     """Return the compiled search with rules, and the equivalent search that runs step by step."""
-    bounds = Bounds(PAD, END, torch.tensor(LONGEST))
+    limits = SequenceLimits(PAD, END, torch.tensor(LONGEST))
     if generate is not None:
-        rules = rules + generate_rules(generate, bounds.max_lengths)
-    scorers = [TransformerScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
-    program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate)
+        rules = rules + generate_rules(generate, limits.max_lengths)
+    scorers = [EncoderDecoderScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
+    program = find_compiled_search(scorers[0], limits, beam, rules=rules, generate=generate)
     rules = copy.deepcopy(rules)
     scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=beam.beam_size > 1)
     if generate is None:
         if beam.beam_size == 1:
-            return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha, rules=rules)
-        return program, BeamSearch(scorer, bounds, beam, rules=rules)
+            return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha, rules=rules)
+        return program, BeamSearch(scorer, limits, beam, rules=rules)
     if beam.beam_size == 1:
-        return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha, divisor=length_power, rules=rules)
-    return program, GenerateSearch(scorer, bounds, beam, generate, rules=rules)
+        return program, GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha, divisor=length_power, rules=rules)
+    return program, GenerateSearch(scorer, limits, beam, generate, rules=rules)
 
 
 def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -248,9 +240,9 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
 @torch.inference_mode()
 def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
     for seed, rules in enumerate(RULES.values()):
-        program, stepwise = both_with_rules(build(1 + seed % 3), Beam(beam_size=beam_size), rules, None)
+        program, stepwise = both_with_rules(build(1 + seed % 3), BeamOptions(beam_size=beam_size), rules, None)
         assert program is not None
-        assert_same(run(program), run(stepwise))
+        assert_same(run_search(program), run_search(stepwise))
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -260,20 +252,20 @@ def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_siz
     for number, (name, rules) in enumerate(RULES.items()):
         if "prefixes" in name and generate.forced_first_id is not None:
             continue  # a forced first token begins each prefix
-        beam = Beam(beam_size=beam_size, n_best=min(3, beam_size), alpha=(1.0, 0.0, 2.0)[number % 3])
+        beam = BeamOptions(beam_size=beam_size, n_best=min(3, beam_size), alpha=(1.0, 0.0, 2.0)[number % 3])
         program, stepwise = both_with_rules(build(1 + number % 3), beam, rules, generate)
         assert program is not None
-        assert_same(run(program), run(stepwise))
+        assert_same(run_search(program), run_search(stepwise))
 
 
 @torch.inference_mode()
 def test_sentences_stopped_in_generate_keep_their_hypotheses() -> None:
     giving_up = {2: [0, 5], 4: [1, 6], 6: [4, 2]}
-    beam = Beam(beam_size=4, n_best=2, alpha=1.0)
+    beam = BeamOptions(beam_size=4, n_best=2, alpha=1.0)
     program, stepwise = both_with_rules(build(), beam, RULES["minimum length"], GENERATE[3])
     assert program is not None
     seen = [Watching(giving_up) for _ in range(2)]
-    assert_same(run(program, seen[0]), run(stepwise, seen[1]))
+    assert_same(run_search(program, seen[0]), run_search(stepwise, seen[1]))
 
 
 SAMPLING = [
@@ -288,17 +280,17 @@ def both_samplers(
     sampling: SamplingSettings, samples: int, rules: list[Rule], generate: GenerateSettings | None = None
 ) -> tuple[CompiledSearch, Search]:
     """Return a compiled search that draws tokens, and the equivalent one that runs step by step."""
-    bounds, model = Bounds(PAD, END, torch.tensor(LONGEST)), build(end=2.0)
+    limits, model = SequenceLimits(PAD, END, torch.tensor(LONGEST)), build(end=2.0)
     if generate is not None:
-        rules = rules + generate_rules(generate, bounds.max_lengths)
-    scorers = [TransformerScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
+        rules = rules + generate_rules(generate, limits.max_lengths)
+    scorers = [EncoderDecoderScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
     draws = [Draw(sampling, range(len(LONGEST)), samples=samples) for _ in range(2)]
-    beam = Beam(beam_size=samples, n_best=samples, alpha=0.0)
-    program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate, draw=draws[0])
+    beam = BeamOptions(beam_size=samples, n_best=samples, alpha=0.0)
+    program = find_compiled_search(scorers[0], limits, beam, rules=rules, generate=generate, draw=draws[0])
     assert program is not None
     rules = copy.deepcopy(rules)
     scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=False)
-    return program, GreedySearch(scorer, bounds, draws[1], width=samples, rules=rules)
+    return program, GreedySearch(scorer, limits, draws[1], width=samples, rules=rules)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -314,8 +306,8 @@ def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> 
         (penalized, GENERATE[3]),
     ):
         program, stepwise = both_samplers(sampling, samples, rules, generate)
-        found = run(program)
-        assert_same(found, run(stepwise))
+        found = run_search(program)
+        assert_same(found, run_search(stepwise))
         assert [len(own) for own in found] == [samples] * len(LONGEST)
         ended |= {hypothesis.ended for own in found for hypothesis in own}
     assert ended == {True, False}
@@ -326,7 +318,7 @@ def test_the_same_tokens_are_drawn_while_an_observer_watches() -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4]}
     searches = both_samplers(SAMPLING[0], 3, [ExtraEndTokens(END, [5, 9], summed=True)])
     seen = [Watching(giving_up) for _ in range(2)]
-    found = [run(search, observer) for search, observer in zip(searches, seen, strict=True)]
+    found = [run_search(search, observer) for search, observer in zip(searches, seen, strict=True)]
     assert_same(*found)
     assert seen[0].seen == seen[1].seen
 
@@ -337,7 +329,7 @@ class Unknown(MinimumLength):
 
 @torch.inference_mode()
 def test_unknown_rules_and_orders_are_left_to_the_search_step_by_step() -> None:
-    beam = Beam(beam_size=4)
+    beam = BeamOptions(beam_size=4)
     cases: list[tuple[list[Rule], GenerateSettings | None]] = [
         ([Unknown(3, END)], None),
         ([MinimumLength(3, 9)], None),

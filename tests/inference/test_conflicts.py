@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced
+from transduce.inference.batching import is_unspaced_language, sentence_separator
 from transduce.inference.segmentation import Gap, SegmentedText, Sentence
 from transduce.inference.translation import Alternative, Translation, join_parts
 from transduce.inference.translator import Translator
@@ -131,14 +131,17 @@ def test_a_part_without_a_translation_leaves_no_gap() -> None:
     assert join_parts(SegmentedText("a。b。c。", sentences, gaps), parts, n_best=1, sampled=False).text == "one two"
 
 
-@pytest.mark.parametrize("language", ["zh", "zh-TW", "zh_CN", "zho_Hans", "jpn_Jpan", "ja_XX", "th"])
+@pytest.mark.parametrize(
+    "language", ["zh", "zh-TW", "zh_CN", "zho_Hans", "jpn_Jpan", "ja_XX", "th", "cn", "jp", "chi", "bur"]
+)
 def test_languages_without_spaces_are_known_by_any_code(language: str) -> None:
-    assert is_unspaced(language)
+    assert is_unspaced_language(language)
+    assert sentence_separator(language) == ""
 
 
-@pytest.mark.parametrize("language", [None, "en", "eng_Latn", "thx", "ko", "kor_Hang"])
+@pytest.mark.parametrize("language", [None, "en", "eng_Latn", "thx", "ko", "kor_Hang", "bo"])
 def test_other_languages_have_spaces(language: str | None) -> None:
-    assert not is_unspaced(language)
+    assert not is_unspaced_language(language)
 
 
 def test_what_is_shown_at_a_prompt_is_short(translator: Translator) -> None:

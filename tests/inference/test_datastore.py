@@ -194,7 +194,7 @@ def test_by_commands(
         (tmp_path / f"beer.{name}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     files = ["--source", str(tmp_path / "beer.zh"), "--target", str(tmp_path / "beer.en")]
     out = str(tmp_path / "beer.examples")
-    assert main(["build-datastore", str(trained), *files, "--out", out, "--json", "-", *COMPUTING]) == 0
+    assert main(["build-datastore", str(trained), *files, "--output", out, "--json", "-", *COMPUTING]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert report["pairs"] == len(pairs[0])
@@ -212,5 +212,5 @@ def test_by_commands(
     assert json.loads(capsys.readouterr().out)["decoding"]["datastore"] == out
     assert main([*translate[:3], "--datastore", out, "--batch-invariant", *COMPUTING]) == 2
     assert "--batch-invariant cannot be combined with --datastore" in capsys.readouterr().err
-    assert main(["build-datastore", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
+    assert main(["build-datastore", str(trained), *files, "--output", out, "--dev-source", text, *COMPUTING]) == 2
     assert "pass both --dev-source and --dev-target" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inference.generator import ContinuousGeneration, Generation, Generator
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
@@ -90,9 +90,9 @@ def test_texts_side_by_side_are_those_one_by_one(generator: Generator) -> None:
     prompts = [generator.prompt_ids(text) for text in ("abc def", "g", "hi\nab")]
     never = [generator.vocabulary.pad_id]
 
-    def scorer(*chosen: int) -> ContinuingScorer:
+    def scorer(*chosen: int) -> DecoderOnlyScorer:
         own = [prompts[number] for number in chosen]
-        return ContinuingScorer(generator.model, own, context=CONTEXT, excluded_ids=never)
+        return DecoderOnlyScorer(generator.model, own, context=CONTEXT, excluded_ids=never)
 
     with torch.inference_mode():
         together, alone = scorer(0, 1, 2), [scorer(0), scorer(1), scorer(2)]
@@ -109,7 +109,7 @@ def test_reordered_texts_go_on_from_their_parents(generator: Generator) -> None:
     prompt = generator.prompt_ids("abc")
     never = [generator.vocabulary.pad_id]
     with torch.inference_mode():
-        scorer = ContinuingScorer(generator.model, [prompt], context=CONTEXT, excluded_ids=never)
+        scorer = DecoderOnlyScorer(generator.model, [prompt], context=CONTEXT, excluded_ids=never)
         scorer.step(torch.tensor([[prompt[-1]]]))
         scorer.reorder(torch.tensor([[0, 0]]))
         scorer.step(torch.tensor([[3, 4]]))
@@ -227,8 +227,8 @@ def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Gener
     config = msgspec.structs.replace(generator.model.config, pad_id=tokenizer.target.eos_id, zero_padding_row=False)
     model = Decoder(config).eval()
     model.load_state_dict(generator.model.state_dict())
-    found = ContinuingScorer(model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
-    expected = ContinuingScorer(generator.model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
+    found = DecoderOnlyScorer(model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
+    expected = DecoderOnlyScorer(generator.model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
     newest = torch.tensor([[config.eos_id]])
     for _ in range(3):
         torch.testing.assert_close(found.step(newest), expected.step(newest))

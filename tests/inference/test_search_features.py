@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.load import open_translator
 from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
-from transduce.inference.scorers import BatchInvariantScorer, TransformerScorer, padded_length
+from transduce.inference.scorers import BatchInvariantScorer, EncoderDecoderScorer, padded_length
 from transduce.inference.translation import GrowingText, Translation
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
@@ -306,14 +306,14 @@ def test_strict_results_take_one_thread(trained: Path) -> None:
 def test_strict_results_are_refused_where_a_score_depends_on_the_batch(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = TransformerScorer.step
+    original = EncoderDecoderScorer.step
 
-    def step(self: TransformerScorer, pieces: Tensor) -> Tensor:
+    def step(self: EncoderDecoderScorer, pieces: Tensor) -> Tensor:
         logits = original(self, pieces)
         logits[..., 5] += 1e-6 * len(pieces)  # as a kernel that sums in another order would
         return logits
 
-    monkeypatch.setattr(TransformerScorer, "step", step)
+    monkeypatch.setattr(EncoderDecoderScorer, "step", step)
     translator = open_translator(trained, precision="fp32", device="cpu", threads=1)
     with pytest.raises(
         TransduceError, match="Batch-invariant results are not possible on this machine at this precision"
@@ -335,7 +335,7 @@ def test_a_strict_batch_never_has_few_rows(translator: Translator) -> None:
 
     ids = pad([[5, 6, 1]] * 3, 0, torch.device("cpu"), width=padded_length(3))
     with torch.inference_mode():
-        scorer = BatchInvariantScorer(TransformerScorer(Model(), ids), ids)  # type: ignore[arg-type]
+        scorer = BatchInvariantScorer(EncoderDecoderScorer(Model(), ids), ids)  # type: ignore[arg-type]
         assert scorer.step(torch.zeros(3, 1, dtype=torch.int64)).shape[:2] == (3, 1)
         scorer.reorder(torch.zeros(3, 4, dtype=torch.int64))
         assert scorer.step(torch.full((3, 4), 5)).shape[:2] == (3, 4)

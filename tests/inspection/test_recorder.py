@@ -65,7 +65,7 @@ def test_a_recorded_model_gives_the_same_outputs(variant: str) -> None:
     assert torch.equal(compute(model), before)
     assert set(recording) == {point.name for point in hook_points(model)}
     for point in hook_points(model):
-        assert recording[point.name].dim() == len(point.shape.split()) or variant in ("classes",)
+        assert recording[point.name].dim() == len(point.shape.split())
         if point.name.endswith("weights"):
             assert torch.allclose(recording[point.name].sum(dim=-1), torch.ones(()), atol=1e-5)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -148,6 +148,16 @@ def test_steps_are_joined_along_the_positions() -> None:
     assert len(steps.calls("decoder.0.residual")) == 4
     for name in whole:
         assert torch.allclose(steps[name], whole[name], atol=1e-5), name
+
+
+def test_classes_of_several_calls_are_not_joined() -> None:
+    model = build(**VARIANTS["classes"])
+    with record_activations(model, "logits") as recording:
+        compute(model)
+        compute(model)
+    assert len(recording.calls("logits")) == 2
+    with pytest.raises(TransduceError, match=r"`logits` was recorded in 2 calls, each for other texts"):
+        recording["logits"]
 
 
 def test_calls_of_different_batches_are_not_joined() -> None:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, CompiledSearch, find_compiled_search, start_search
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.decoding import CompiledSearch, SentenceBatch, find_compiled_search, start_search
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
-from transduce.search.beam import Beam
+from transduce.search.beam import BeamOptions
 from transduce.search.rules import GenerateSettings, RepetitionPenalty
-from transduce.search.scorer import Bounds, run
+from transduce.search.scorer import SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -251,9 +251,9 @@ def test_search_writes_what_generate_writes(
         )
         source = torch.randint(5, V - 2, (12, 9))
         expected = generated(theirs, source, theirs_says, said)
-        batch = Batch(source.tolist(), [[]] * 12, [()] * 12, range(12))
+        batch = SentenceBatch(source.tolist(), [[]] * 12, [()] * 12, range(12))
         with torch.inference_mode():
-            found = run(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
+            found = run_search(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
         assert [hypotheses[0].ids for hypotheses in found] == expected, name
         lengths.update(map(len, expected))
     assert any(0 < length < NEW_PIECES - 1 for length in lengths)  # not only empty and cut ones
@@ -338,11 +338,11 @@ def test_the_compiled_search_writes_what_generate_writes(
         )
         source = torch.randint(5, V - 2, (8, 9))
         expected = generated(theirs, source, theirs_says, said)
-        batch = Batch(source.tolist(), [[]] * 8, [()] * 8, range(8))
+        batch = SentenceBatch(source.tolist(), [[]] * 8, [()] * 8, range(8))
         with torch.inference_mode():
             found = start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search)
             assert isinstance(found, CompiledSearch)
-            assert [hypotheses[0].ids for hypotheses in run(found)] == expected, name
+            assert [hypotheses[0].ids for hypotheses in run_search(found)] == expected, name
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
@@ -361,12 +361,12 @@ def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
     ours = with_kernels(theirs, tmp_path)
     prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
     with torch.inference_mode():
-        scorer = ContinuingScorer(ours, prompts, context=30, excluded_ids=[])
+        scorer = DecoderOnlyScorer(ours, prompts, context=30, excluded_ids=[])
         rules = [RepetitionPenalty(prompts, repetition=penalty)]
-        bounds = Bounds(0, -1, torch.full((4,), 15))
-        search = find_compiled_search(scorer, bounds, Beam(beam_size=1, alpha=0.0), rules=rules)
+        limits = SequenceLimits(0, -1, torch.full((4,), 15))
+        search = find_compiled_search(scorer, limits, BeamOptions(beam_size=1, alpha=0.0), rules=rules)
         assert search is not None
-        for prompt, (found,) in zip(prompts, run(search), strict=True):
+        for prompt, (found,) in zip(prompts, run_search(search), strict=True):
             options = {
                 "max_new_tokens": 15,
                 "repetition_penalty": penalty,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.onnx.export import onnx_obstacles
@@ -280,7 +280,10 @@ def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
     assert class_for(changed) is None
     source, _ = batch()
     with torch.inference_mode():
-        state, ids = TransformerScorer(model, source, all_tokens=True), torch.zeros(len(source), 1, dtype=torch.int64)
+        state, ids = (
+            EncoderDecoderScorer(model, source, all_tokens=True),
+            torch.zeros(len(source), 1, dtype=torch.int64),
+        )
         written = [ids]
         for _ in range(4):
             found = state.step(ids).log_softmax(-1)[:, 0]

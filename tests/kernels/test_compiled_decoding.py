@@ -21,7 +21,7 @@ from transduce.kernels.select import quantize, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import DecodingState, MemoryState, Transformer
-from transduce.search.selection import BestSelection, Choice, Step, use_kernels
+from transduce.search.selection import BestSelection, SelectedCandidates, Step, use_kernels
 
 BEST = find_integer_tile()
 if BEST is None:
@@ -65,14 +65,6 @@ LEFT_TO_OTHERS: list[dict[str, object]] = [
 ]
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def build(changes: dict[str, object]) -> PrepackedTransformer:
     torch.manual_seed(3)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
@@ -90,7 +82,7 @@ def build(changes: dict[str, object]) -> PrepackedTransformer:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @torch.inference_mode()
 def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
     torch.manual_seed(1)
@@ -120,7 +112,7 @@ def test_the_greatest_numbers_do_not_overflow() -> None:
             torch.testing.assert_close(product(x), torch.full((3, tile.columns), -sign * width))
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @torch.inference_mode()
 def test_a_rows_product_does_not_depend_on_the_others() -> None:
     torch.manual_seed(1)
@@ -134,7 +126,7 @@ def test_a_rows_product_does_not_depend_on_the_others() -> None:
     assert product(x[:0]).shape == (0, 70)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @torch.inference_mode()
 def test_likely_tokens_have_exact_logits_and_others_rounded_ones(tile: Tile) -> None:
@@ -152,7 +144,7 @@ def test_likely_tokens_have_exact_logits_and_others_rounded_ones(tile: Tile) -> 
         assert torch.equal(product(x[:1]), found[:1])
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize("with_bias", [True, False])
 @torch.inference_mode()
 def test_likely_tokens_have_logits_in_bfloat16_that_are_not_rounded(with_bias: bool) -> None:
@@ -323,7 +315,7 @@ def test_a_model_and_its_copy_have_programs_of_their_own() -> None:
 # --- reductions ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize("size", [64, 70, 300, 8001])
 def test_reductions_equal_those_of_pytorch(size: int) -> None:
     torch.manual_seed(2)
@@ -369,7 +361,7 @@ def test_rows_with_gaps_between_them_are_taken_and_others_refused() -> None:
     assert not kernels.supports(torch.randn(3, 4, 100)[:, :2])
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("size", [64, 300])
 def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
@@ -393,7 +385,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 def test_without_a_normalizer_it_is_the_logits_own() -> None:
     torch.manual_seed(5)
     kernels, logits, scores = NativeReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
@@ -403,13 +395,13 @@ def test_without_a_normalizer_it_is_the_logits_own() -> None:
         assert torch.equal(ours, theirs)
 
 
-def _real(choice: Choice) -> list[Tensor]:
+def _real(selected: SelectedCandidates) -> list[Tensor]:
     """Return a selection without impossible candidates, which may be arbitrary."""
     return [
         torch.where(candidates.totals > float("-inf"), values, torch.zeros_like(values))
-        for candidates in choice
+        for candidates in selected
         for values in candidates[:3]
-    ] + [candidates.totals for candidates in choice]
+    ] + [candidates.totals for candidates in selected]
 
 
 def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

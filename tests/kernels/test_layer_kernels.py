@@ -1,7 +1,6 @@
 """Test that a layer run as one kernel call forward and one backward equals its modules to the last bit."""
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -28,14 +27,6 @@ if not KINDS:
 
 of_each_kind = pytest.mark.parametrize("dtype", KINDS, ids=str)
 PAD = 0
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -111,7 +102,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("one_or_two_threads")
 @of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])

@@ -10,17 +10,17 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.inference.decoding import CompiledSearch, find_compiled_search, run_joining
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, DecodingState, PromptState
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.search.settings import SamplingSettings
 
 if find_integer_tile() is None:
@@ -126,8 +126,8 @@ RULES: list[list[Rule]] = [
 ]
 
 
-def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> ContinuingScorer:
-    return ContinuingScorer(model, prompts, context=context, excluded_ids=[PAD, 7])
+def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> DecoderOnlyScorer:
+    return DecoderOnlyScorer(model, prompts, context=context, excluded_ids=[PAD, 7])
 
 
 @pytest.mark.parametrize("rules", RULES, ids=["no rules", "rules"])
@@ -140,28 +140,31 @@ def test_the_compiled_search_continues_prompts_as_step_by_step(
     model, _ = build("int8", changes)
     prompts = [row[:length] for row, length in zip(PROMPTS.tolist(), LENGTHS.tolist(), strict=True)]
     longest = [70, 3, 150, 1, 40]  # more than the first buffers hold
-    bounds, beam = Bounds(0, END, torch.tensor(longest)), Beam(beam_size=beam_size, n_best=min(2, beam_size))
-    program = find_compiled_search(continuing(model, prompts), bounds, beam, rules=rules)
+    limits, beam = (
+        SequenceLimits(0, END, torch.tensor(longest)),
+        BeamOptions(beam_size=beam_size, n_best=min(2, beam_size)),
+    )
+    program = find_compiled_search(continuing(model, prompts), limits, beam, rules=rules)
     assert program is not None
-    stepwise: Search = BeamSearch(continuing(model, prompts), bounds, beam, rules=rules)
+    stepwise: Search = BeamSearch(continuing(model, prompts), limits, beam, rules=rules)
     if beam_size == 1:
-        stepwise = GreedySearch(continuing(model, prompts), bounds, take_argmax, alpha=beam.alpha, rules=rules)
-    found, expected = run(program), run(stepwise)
+        stepwise = GreedySearch(continuing(model, prompts), limits, take_argmax, alpha=beam.alpha, rules=rules)
+    found, expected = run_search(program), run_search(stepwise)
     assert [[each.ids for each in own] for own in found] == [[each.ids for each in own] for own in expected]
     for number, prompt in enumerate(prompts):
         alone = find_compiled_search(
-            continuing(model, [prompt]), bounds._replace(max_lengths=torch.tensor([longest[number]])), beam, rules=rules
+            continuing(model, [prompt]), limits._replace(max_lengths=torch.tensor([longest[number]])), beam, rules=rules
         )
         assert alone is not None
-        assert run(alone)[0] == found[number]
+        assert run_search(alone)[0] == found[number]
 
 
 @torch.inference_mode()
 def test_texts_that_fill_the_context_are_continued_step_by_step() -> None:
     model, _ = build("int8", VARIANTS["GPT-2"])
     for context, is_compiled in ((13, True), (12, False)):
-        bounds = Bounds(0, END, torch.tensor([9]))
-        program = find_compiled_search(continuing(model, [[4, 5, 6, 8, 9]], context), bounds, Beam(beam_size=1))
+        limits = SequenceLimits(0, END, torch.tensor([9]))
+        program = find_compiled_search(continuing(model, [[4, 5, 6, 8, 9]], context), limits, BeamOptions(beam_size=1))
         assert (program is not None) is is_compiled
 
 
@@ -175,7 +178,7 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
     model, _ = build("int8", changes)
     prompts = [[number * 7 % V for number in range(3, 3 + length)] for length in (9, 8, 8, 6, 5, 5, 4, 3, 2, 1, 1)]
     longest = [40, 5, 90, 1, 17, 40, 3, 60, 90, 2, 33]
-    beam = Beam(beam_size=1) if kind == "greedy" else Beam(beam_size=3, n_best=3)
+    beam = BeamOptions(beam_size=1) if kind == "greedy" else BeamOptions(beam_size=3, n_best=3)
     begun: list[list[int]] = []
 
     def begin(numbers: Sequence[int], reserved: ReservedCapacity | None = None) -> CompiledSearch:
@@ -189,16 +192,16 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
         draw = None
         if kind == "samples":
             draw = Draw(SamplingSettings(top_k=40), [0] * len(numbers), samples=3, seeds=list(numbers))
-        bounds = Bounds(0, END, torch.tensor([longest[number] for number in numbers]))
+        limits = SequenceLimits(0, END, torch.tensor([longest[number] for number in numbers]))
         scorer = continuing(model, chosen)
-        search = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw, reserved=reserved)
+        search = find_compiled_search(scorer, limits, beam, rules=rules, draw=draw, reserved=reserved)
         assert search is not None
         return search
 
     found = run_joining(begin, len(prompts), 4)
     assert [number for batch in begun for number in batch] == list(range(len(prompts)))
     assert len(begun) > 4
-    alone = [run(begin([number]))[0] for number in range(len(prompts))]
+    alone = [run_search(begin([number]))[0] for number in range(len(prompts))]
     assert found == alone
     assert {hypothesis.ended for own in found or [] for hypothesis in own} == {True, False}
     chosen = max(range(1, len(alone)), key=lambda number: min(len(each.ids) for each in alone[number]))

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 TILES = [AVX2_TILE, AVX512_TILE]  # on processors with narrow vectors, LLVM splits a wide one in two
 
+pytestmark = pytest.mark.usefixtures("one_or_two_threads")
 KERNELS = NativeTraining()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -41,14 +41,6 @@ PAD = 0
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("jit.compiler", "training.autograd", "train_rows"):
         monkeypatch.setattr(f"transduce.kernels.cpu.{module}.find_integer_tile", lambda: request.param)
-
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.inference.decoding import find_compiled_search
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.prepacked import PREPACKABLE
 from transduce.kernels.select import (
@@ -33,9 +33,9 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.layer_graph import Unsupported, graph_of
 from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Bounds, Search, run
+from transduce.search.scorer import Search, SequenceLimits, run_search
 
 PAD, END, START, V = 0, 1, 0, 96
 SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD]])
@@ -247,12 +247,12 @@ def walk(state: DecodingState) -> Tensor:
 
 def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], float]]:
     """Yield the sentence, the tokens and the summed log-probabilities of each hypothesis that a search finds."""
-    scorer, beam = TransformerScorer(model, SOURCES), Beam(beam_size=width, n_best=width, alpha=0.0)
-    bounds = Bounds(model.config.start_id, END, torch.full((3,), LONGEST))
-    found: Search | None = find_compiled_search(scorer, bounds, beam)
+    scorer, beam = EncoderDecoderScorer(model, SOURCES), BeamOptions(beam_size=width, n_best=width, alpha=0.0)
+    limits = SequenceLimits(model.config.start_id, END, torch.full((3,), LONGEST))
+    found: Search | None = find_compiled_search(scorer, limits, beam)
     if found is None:
-        found = GreedySearch(scorer, bounds, take_argmax) if width == 1 else BeamSearch(scorer, bounds, beam)
-    for sentence, hypotheses in enumerate(run(found)):
+        found = GreedySearch(scorer, limits, take_argmax) if width == 1 else BeamSearch(scorer, limits, beam)
+    for sentence, hypotheses in enumerate(run_search(found)):
         for hypothesis in hypotheses:
             yield sentence, [*hypothesis.ids, *([END] if hypothesis.ended else [])], hypothesis.log_probability
 

@@ -10,7 +10,7 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, Intervention, intervene
 from transduce.kernels.select import compiled_state
@@ -72,7 +72,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any])
 def load_by_kernels(folder: Path, precision: str) -> Translator:
     """Return a translator that runs by kernels on two threads; skip the test if the processor lacks them."""
     translator = open_translator(folder, precision=precision, device="cpu", threads=2)
-    state = TransformerScorer(translator.model, torch.tensor([[5, 1]])).state
+    state = EncoderDecoderScorer(translator.model, torch.tensor([[5, 1]])).state
     if compiled_state(state) is None:
         pytest.skip(f"there are no kernels for {precision} on this processor")
     return translator

@@ -219,7 +219,7 @@ def test_the_trial_changes_no_bit(tmp_path: Path, tiny_run: Any) -> None:
     for precision in ("fp32", "bf16"):
         for largest in ((), [(torch.ones(9, 9, dtype=torch.int64),) * 2]):
             run = tiny_run(tmp_path / f"{precision}-{len(largest)}", steps=5, precision=precision)
-            run.trainer.precautions = Safeguards(largest=largest)
+            run.trainer.safeguards = Safeguards(largest=largest)
             run.trainer.run()
             weights.append(run.weights())
     assert torch.equal(weights[0], weights[1])

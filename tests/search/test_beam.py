@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import beam_search
@@ -293,7 +293,7 @@ def translate(model: Transformer, source: Tensor, beam_size: int) -> list[list[H
     longest = torch.full((len(source),), 12)
     with torch.inference_mode():
         return beam_search(
-            TransformerScorer(model, source),
+            EncoderDecoderScorer(model, source),
             start_id=0,
             eos_id=1,
             max_lengths=longest,

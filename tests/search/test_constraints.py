@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.constraints import (
     ConstrainedSelection,
     Phrase,
@@ -16,7 +16,7 @@ from transduce.search.constraints import (
     WordContinuations,
     allocate,
 )
-from transduce.search.scorer import Bounds, Hypothesis, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 
 START, END = 0, 1
 
@@ -148,10 +148,10 @@ def random_table(seed: int, size: int = 6) -> Tensor:
 def search(
     tables: list[Tensor], wanted: list[list[Phrase]], *, beam_size: int, longest: int, n_best: int = 1
 ) -> list[list[Hypothesis]]:
-    bounds = Bounds(START, END, torch.full((len(tables),), longest))
+    limits = SequenceLimits(START, END, torch.full((len(tables),), longest))
     selection = ConstrainedSelection(wanted, max_lengths=[longest] * len(tables), beam_size=beam_size, eos_id=END)
-    beam = Beam(beam_size=beam_size, n_best=n_best, alpha=0.0)
-    return run(BeamSearch(BigramScorer(tables), bounds, beam, selection=selection))
+    beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=0.0)
+    return run_search(BeamSearch(BigramScorer(tables), limits, beam, selection=selection))
 
 
 def best_by_enumeration(table: Tensor, spellings: list[tuple[int, ...]], longest: int) -> float:
@@ -194,8 +194,8 @@ def test_every_alternative_has_the_phrases() -> None:
 def test_sentences_without_phrases_are_searched_as_ever() -> None:
     tables = [random_table(seed) for seed in (1, 2, 3)]
     mixed = search(tables, [[], phrases((5, 5)), []], beam_size=4, longest=8)
-    bounds = Bounds(START, END, torch.full((3,), 8))
-    plain = run(BeamSearch(BigramScorer(tables), bounds, Beam(beam_size=4, alpha=0.0)))
+    limits = SequenceLimits(START, END, torch.full((3,), 8))
+    plain = run_search(BeamSearch(BigramScorer(tables), limits, BeamOptions(beam_size=4, alpha=0.0)))
     assert (mixed[0], mixed[2]) == (plain[0], plain[2])
     assert mixed[1] == search([tables[1]], [phrases((5, 5))], beam_size=4, longest=8)[0]
 

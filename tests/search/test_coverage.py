@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch, Coverage
-from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, run
+from transduce.search.beam import BeamOptions, BeamSearch, Coverage
+from transduce.search.scorer import Ensemble, Hypothesis, MeanAttention, Scorer, SequenceLimits, run_search
 
 START, END, A, B = 0, 1, 2, 3
 
@@ -40,10 +40,10 @@ class LookingScorer:
 
 def search(beta: float) -> list[Hypothesis]:
     scorer = LookingScorer()
-    bounds = Bounds(START, END, torch.tensor([4]))
+    limits = SequenceLimits(START, END, torch.tensor([4]))
     coverage = Coverage(scorer, beta) if beta else None
-    beam = Beam(beam_size=2, n_best=2, alpha=0.0)
-    (found,) = run(BeamSearch(scorer, bounds, beam, coverage=coverage))
+    beam = BeamOptions(beam_size=2, n_best=2, alpha=0.0)
+    (found,) = run_search(BeamSearch(scorer, limits, beam, coverage=coverage))
     return found
 
 
@@ -102,8 +102,8 @@ class OneStepScorer:
 def test_an_ensemble_averages_probabilities() -> None:
     """One is all but sure of a, the other prefers b a little: (0.9 + 0.4) / 2 against (0.1 + 0.6) / 2."""
     scorers = [OneStepScorer([0.0, 0.0, 0.9, 0.1], 3.0), OneStepScorer([0.0, 0.0, 0.4, 0.6], -2.0)]
-    bounds = Bounds(START, END, torch.tensor([4]))
-    ((best, second),) = run(BeamSearch(Ensemble(scorers), bounds, Beam(beam_size=2, n_best=2, alpha=0.0)))
+    limits = SequenceLimits(START, END, torch.tensor([4]))
+    ((best, second),) = run_search(BeamSearch(Ensemble(scorers), limits, BeamOptions(beam_size=2, n_best=2, alpha=0.0)))
     assert (best.ids, second.ids) == ((A,), (B,))
     assert best.token_log_probabilities == pytest.approx([math.log(0.65), 0.0], abs=1e-6)
     assert scorers[0].calls == scorers[1].calls
@@ -113,8 +113,8 @@ def test_an_ensemble_averages_probabilities() -> None:
 
 def test_an_ensemble_of_one_is_that_one() -> None:
     def found(scorer: Scorer) -> Hypothesis:
-        bounds = Bounds(START, END, torch.tensor([4]))
-        ((best,),) = run(BeamSearch(scorer, bounds, Beam(beam_size=2, alpha=0.0)))
+        limits = SequenceLimits(START, END, torch.tensor([4]))
+        ((best,),) = run_search(BeamSearch(scorer, limits, BeamOptions(beam_size=2, alpha=0.0)))
         return best
 
     alone = found(OneStepScorer([0.0, 0.0, 0.7, 0.3], 1.0))

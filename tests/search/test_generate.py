@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, GenerateSearch, LogProbabilities
+from transduce.search.beam import BeamOptions, GenerateSearch, LogProbabilities
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import Bounds, run
+from transduce.search.scorer import SequenceLimits, run_search
 from transduce.search.selection import DiverseSelection
 
 START, END = 0, 1
@@ -48,14 +48,14 @@ def test_each_group_keeps_its_own_live_hypotheses_when_a_sentence_breaks_off(sto
     """Whichever groups have hypotheses that end in the last step."""
     for seed in range(60):
         for groups, size, longest in ((3, 1, 3), (2, 2, 3), (2, 1, 2)):
-            beam = Beam(beam_size=groups * size, n_best=groups * size, alpha=1.0, groups=groups)
+            beam = BeamOptions(beam_size=groups * size, n_best=groups * size, alpha=1.0, groups=groups)
             search = GenerateSearch(
                 LogProbabilities(RandomScorer(seed, 8)),
-                Bounds(START, END, torch.tensor([longest])),
+                SequenceLimits(START, END, torch.tensor([longest])),
                 beam,
                 GenerateSettings(stop=stop),  # type: ignore[arg-type]
                 selection=DiverseSelection(beam_size=beam.beam_size, groups=groups, penalty=0.5, eos_id=END),
             )
-            (found,) = run(search)
+            (found,) = run_search(search)
             assert all(search.finished[0]), (seed, groups, size)
             assert len({(each.ids, each.ended) for each in found}) <= len(found)

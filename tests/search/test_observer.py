@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
+from transduce.search.beam import BeamOptions, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import Bounds, Search, run
+from transduce.search.scorer import Search, SequenceLimits, run_search
 
 START, END, A, B = 0, 1, 2, 3
 
@@ -56,17 +56,17 @@ class Watcher:
 
 def search_for(lengths: list[int], beam_size: int) -> tuple[Search, SlowScorer]:
     scorer = SlowScorer(lengths)
-    bounds = Bounds(START, END, torch.full((len(lengths),), 12))
+    limits = SequenceLimits(START, END, torch.full((len(lengths),), 12))
     if beam_size == 1:
-        return GreedySearch(scorer, bounds, take_argmax), scorer
-    return BeamSearch(scorer, bounds, Beam(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
+        return GreedySearch(scorer, limits, take_argmax), scorer
+    return BeamSearch(scorer, limits, BeamOptions(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_an_observer_sees_the_positions_that_are_left_and_their_tokens(beam_size: int) -> None:
     search, _ = search_for([2, 5], beam_size)
     watcher = Watcher()
-    found = run(search, watcher)
+    found = run_search(search, watcher)
     assert watcher.rows[0] == [0, 1]
     assert watcher.rows[-1] == [1]
     assert [pieces.shape[-1] for pieces in watcher.pieces] == list(range(1, len(watcher.pieces) + 1))
@@ -76,26 +76,26 @@ def test_an_observer_sees_the_positions_that_are_left_and_their_tokens(beam_size
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_who_only_watches_changes_nothing(beam_size: int) -> None:
-    assert run(search_for([3, 1, 6], beam_size)[0]) == run(search_for([3, 1, 6], beam_size)[0], Watcher())
+    assert run_search(search_for([3, 1, 6], beam_size)[0]) == run_search(search_for([3, 1, 6], beam_size)[0], Watcher())
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_what_is_stopped_leaves_at_once_with_what_it_has(beam_size: int) -> None:
     search, scorer = search_for([9, 9, 3], beam_size)
-    found = run(search, Watcher({2: {1, 77}}))
+    found = run_search(search, Watcher({2: {1, 77}}))
     assert scorer.batches[:3] == [3, 3, 2]
     assert (found[1][0].ids, found[1][0].ended) == ((A, B), False)
     assert len(found[1][0].token_log_probabilities) == 2
     others, _ = search_for([9, 9, 3], beam_size)
-    expected = run(others)
+    expected = run_search(others)
     assert (found[0], found[2]) == (expected[0], expected[2])
 
 
 def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
     """Sentences that have left must not shift what is known of those that stay."""
-    bounds = Bounds(START, END, torch.full((2,), 12))
+    limits = SequenceLimits(START, END, torch.full((2,), 12))
     search = GenerateSearch(
-        LogProbabilities(SlowScorer([1, 9])), bounds, Beam(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
+        LogProbabilities(SlowScorer([1, 9])), limits, BeamOptions(beam_size=2, alpha=1.0), GenerateSettings(stop="full")
     )
     while 0 in search.rows.tolist():
         search.advance()
@@ -110,7 +110,7 @@ def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_giving_all_up_ends_the_search(beam_size: int) -> None:
     search, scorer = search_for([9, 9], beam_size)
-    found = run(search, Watcher({1: {0, 1}}))
+    found = run_search(search, Watcher({1: {0, 1}}))
     assert scorer.batches == [2]
     assert [hypotheses[0].ids for hypotheses in found] == [(A,), (A,)]
 
@@ -129,24 +129,24 @@ class UndecidedScorer:
 
 
 def search_undecided() -> Search:
-    bounds = Bounds(START, END, torch.tensor([12]))
-    return BeamSearch(UndecidedScorer(), bounds, Beam(beam_size=2, n_best=2, alpha=0.0))
+    limits = SequenceLimits(START, END, torch.tensor([12]))
+    return BeamSearch(UndecidedScorer(), limits, BeamOptions(beam_size=2, n_best=2, alpha=0.0))
 
 
 def test_what_has_ended_comes_before_what_was_stopped() -> None:
-    (found,) = run(search_undecided(), Watcher({1: {0}}))
+    (found,) = run_search(search_undecided(), Watcher({1: {0}}))
     assert [(hypothesis.ids, hypothesis.ended) for hypothesis in found] == [((), True), ((A,), False)]
     assert found[0].score < found[1].score
 
 
 def test_a_beam_shows_the_best_that_ended_last_filled_up_with_end_symbols() -> None:
     watcher = Watcher()
-    run(search_undecided(), watcher)
+    run_search(search_undecided(), watcher)
     assert watcher.pieces[0][0, -1].tolist() == [END]
     assert watcher.pieces[1][0].tolist()[0] == [A, A]
     assert watcher.pieces[1][0].tolist()[-1] == [END, END]
     search, _ = search_for([2], 3)
     watcher = Watcher()
-    run(search, watcher)
+    run_search(search, watcher)
     first, *_, last = watcher.pieces[0][0].tolist()
     assert first == last  # nothing has ended yet

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import greedy_search
 from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
-from transduce.search.scorer import Bounds, Hypothesis, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -34,8 +34,8 @@ def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
     if beam_size == 1:
         ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
-        beam = Beam(beam_size=beam_size, alpha=0.0)
-        ((found,),) = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))
+        beam = BeamOptions(beam_size=beam_size, alpha=0.0)
+        ((found,),) = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
     return found
 
 
@@ -149,6 +149,6 @@ def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
     if beam_size == 1:
         found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
-        beam = Beam(beam_size=3, alpha=0.0)
-        found = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))
+        beam = BeamOptions(beam_size=3, alpha=0.0)
+        found = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
     assert [hypotheses[0].ids for hypotheses in found] == [(B, B), (A,)]

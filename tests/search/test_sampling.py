@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.greedy import Draw, GreedySearch, draw
-from transduce.search.scorer import Bounds, Hypothesis, run
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SamplingSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -36,8 +36,10 @@ class ConstantScorer:
 def sample(
     scorer: ConstantScorer, *, longest: Tensor, samples: int, sampling: SamplingSettings, places: list[int]
 ) -> list[list[Hypothesis]]:
-    walk = GreedySearch(scorer, Bounds(START, END, longest), Draw(sampling, places, samples=samples), width=samples)
-    return run(walk)
+    walk = GreedySearch(
+        scorer, SequenceLimits(START, END, longest), Draw(sampling, places, samples=samples), width=samples
+    )
+    return run_search(walk)
 
 
 def first_pieces(**cuts: float) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch
-from transduce.search.scorer import Bounds, Hypothesis, run
+from transduce.search.beam import BeamOptions, BeamSearch
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.selection import BestSelection, DiverseSelection, Step
 
 START, END, A, B, C = 0, 1, 2, 3, 4
@@ -37,9 +37,9 @@ class TwoStepScorer:
 
 def search(beam_size: int, n_best: int, groups: int, penalty: float) -> list[Hypothesis]:
     selection = DiverseSelection(beam_size=beam_size, groups=groups, penalty=penalty, eos_id=END)
-    beam = Beam(beam_size=beam_size, n_best=n_best, alpha=0.0, groups=groups)
-    bounds = Bounds(START, END, torch.tensor([5]))
-    (found,) = run(BeamSearch(TwoStepScorer(), bounds, beam, selection=selection))
+    beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=0.0, groups=groups)
+    limits = SequenceLimits(START, END, torch.tensor([5]))
+    (found,) = run_search(BeamSearch(TwoStepScorer(), limits, beam, selection=selection))
     return found
 
 

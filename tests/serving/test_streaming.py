@@ -90,7 +90,7 @@ def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None
 def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: Any) -> None:
     import torch
 
-    from transduce.serving.batching import Batch, Batcher, BatchObserver
+    from transduce.serving.batching import Batcher, BatchObserver, JobBatch
     from transduce.serving.jobs import Job, JobSentence
     from transduce.serving.metrics import Metrics
 
@@ -99,7 +99,7 @@ def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: An
     cut = "long " * (model.max_source_tokens + 1)  # of which one part is left in the batch
     job = Job(model, ["a", "b c", "cut", cut], model.search, seconds=60, progress=lambda *said: told.append((*said,)))
     batcher = Batcher(max_running=1, max_waiting=1, batch_tokens=100, gather_seconds=0)
-    observer = BatchObserver(Batch([JobSentence(job, number) for number in (1, 0, 2, 3)]), batcher, Metrics())
+    observer = BatchObserver(JobBatch([JobSentence(job, number) for number in (1, 0, 2, 3)]), batcher, Metrics())
     pieces = torch.tensor(
         [[[5, 6, 7], [5, 6, 8], [5, 9, 7]], [[1, 2, 3], [2, 2, 3], [1, 2, 3]], *[[[1, 1, 1]] * 3] * 3]
     )

@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.inference.classifier import Classifier
 from transduce.model.config import ModelConfig
-from transduce.tasks.kinds.classification import ClassificationTask
+from transduce.tasks.kinds.classification import ClassificationObjective
 from transduce.tasks.kinds.masked_language_model import build_encoder
 from transduce.tasks.settings.reading import make_settings, put_setting, to_toml
 
@@ -75,12 +75,12 @@ def test_the_loss_of_a_text_has_the_weight_of_its_class() -> None:
         dropout=0.0,
     )
     torch.manual_seed(1)
-    task = ClassificationTask(build_encoder(config), label_smoothing=0.1)
+    objective = ClassificationObjective(build_encoder(config), label_smoothing=0.1)
     ids, labels = np.array([[5, 6], [7, 8], [9, 3]]), np.array([[0], [1], [1]])
     weights = np.array([2.0, 1.0, 0.0], np.float32)
-    weighted = task.loss(LabeledBatch(ids, labels, np.arange(3), 6, 3, weights=weights))
+    weighted = objective.loss(LabeledBatch(ids, labels, np.arange(3), 6, 3, weights=weights))
     rows = [0, 0, 1]
-    repeated = task.loss(LabeledBatch(ids[rows], labels[rows], np.arange(3), 6, 3))
+    repeated = objective.loss(LabeledBatch(ids[rows], labels[rows], np.arange(3), 6, 3))
     torch.testing.assert_close(weighted.total, repeated.total)
     assert weighted.divisor == repeated.divisor == 3
 

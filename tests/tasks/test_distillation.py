@@ -15,12 +15,12 @@ from transduce.model_folder.write import save
 from transduce.tasks import synthetic_data
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
 from transduce.tasks.run.run_folder import read_stored
-from transduce.tasks.synthetic_data import TEACHER_FOLDER
+from transduce.tasks.synthetic_data import OLD_TEACHER_FOLDER, TEACHER_FOLDER
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
 writing: Any = synthetic_data  # of which tests replace what it imports
-MADE = Path(TEACHER_FOLDER) / "taught-1.en"
+MADE = Path(TEACHER_FOLDER) / "teacher-translation-1.en"
 
 
 @pytest.fixture
@@ -130,11 +130,16 @@ def test_translations_of_another_teacher_are_refused(
             parameter.mul_(1.5)
     save(first.model, other, tokenizer=first.tokenizer, languages=("zh", "en"))
     with pytest.raises(
-        TransduceError, match=r"taught-1\.en was translated by another model than the one that is named"
+        TransduceError, match=r"teacher-translation-1\.en was translated by another model than the one that is named"
     ):
         train(**(request_ | {"distill_from": other}), resume=True)
     assert (out / MADE).read_bytes() == made
+    old = (out / TEACHER_FOLDER).rename(out / OLD_TEACHER_FOLDER)  # as version 0.1 named the files
+    for path in list(old.iterdir()):
+        path.rename(old / path.name.replace("teacher-translation-", "taught-"))
     assert train(**request_, resume=True) is not None
+    assert (old / "taught-1.en").read_bytes() == made
+    assert not (out / TEACHER_FOLDER).exists()
 
 
 def stopping(_: Any) -> Any:

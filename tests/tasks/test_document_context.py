@@ -332,17 +332,29 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
             run.ids[start:stop].tolist() for start, stop in zip(run.offsets[:-1], run.offsets[1:], strict=True)
         ] == expected
         assert (separator in targets.ids.tolist()) == (sides is not None)
-        # Any division into runs gives the same rows and lengths.
-        runs = [(3, 5), (5, 6), (0, 3), (9, 13)]
-        order = np.concatenate([np.arange(*one) for one in runs])
-        some, _ = view.read_runs(runs)
+        # Any division into ranges gives the same rows and lengths.
+        ranges = [(3, 5), (5, 6), (0, 3), (9, 13)]
+        order = np.concatenate([np.arange(*one) for one in ranges])
+        some, _ = view.read_ranges(ranges)
         assert some.lengths.tolist() == [len(expected[number]) for number in order]
-        lengths = view.read_run_lengths(runs)
+        lengths = view.read_range_lengths(ranges)
         assert lengths[0].tolist() == some.lengths.tolist()
-        assert lengths[1].tolist() == view.read_runs(runs)[1].lengths.tolist()
+        assert lengths[1].tolist() == view.read_ranges(ranges)[1].lengths.tolist()
         repeated = RepeatedCorpus(view, [2.0])
         assert repeated.source_tokens == 2 * view.source_tokens
         assert repeated.sentences is corpus
+
+
+@pytest.mark.parametrize("drop_empty", [True, False])
+def test_lines_between_documents_are_no_pairs(tmp_path: Path, drop_empty: bool) -> None:
+    source, target = write_documents(tmp_path, "a", documents(60, 1))
+    files = CorpusFiles(source=(source,), target=(target,), has_documents=True)
+    settings = TokenizerSettings(vocabulary_size=320, user_symbols=("<sep>",))
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
+    filters = FilterSettings(max_length_ratio=20.0, drop_empty=drop_empty)
+    corpus = prepare(files, tokenizer, filters, tmp_path / "corpus")
+    assert corpus.filters.lines() == ["120 pairs read, 120 kept", "empty lines between documents: 59"]
+    assert corpus.pairs == 120
 
 
 def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, Any], tmp_path: Path) -> None:

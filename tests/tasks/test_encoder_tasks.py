@@ -26,7 +26,7 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask, build_encoder
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective, build_encoder
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
@@ -122,16 +122,18 @@ def test_embed_command_writes_the_vectors_of_the_embedder(
     expected = Embedder(expected.model, expected.tokenizer, length=expected.length, pooling="max", normalizes=True)
     vectors = expected(texts)
     for name in ("v.npy", "v.jsonl"):
-        assert main(["embed", str(pretrained), str(tmp_path / "texts"), "--out", str(tmp_path / name), *options]) == 0
+        assert (
+            main(["embed", str(pretrained), str(tmp_path / "texts"), "--output", str(tmp_path / name), *options]) == 0
+        )
         assert "texts of which the model reads only the first 24 tokens: 1\n" in capsys.readouterr().err
     assert np.array_equal(np.load(tmp_path / "v.npy"), vectors.numpy())
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == texts
     assert torch.equal(torch.tensor([line["vector"] for line in lines]), vectors)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert main(["embed", str(pretrained), "--out", str(tmp_path / "none.npy"), *options]) == 0
+    assert main(["embed", str(pretrained), "--output", str(tmp_path / "none.npy"), *options]) == 0
     assert np.load(tmp_path / "none.npy").shape == (0, vectors.shape[1])
-    assert main(["embed", str(pretrained), "--out", str(tmp_path / "v.txt"), *options]) == 2
+    assert main(["embed", str(pretrained), "--output", str(tmp_path / "v.txt"), *options]) == 2
     assert "must end in .npy or .jsonl" in capsys.readouterr().err
 
 
@@ -601,7 +603,7 @@ def test_the_loss_of_pretraining_is_the_sum_of_two_means_however_short_rows_are(
     follows = np.array([1, 0, 0])
     batch = SentencePairBatch(ids, labels, np.arange(3), 16, 4, types, follows, 4 / 3)
     with torch.no_grad():
-        loss = MaskedLanguageTask(model).loss(batch)
+        loss = MaskedLanguageObjective(model).loss(batch)
         told = F.cross_entropy(model.classify(model.encode(torch.tensor(ids))[0]), torch.tensor(follows))
     assert float(loss.total) / loss.tokens == pytest.approx(float(loss.negative_log_likelihood) / 4 + float(told))
 

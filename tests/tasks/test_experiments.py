@@ -242,8 +242,8 @@ def test_a_dry_run_names_missing_files_and_wrong_settings_of_every_variant(
 
 
 def test_test_files_that_do_not_match_are_refused_before_training(tmp_path: Path) -> None:
-    for name, content in (("a.de", "eins\nzwei\n"), ("a.en", "one\n")):
-        (tmp_path / name).write_text(content, "utf-8")
+    for name, text in (("a.de", "eins\nzwei\n"), ("a.en", "one\n")):
+        (tmp_path / name).write_text(text, "utf-8")
     settings = {"data": {"source": [str(tmp_path / "a.de")], "target": [str(tmp_path / "a.de")]}}
     test = {"source": str(tmp_path / "a.de"), "target": str(tmp_path / "a.en")}
     content = {"out": str(tmp_path / "out"), "variants": [{"name": "a"}], "settings": settings, "test": test}

@@ -157,8 +157,8 @@ def test_steps_are_recorded_as_before_by_as_many_processes(
     stored = apply_changes(read_stored(trained / "settings.toml"), {"training": {"record": True, "kernels": "native"}})
     settings = apply_changes(stored, {"training": changed})
     machine = msgspec.structs.replace(detect_machine("cpu", 1), device="cuda:0", processes=now)
-    surroundings = Environment(device="", instructions="", threads=1, torch="", processes=before)
-    assert adapt_to_machine(settings, changed, machine, surroundings).training.record is record
+    environment = Environment(device="", instructions="", threads=1, torch="", processes=before)
+    assert adapt_to_machine(settings, changed, machine, environment).training.record is record
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_small_corpora_are_repeated(corpora: list[dict[str, list[str]]], tmp_pat
     assert sorted(texts.values()) == [1] * 800 + [2] * 150 + [3] * 150
     assert repeated.target_tokens == len(target.ids)
     # Any division into runs gives the same pairs.
-    lengths = repeated.read_run_lengths([(0, 790), (790, 1_111), (1_111, repeated.pairs)])[0]
+    lengths = repeated.read_range_lengths([(0, 790), (790, 1_111), (1_111, repeated.pairs)])[0]
     assert lengths.tolist() == source.lengths.tolist()
 
 

@@ -16,9 +16,9 @@ from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
-from transduce.tasks.kinds.classification import Classification
+from transduce.tasks.kinds.classification import ClassificationKind
 from transduce.tasks.kinds.masked_language_model import LabelChoices
-from transduce.tasks.kinds.tagging import WordTagging, _contributions, _read_parts
+from transduce.tasks.kinds.tagging import TaggingKind, _contributions, _read_parts
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings
@@ -150,7 +150,7 @@ def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict
         assert config.max_positions == 64
 
 
-@pytest.mark.parametrize(("kind", "factor"), [(WordTagging(), 1.0), (Classification(), 0.5)])
+@pytest.mark.parametrize(("kind", "factor"), [(TaggingKind(), 1.0), (ClassificationKind(), 0.5)])
 def test_muons_rate_is_for_random_weights_alone(kind: LabelChoices, factor: float) -> None:
     for init_from, expected in ((None, factor), ("base", 0.05)):
         settings = make_settings({"task": {"kind": kind.name}, "data": {"source": ["x"], "target": ["y"]}})

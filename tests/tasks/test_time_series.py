@@ -17,7 +17,7 @@ from transduce.data.series import Numbers
 from transduce.errors import TransduceError
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.model_folder.read import read_any_model_folder
-from transduce.tasks.kinds.time_series import TimeSeries
+from transduce.tasks.kinds.time_series import TimeSeriesKind
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.training.checkpoint import load_newest
@@ -332,6 +332,6 @@ def test_stored_numbers_that_were_changed_are_refused(model: Path, tmp_path: Pat
 
 
 def test_steps_are_counted_in_whole_windows() -> None:
-    kind = TimeSeries()
+    kind = TimeSeriesKind()
     assert kind.choose_steps(421, 421 * 24 * 100, 1_024).value == 20 * 421  # a window is more than a step's numbers
     assert kind.choose_steps(8_400, 8_400 * 24, 1_024).value == 20 * 200  # 42 windows a step

@@ -10,8 +10,8 @@ from transduce.tasks.kinds.texts import WindowPlan, consecutive_batches
 STREAM: NDArray[np.unsignedinteger] = np.arange(3, 1003, dtype=np.uint16)
 
 
-def plan(share: tuple[int, int] = (0, 1), *, context: int = 10, rows: int = 7, seed: int = 1) -> WindowPlan:
-    return WindowPlan(STREAM, context=context, rows=rows, seed=seed, pad_id=0, share=share)
+def plan(rank_and_count: tuple[int, int] = (0, 1), *, context: int = 10, rows: int = 7, seed: int = 1) -> WindowPlan:
+    return WindowPlan(STREAM, context=context, rows=rows, seed=seed, pad_id=0, rank_and_count=rank_and_count)
 
 
 def epoch_inputs(windows: WindowPlan, epoch: int) -> NDArray[np.int64]:

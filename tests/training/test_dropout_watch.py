@@ -114,7 +114,7 @@ def test_only_dropout_is_turned_off_while_it_looks() -> None:
         states.append((noisy.dropout.training, norm.training))
         yield Loss(torch.tensor(1.0), torch.tensor(2.5), 1)
 
-    assert watch.likelihood_without_dropout(loss()) == 2.5
+    assert watch.negative_log_likelihood_without_dropout(loss()) == 2.5
     assert states == [(False, True)]
     assert all(module.training for module in model.modules())
 

@@ -254,11 +254,11 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(tmp_path: 
 def test_another_machine_is_reported_in_one_line(tmp_path: Path, make_settings: Make) -> None:
     first = Environment(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
     second = msgspec.structs.replace(first, threads=1, instructions="x86_64 AVX2")
-    Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first)).trainer.run()
-    same = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first))
+    Setup(tmp_path, make_settings(), safeguards=Safeguards(environment=first)).trainer.run()
+    same = Setup(tmp_path, make_settings(), safeguards=Safeguards(environment=first))
     same.trainer.resume()
     assert same.output.getvalue() == ""
-    other = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=second))
+    other = Setup(tmp_path, make_settings(), safeguards=Safeguards(environment=second))
     other.trainer.resume()
     assert other.output.getvalue() == (
         "The run continues, but not bit for bit as without the interruption: instructions x86_64 AVX512 AMX then, "

@@ -56,7 +56,7 @@ def test_one_process_needs_no_others() -> None:
     alone = Processes()
     assert alone.is_first
     assert alone.sum([1.5, 2.0]) == [1.5, 2.0]
-    assert alone.share("anything", str) == "anything"
+    assert alone.broadcast("anything", str) == "anything"
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

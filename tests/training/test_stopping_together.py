@@ -123,7 +123,7 @@ class Counting(Processes):
     def sum(self, values: Sequence[float]) -> list[float]:
         return [value + self.failures for value in values]
 
-    def share(self, value: bool, kind: type[bool]) -> bool:  # type: ignore[override]
+    def broadcast(self, value: bool, kind: type[bool]) -> bool:  # type: ignore[override]
         assert kind is bool
         return value
 

@@ -36,7 +36,7 @@ def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_added_directly_joins_what_pytorch_gives(dtype: torch.dtype) -> None:
+def test_tied_weight_gradient_sums_loss_and_embedding(dtype: torch.dtype) -> None:
     """The output matrix is the embedding, too: the loss adds its part by itself."""
     weight = nn.Parameter(torch.randn(6, 4).to(dtype))
     vector = torch.zeros(24)
@@ -50,7 +50,7 @@ def test_what_is_added_directly_joins_what_pytorch_gives(dtype: torch.dtype) -> 
     torch.testing.assert_close(vector.view(6, 4).double(), wide.grad, rtol=0.02, atol=0.05)
 
 
-def test_hooks_see_what_they_wait_for() -> None:
+def test_parameter_hooks_see_the_gradient() -> None:
     weight = nn.Parameter(torch.randn(6, 4))
     vector = torch.zeros(24)
     collect_gradients([weight], vector)
@@ -93,7 +93,7 @@ def test_a_norm_is_that_of_exact_arithmetic(count: int) -> None:
 
 @pytest.mark.parametrize("place", [5, (1 << 18) + 3])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_no_number_makes_the_norm_none(value: float, place: int) -> None:
+def test_non_finite_element_gives_non_finite_norm(value: float, place: int) -> None:
     vector = torch.randn((1 << 18) + 5)
     vector[place] = value
     assert not math.isfinite(vector_norm(vector))

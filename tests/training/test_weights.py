@@ -19,7 +19,7 @@ from transduce.model.backend import using_backend
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedBatch
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.text.corpus import CorpusFiles, PairReader
 from transduce.training.choices import choose_kernels
 from transduce.training.loss import projected_cross_entropy
@@ -114,7 +114,7 @@ def test_the_kernels_weight_pairs_as_pytorch_does() -> None:
     results = []
     for kernels in ("torch", choose_kernels("cpu", 1).value):
         with using_backend(kernels_for_training(kernels, "cpu")):
-            loss = TranslationTask(model, label_smoothing=0.1).loss(BATCH)
+            loss = TranslationObjective(model, label_smoothing=0.1).loss(BATCH)
             model.zero_grad()
             loss.total.backward()
         assert loss.divisor == 2 * 3.0 + 3 * 0.5
@@ -152,12 +152,12 @@ def test_packed_batches_have_the_same_weights(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(1)
     model = build_encoder_decoder(msgspec.structs.replace(CONFIG, zero_padding_row=False)).train()
     kernels = kernels_for_training("native", "cpu")
-    losses = [TranslationTask(model, label_smoothing=0.1).loss(BATCH)]
+    losses = [TranslationObjective(model, label_smoothing=0.1).loss(BATCH)]
     monkeypatch.setattr(type(kernels), "packed", PaddedAgain())
     with using_backend(kernels):
-        task = TranslationTask(model, label_smoothing=0.1, record=True)
-        task.prefetch(BATCH)
-        losses.append(task.loss(BATCH))
+        objective = TranslationObjective(model, label_smoothing=0.1, record=True)
+        objective.prefetch(BATCH)
+        losses.append(objective.loss(BATCH))
     assert losses[0].divisor == losses[1].divisor
     gradients = [torch.autograd.grad(loss.total, list(model.parameters())) for loss in losses]
     torch.testing.assert_close(losses[1].total, losses[0].total, atol=1e-5, rtol=1e-4)
@@ -225,7 +225,7 @@ def test_a_run_reads_weights_from_any_form_and_resumes_exactly(tmp_path: Path) -
     assert losses(tmp_path / "parts") == whole
     corpus = PreparedCorpus.open(tmp_path / "json" / "corpus")
     assert corpus.filters.dropped["weight of 0"] == 75
-    stored = corpus.read_run_weights([(0, 2), (222, 225)])
+    stored = corpus.read_range_weights([(0, 2), (222, 225)])
     assert stored is not None
     assert stored.tolist() == [1.0, 2.0, 1.0, 2.0, 3.0]
 
@@ -251,7 +251,7 @@ def test_the_weight_of_a_corpus_multiplies_those_of_its_pairs(tmp_path: Path) ->
     assert [block.weights for block in PairReader(files)] == [[2.0] * 100 + [0.5] * 100]
     transduce.train(corpora=halves, out=tmp_path / "m", steps=1, threads=1, settings=SETTINGS)
     corpus = PreparedCorpus.open(tmp_path / "m" / "corpus")
-    weights = corpus.read_run_weights([(0, corpus.pairs)])
+    weights = corpus.read_range_weights([(0, corpus.pairs)])
     assert weights is not None
     first = corpus.card.file_pairs[0]
     assert set(weights[:first]) == {2.0}

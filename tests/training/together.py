@@ -107,7 +107,7 @@ def main() -> None:
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
         for kind in ("alone", "replicated", "sharded")
     }
-    results["shared"] = processes.share({"rank": processes.rank}, dict[str, int])
+    results["shared"] = processes.broadcast({"rank": processes.rank}, dict[str, int])
     if processes.is_first:
         Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
     processes.leave()

@@ -1,4 +1,4 @@
-"""`transduce build-datastore MODEL --source F --target F --out FILE`: build a datastore for kNN retrieval."""
+"""`transduce build-datastore MODEL --source F --target F --output FILE`: build a datastore for kNN retrieval."""
 
 import argparse
 import sys
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--target", required=True, metavar="FILE", help="their translations, one per line")
-    add("--out", required=True, metavar="FILE", help="write the datastore here")
+    add("--output", required=True, metavar="FILE", help="write the datastore here")
     add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
     tuning = parser.add_argument_group("choice of the retrieval weight")
     tuning.add_argument(
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.dev_source is None) != (options.dev_target is None):
         raise TransduceError("Dev pairs have two sides: pass both --dev-source and --dev-target, or neither.")
     inputs = [options.model, options.source, options.target, options.dev_source, options.dev_target]
-    check_writable(options.out, report=options.json, inputs=inputs)
+    check_writable(options.output, report=options.json, inputs=inputs)
     sources, targets = read_aligned_lines(options.source, options.target)
     dev = None
     if options.dev_source is not None:
@@ -81,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
     datastore = build_datastore(
         translator, sources, targets, dev=dev, document=True, report_progress=_progress_printer(len(sources))
     )
-    datastore.write(options.out)
+    datastore.write(options.output)
     write_report(_report(datastore), options.json)
     sys.stderr.write(
-        localized(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
+        localized(f"Written to {options.output}: transduce translate {options.model} --datastore {options.output}\n")
     )
     return 0
 

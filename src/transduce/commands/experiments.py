@@ -90,8 +90,8 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "table2": ("model", "source", "reference"),
     "table3": ("rows", "steps", "warmup_steps", "source", "target", "dev_source", "dev_target", "runs", "jobs"),
     "table4": ("steps", "trees", "runs"),
-    **dict.fromkeys(("figure3", "figure4"), ("model", "sentence", "layer", "word", "out")),
-    "figure5": ("model", "sentence", "layer", "out"),
+    **dict.fromkeys(("figure3", "figure4"), ("model", "sentence", "layer", "word", "output")),
+    "figure5": ("model", "sentence", "layer", "output"),
 }
 
 
@@ -132,7 +132,7 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     figures("--sentence", metavar="TEXT", help="a text that the model reads (default: one of the demonstration's)")
     figures("--layer", type=int, metavar="N", help="layer, from 1 (default: the last but one)")
     figures("--word", metavar="WORD", help="the word that attends (default: chosen by its attention)")
-    figures("--out", metavar="FILE", help="write a picture: .png, .svg or .pdf (default: draw in the terminal)")
+    figures("--output", metavar="FILE", help="write a picture: .png, .svg or .pdf (default: draw in the terminal)")
     add_computing(parser)
 
 
@@ -144,7 +144,7 @@ def run_paper(options: argparse.Namespace) -> int:
             raise TransduceError(
                 f"`--{name.replace('_', '-')}` does not apply to `transduce paper {options.result}`: leave it out."
             )
-    check_writable(options.out, report=options.json, inputs=[options.model, options.source, options.reference])
+    check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):
         return _figure(options)
     compute = {"table1": _table1, "table2": _table2, "table3": _table3, "table4": _table4}[options.result]
@@ -226,8 +226,8 @@ def _figure(options: argparse.Namespace) -> int:
     from transduce.demonstration.paper import draw_attention_figure
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
 
-    if options.out is not None:
-        check_picture(Path(options.out))
+    if options.output is not None:
+        check_picture(Path(options.output))
     folder = options.model or "models/demo"
     if options.model is None and not Path(folder).is_dir():
         raise TransduceError(
@@ -236,8 +236,8 @@ def _figure(options: argparse.Namespace) -> int:
         )
     reader = load_reader(folder, options)
     report, chart = draw_attention_figure(options.result, reader, **_set(options, "sentence", "layer", "word"))
-    if options.out is not None:
-        save_chart(chart, Path(options.out))
+    if options.output is not None:
+        save_chart(chart, Path(options.output))
     elif options.json != "-":
         sys.stdout.buffer.write(f"{draw_chart(chart)}\n\n".encode())
         sys.stdout.buffer.flush()

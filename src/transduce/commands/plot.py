@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("kind", choices=tuple(_TAKES), help="what to draw")
     add("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
     add(
-        "--out", metavar="FILE", help=f"write a picture ({', '.join(PICTURE_SUFFIXES)}) (default: draw in the terminal)"
+        "--output",
+        metavar="FILE",
+        help=f"write a picture ({', '.join(PICTURE_SUFFIXES)}) (default: draw in the terminal)",
     )
     positions = parser.add_argument_group("positions, rotation and masks")
     positions.add_argument("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
@@ -99,12 +101,12 @@ def run(options: argparse.Namespace) -> int:
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
 
     _check_options(options)
-    check_writable(options.out, inputs=[options.items, options.source, options.reference])
-    if options.out is not None:
-        check_picture(Path(options.out))
+    check_writable(options.output, inputs=[options.items, options.source, options.reference])
+    if options.output is not None:
+        check_picture(Path(options.output))
     chart = _CHARTS[options.kind](options)
-    if options.out is not None:
-        save_chart(chart, Path(options.out))
+    if options.output is not None:
+        save_chart(chart, Path(options.output))
         return 0
     drawn = draw_chart(chart, columns=shutil.get_terminal_size().columns)
     sys.stdout.buffer.write(f"{drawn}\n".encode())

@@ -385,7 +385,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
     add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
-    add("--out", metavar="FILE", required=True, help="vectors.npy: one float32 array; vectors.jsonl: JSON lines")
+    add("--output", metavar="FILE", required=True, help="vectors.npy: one float32 array; vectors.jsonl: JSON lines")
     add(
         "--pooling", choices=("mean", "max", "first"), help="how token states become one vector (default: the folder's)"
     )
@@ -401,10 +401,12 @@ def run_embed(options: argparse.Namespace) -> int:
     """Write the vectors of all lines, and report the numbers of lines and of truncated lines."""
     from transduce.inference.embedder import load_embedder
 
-    path, kind = Path(options.out), _VECTOR_FORMATS.get(Path(options.out).suffix)
+    path, kind = Path(options.output), _VECTOR_FORMATS.get(Path(options.output).suffix)
     if kind is None:
-        raise TransduceError(f"`--out` must end in .npy or .jsonl, which sets the format, but is `{options.out}`.")
-    check_writable(options.out, inputs=[options.model, options.text])
+        raise TransduceError(
+            f"`--output` must end in .npy or .jsonl, which sets the format, but is `{options.output}`."
+        )
+    check_writable(options.output, inputs=[options.model, options.text])
     embedder = load_embedder(
         options.model,
         precision=options.precision,

@@ -117,17 +117,15 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for large files: --out, --resume, --shard, --workers."""
+    """Add the group of options for large files: --output, --resume, --shard, --workers."""
     group = parser.add_argument_group("large files")
     group.add_argument(
-        "--out",
         "--output",
-        dest="output",
         metavar="FILE",
         type=file_or_stream,
         help="write here, atomically (default: standard output)",
     )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --out")
+    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
     group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
@@ -181,14 +179,14 @@ def run(options: argparse.Namespace) -> int:
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
     context = _check_context(options, folders[0])
-    waiting = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
+    line_portions = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
-        write_to_file(options, folders, job, waiting)
+        write_to_file(options, folders, job, line_portions)
         return 0
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
-        for _, text in translated(options, folders, job, waiting):
+        for _, text in translate_with_warnings(options, folders, job, line_portions):
             with name_path_in_errors(options.output or "standard output"):
                 output.write(text)
                 output.flush()
@@ -277,13 +275,13 @@ def check_options(options: argparse.Namespace) -> None:
             "--phrases has phrases for each line of the input, but --join-lines joins lines: leave one of them out."
         )
     if options.resume and not options.output:
-        raise TransduceError("--resume continues a file, but none is named: add --out FILE.")
+        raise TransduceError("--resume continues a file, but none is named: add --output FILE.")
 
 
-def translated(
-    options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
+def translate_with_warnings(
+    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield each group of input lines in `waiting` with its translated text, computed by one process or several."""
+    """Yield each group of input lines in `portions` with its translated text, computed by one process or several."""
 
     from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
@@ -296,12 +294,14 @@ def translated(
         )
 
     results = with_warnings(
-        _translated(options, folders, job, waiting), make_warnings, is_line_by_line=job.search.n_best == 1
+        _translate_portions(options, folders, job, portions), make_warnings, is_line_by_line=job.search.n_best == 1
     )
-    return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
+    return results if job.glossary is None or job.search.n_best > 1 else _report_missing_terms(job.glossary, results)
 
 
-def _tallied(glossary: Glossary, results: "Iterable[tuple[Portion, str]]") -> "Iterator[tuple[Portion, str]]":
+def _report_missing_terms(
+    glossary: Glossary, results: "Iterable[tuple[Portion, str]]"
+) -> "Iterator[tuple[Portion, str]]":
     """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
@@ -311,14 +311,14 @@ def _tallied(glossary: Glossary, results: "Iterable[tuple[Portion, str]]") -> "I
     sys.stderr.write(localized(f"{tally}\n"))
 
 
-def _translated(
-    options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
+def _translate_portions(
+    options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
     from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
 
     if options.workers == 1:
-        yield from translate_portions(load_translator(folders, options), job, waiting)
+        yield from translate_portions(load_translator(folders, options), job, portions)
         return
     threads = detect_machine(options.device, thread_count(options, folders[0])).threads
     worker_settings = WorkerSettings(
@@ -333,11 +333,11 @@ def _translated(
         datastore=options.datastore,
     )
     with Workers(worker_settings, options.workers) as workers:
-        yield from workers.translate(waiting)
+        yield from workers.translate(portions)
 
 
-def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]") -> None:
-    """Translate into the file --out; an interrupted translation can be resumed."""
+def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]") -> None:
+    """Translate into the file --output; an interrupted translation can be resumed."""
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)
@@ -347,23 +347,27 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", w
                 localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
             )
         else:
-            _write(file, options, folders, job, waiting)
+            _write(file, options, folders, job, portions)
 
 
 def _write(
-    file: "ResumableFile", options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
+    file: "ResumableFile",
+    options: argparse.Namespace,
+    folders: list[str],
+    job: "Job",
+    portions: "Iterable[Portion]",
 ) -> None:
     from transduce.inference.bulk_files import ReportClock, skip_lines
 
     if file.progress.lines:
-        done, waiting = skip_lines(waiting, file.progress.lines)
+        done, portions = skip_lines(portions, file.progress.lines)
         file.skip(done)
         sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
     elif options.resume:
         sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
     file.open()
     clock, before = ReportClock(), file.progress.lines
-    for portion, text in translated(options, folders, job, waiting):
+    for portion, text in translate_with_warnings(options, folders, job, portions):
         file.append(portion.lines, text)
         if clock.is_due():
             rate = (file.progress.lines - before) / clock.elapsed_seconds

@@ -151,7 +151,7 @@ def translate_file(
     if format.is_archive and options.output is None:
         output = target_path(Path(file), translator.target_language)
         if output.exists():
-            raise TransduceError(f"{output} exists already: name the file to write by --out.")
+            raise TransduceError(f"{output} exists already: name the file to write by --output.")
         check_writable(str(output))
     settings = DocumentSettings(
         format=format.name,

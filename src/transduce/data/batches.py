@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.id_files import IdRun
+from transduce.data.id_files import EncodedSentences
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import SpecialTokens
 
@@ -24,7 +24,7 @@ BLOCK_PAIRS = 65_536
 _CHUNKS = 1  # makes this random order independent of the others
 _HALF = 1 << 31  # makes differences of lengths positive
 
-Run = tuple[int, int]
+PairRange = tuple[int, int]
 Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]
 
@@ -47,8 +47,8 @@ class Blocks:
         self.count = max(1, pairs // BLOCK_PAIRS)
         self._chunks = np.array_split(permutation(chunks, seed, _CHUNKS), self.count)
 
-    def runs(self, block: int) -> list[Run]:
-        """Return a block's pairs as runs (start, stop) of consecutive pairs, in ascending order."""
+    def ranges(self, block: int) -> list[PairRange]:
+        """Return a block's pairs as ranges (start, stop) of consecutive pairs, in ascending order."""
         chunks = np.sort(self._chunks[block])
         breaks = np.flatnonzero(np.diff(chunks) > 1) + 1
         return [
@@ -160,35 +160,38 @@ class Corpus(Protocol):
     def target_pad_id(self) -> int:
         """The padding id of target sentences."""
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        """Return the lengths of the pairs in several runs (start, stop), concatenated: sources and targets."""
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
+        """Return the lengths of the pairs in several ranges (start, stop), concatenated: sources and targets."""
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
 
-    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
-        """Return the weights of the pairs in several runs (start, stop), concatenated; None if pairs have none."""
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
+        """Return the weights of the pairs in several ranges (start, stop), concatenated; None if pairs have none."""
 
 
 class _Block(NamedTuple):
     """A block of pairs that is planned for one epoch, with the ids and the order of its pairs and batches."""
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
-    source: IdRun
-    target: IdRun
+    source: EncodedSentences
+    target: EncodedSentences
     weights: NDArray[np.float32] | None
     order: Indices
     starts: Indices
     batch_order: Indices
 
 
-class Plan(Protocol):
-    """An interface of plans that provide the batches of sentence pairs of every epoch."""
+AnyBatch_co = TypeVar("AnyBatch_co", covariant=True)
+
+
+class Plan(Protocol[AnyBatch_co]):
+    """An interface of plans that provide the batches of every epoch, which depend only on the corpus and the seed."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
 
-    def batch(self, epoch: int, position: int) -> Batch:
+    def batch(self, epoch: int, position: int) -> AnyBatch_co:
         """Return the batch at a position of an epoch."""
 
 
@@ -199,8 +202,8 @@ class BatchPlan:
     padding; a longer pair is a batch alone. Every epoch has the same number of batches and contains every pair exactly
     once.
 
-    Each of several processes gets a share of the same batches: ``share`` = (r, n) takes every n-th row, starting with
-    row r. If a batch has too few rows, the share is one row without target tokens.
+    Each of several processes gets some rows of the same batches: ``rank_and_count`` = (r, n) takes every n-th row,
+    starting with row r. If a batch has too few rows, the process gets one row without target tokens.
     """
 
     def __init__(
@@ -209,7 +212,7 @@ class BatchPlan:
         *,
         batch_tokens: int,
         seed: int,
-        share: tuple[int, int] = (0, 1),
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Read the lengths of the whole corpus once, to count the batches of each block."""
         if batch_tokens < 1:
@@ -220,7 +223,7 @@ class BatchPlan:
             raise TransduceError("Batches need a corpus with at least one pair, but it has none: check its filters.")
         self._corpus = corpus
         self._seed = seed
-        self._share = share
+        self._rank_and_count = rank_and_count
         self._limits = (batch_tokens, 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
@@ -247,7 +250,7 @@ class BatchPlan:
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
     def _assemble(self, block: _Block, all_rows: Indices) -> Batch:
-        first, step = self._share
+        first, step = self._rank_and_count
         rows = all_rows[first::step]
         if not len(rows):
             return self._without_target(self._pad(block, all_rows[:1]))
@@ -269,23 +272,25 @@ class BatchPlan:
         return self._planned[1]
 
     def _plan(self, epoch: int, number: int) -> _Block:
-        return self._plan_runs(self._blocks.runs(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
+        return self._plan_ranges(self._blocks.ranges(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
 
-    def _plan_runs(self, runs: Sequence[Run], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> _Block:
-        """Return the pairs of runs, batched by length.
+    def _plan_ranges(
+        self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
+    ) -> _Block:
+        """Return the pairs of ranges, batched by length.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
-        source, target = self._corpus.read_runs(runs)
+        source, target = self._corpus.read_ranges(ranges)
         ties = permutation(source.sentences, self._seed, *ties_key)
         order = length_order(source.lengths, target.lengths, ties)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        numbers = np.concatenate([np.arange(*run) for run in runs])
-        return _Block(numbers, source, target, self._corpus.read_run_weights(runs), order, starts, batch_order)
+        numbers = np.concatenate([np.arange(*each) for each in ranges])
+        return _Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
 
     def _count_batches(self, number: int) -> int:
-        source, target = in_length_order(*self._corpus.read_run_lengths(self._blocks.runs(number)))
+        source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))
         return len(cut_batches(source, target, *self._limits)) - 1
 
 
@@ -303,7 +308,7 @@ def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Bat
     blocks = Blocks(corpus.pairs, seed)
     largest: dict[str, tuple[int, Lengths, Lengths]] = {}
     for number in range(blocks.count):
-        source, target = in_length_order(*corpus.read_run_lengths(blocks.runs(number)))
+        source, target = in_length_order(*corpus.read_range_lengths(blocks.ranges(number)))
         starts = cut_batches(source, target, batch_tokens, 2 * batch_tokens)
         for name, sizes in _sizes(source, target, starts).items():
             batch = int(sizes.argmax())
@@ -385,7 +390,7 @@ class LabeledTexts:
         self.labels = np.array(labels, np.int64)
         self.weights = weights
         ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
-        self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
+        self._texts = EncodedSentences(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
         """Return the number of labeled texts."""
@@ -434,14 +439,14 @@ class TaggedTexts(LabeledTexts):
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._texts = IdRun(
+        self._texts = EncodedSentences(
             np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets
         )
         shifted = np.zeros(int(offsets[-1]), np.uint32)  # 0: no label
         for row, start in zip(rows, offsets.tolist(), strict=False):
             words = labels[row.sentence][row.first_word : row.first_word + len(row.positions)]
             shifted[start + np.array(row.positions)] = np.array(words) - NO_LABEL
-        self._shifted = IdRun(shifted, offsets)
+        self._shifted = EncodedSentences(shifted, offsets)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
         """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right."""
@@ -458,7 +463,7 @@ class LabeledPlan:
     """
 
     def __init__(
-        self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
+        self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, rank_and_count: tuple[int, int] = (0, 1)
     ) -> None:
         """Plan batches of texts.
 
@@ -467,9 +472,15 @@ class LabeledPlan:
             rows: texts per batch.
             seed: the seed of the random orders.
             pad_id: the padding id.
-            share: (r, n): take every n-th text of a batch, starting with text r.
+            rank_and_count: (r, n): take every n-th text of a batch, starting with text r.
         """
-        self._texts, self._rows, self._seed, self._pad_id, self._share = texts, rows, seed, pad_id, share
+        self._texts, self._rows, self._seed, self._pad_id, self._rank_and_count = (
+            texts,
+            rows,
+            seed,
+            pad_id,
+            rank_and_count,
+        )
         self._epoch: tuple[int, list[Indices]] | None = None
 
     def __len__(self) -> int:
@@ -481,12 +492,12 @@ class LabeledPlan:
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]
-        share_rows = all_rows[self._share[0] :: self._share[1]]
-        if len(share_rows):
-            return self._texts.batch(share_rows, self._pad_id)
+        own_rows = all_rows[self._rank_and_count[0] :: self._rank_and_count[1]]
+        if len(own_rows):
+            return self._texts.batch(own_rows, self._pad_id)
         stand_in = self._texts.batch(all_rows[:1], self._pad_id)
         weights = None if stand_in.weights is None else stand_in.weights[:0]
-        return replace(stand_in, target=stand_in.target[:0], indices=share_rows, target_tokens=0, weights=weights)
+        return replace(stand_in, target=stand_in.target[:0], indices=own_rows, target_tokens=0, weights=weights)
 
     def largest_batches(self) -> LabeledBatch:
         """Return a batch of the longest texts, which needs the most memory."""

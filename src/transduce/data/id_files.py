@@ -18,8 +18,8 @@ from transduce.errors import TransduceError
 _OFFSET = np.dtype("<i8")
 
 
-class IdRun(NamedTuple):
-    """A run of N consecutive sentences in memory: their concatenated ids, and N + 1 offsets of their boundaries."""
+class EncodedSentences(NamedTuple):
+    """N consecutive sentences as token ids in memory: the concatenated ids, and N + 1 offsets of their boundaries."""
 
     ids: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
@@ -44,21 +44,21 @@ class IdRun(NamedTuple):
         array[filled] = self.ids[(starts[:, None] + columns)[filled]]
         return array, int(lengths.sum())
 
-    def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
+    def select(self, chosen: NDArray[np.bool_]) -> "EncodedSentences":
         """Return the sentences for which the mask ``chosen`` (N,) is true, concatenated."""
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)
-        return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
+        return EncodedSentences(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
-    def with_prefix(self, id: int) -> "IdRun":
-        """Return a copy of the run in which each sentence starts with the token `id`."""
+    def with_prefix(self, id: int) -> "EncodedSentences":
+        """Return a copy in which each sentence starts with the token `id`."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
-        return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
+        return EncodedSentences(ids, self.offsets + np.arange(len(self.offsets)))
 
     @property
     def sentences(self) -> int:
-        """The number of sentences in the run."""
+        """The number of sentences."""
         return len(self.offsets) - 1
 
 
@@ -86,12 +86,12 @@ class SideWriter:
         self._tokens = 0
         self._sentences_by_length = np.zeros(1, np.int64)
 
-    def append(self, run: IdRun) -> None:
-        """Write sentences to the files; each sentence ends with the end symbol."""
-        self._ids.write(np.ascontiguousarray(run.ids, self._dtype).data)
-        self._offsets.write(np.ascontiguousarray(self._tokens + run.offsets[1:], _OFFSET).data)
-        self._tokens += int(run.offsets[-1])
-        counts = np.bincount(np.diff(run.offsets), minlength=len(self._sentences_by_length))
+    def append(self, sentences: EncodedSentences) -> None:
+        """Write sentences to the files; each ends with the end symbol."""
+        self._ids.write(np.ascontiguousarray(sentences.ids, self._dtype).data)
+        self._offsets.write(np.ascontiguousarray(self._tokens + sentences.offsets[1:], _OFFSET).data)
+        self._tokens += int(sentences.offsets[-1])
+        counts = np.bincount(np.diff(sentences.offsets), minlength=len(self._sentences_by_length))
         counts[: len(self._sentences_by_length)] += self._sentences_by_length
         self._sentences_by_length = counts
 
@@ -135,21 +135,21 @@ class SideReader:
             check_size(path, size)
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
-    def read(self, start: int, stop: int) -> IdRun:
+    def read(self, start: int, stop: int) -> EncodedSentences:
         """Return the sentences with indices from `start` to `stop` (exclusive) as token ids."""
-        return self.read_runs([(start, stop)])
+        return self.read_ranges([(start, stop)])
 
-    def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
-        """Return the sentences of several runs (start, stop) of consecutive sentences, concatenated."""
-        offsets, lengths = self._read_offsets(runs)
-        ends = np.cumsum([stop - start + 1 for start, stop in runs])
-        starts = ends - [stop - start + 1 for start, stop in runs]
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> EncodedSentences:
+        """Return the sentences of several ranges (start, stop) of consecutive sentences, concatenated."""
+        offsets, lengths = self._read_offsets(ranges)
+        ends = np.cumsum([stop - start + 1 for start, stop in ranges])
+        starts = ends - [stop - start + 1 for start, stop in ranges]
         ids = self._read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
-        return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
+        return EncodedSentences(ids, np.concatenate(([0], np.cumsum(lengths))))
 
-    def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Return the lengths, end symbols included, of the sentences of several runs (start, stop), concatenated."""
-        return self._read_offsets(runs)[1].astype(np.int32)
+    def read_range_lengths(self, ranges: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+        """Return the lengths, end symbols included, of the sentences of several ranges (start, stop), concatenated."""
+        return self._read_offsets(ranges)[1].astype(np.int32)
 
     def verify(self) -> None:
         """Check the files' contents against their digests.
@@ -160,11 +160,11 @@ class SideReader:
         check_sha256(self._ids, self._card.ids_sha256)
         check_sha256(self._offsets, self._card.offsets_sha256)
 
-    def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the boundary offsets of the sentences in each run, concatenated, and the lengths of all sentences."""
-        starts, stops = ([run[side] for run in runs] for side in (0, 1))
+    def _read_offsets(self, ranges: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the boundary offsets of the sentences in each range, concatenated, and all sentences' lengths."""
+        starts, stops = ([each[side] for each in ranges] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
-        between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
+        between = np.cumsum([stop - start + 1 for start, stop in ranges])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:

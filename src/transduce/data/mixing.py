@@ -19,7 +19,7 @@ from transduce.data.batches import (
     Batch,
     BatchPlan,
     Corpus,
-    Run,
+    PairRange,
     cut_batches,
     in_length_order,
     permutation,
@@ -122,15 +122,15 @@ class _Pass(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _pass(corpus: int, pairs: Run, seed: int, number: int) -> _Pass:
+def _pass(corpus: int, pairs: PairRange, seed: int, number: int) -> _Pass:
     """Return the random order of a corpus's chunks in pass `number`; `pairs` is the range of the corpus's pairs."""
     start, stop = pairs
     starts = np.arange(start, stop, _CHUNK)[permutation(-(-(stop - start) // _CHUNK), seed, _STREAM, corpus, number)]
     return _Pass(starts, np.cumsum(np.minimum(_CHUNK, stop - starts)))
 
 
-def stream_runs(corpus: int, pairs: Run, seed: int, first: int, count: int) -> list[Run]:
-    """Return the pairs of a corpus's stream from position `first` on, as runs (start, stop) of consecutive pairs.
+def stream_ranges(corpus: int, pairs: PairRange, seed: int, first: int, count: int) -> list[PairRange]:
+    """Return the pairs of a corpus's stream from position `first` on, as ranges (start, stop) of consecutive pairs.
 
     Args:
         corpus: the index of the corpus.
@@ -139,7 +139,7 @@ def stream_runs(corpus: int, pairs: Run, seed: int, first: int, count: int) -> l
         first: the number of pairs that the stream has yielded before.
         count: the number of pairs to take.
     """
-    size, runs = pairs[1] - pairs[0], list[Run]()
+    size, ranges = pairs[1] - pairs[0], list[PairRange]()
     while count > 0:
         number, offset = divmod(first, size)
         order = _pass(corpus, pairs, seed, number)
@@ -147,9 +147,9 @@ def stream_runs(corpus: int, pairs: Run, seed: int, first: int, count: int) -> l
         while count > 0 and chunk < len(order.ends):
             start = int(order.starts[chunk]) + _offset_in_chunk(order, chunk, offset)
             stop = min(int(order.starts[chunk]) + _CHUNK, pairs[1], start + count)
-            runs.append((start, stop))
+            ranges.append((start, stop))
             first, offset, count, chunk = first + stop - start, offset + stop - start, count - stop + start, chunk + 1
-    return runs
+    return ranges
 
 
 def _offset_in_chunk(order: _Pass, chunk: int, offset: int) -> int:
@@ -181,14 +181,14 @@ class MixedPlan(BatchPlan):
     def __init__(
         self,
         corpus: Corpus,
-        ranges: Sequence[Run],
+        ranges: Sequence[PairRange],
         mixture: Mixture,
         *,
         batch_tokens: int,
         seed: int,
         epoch_batches: int,
         run_batches: int | None,
-        share: tuple[int, int] = (0, 1),
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Create a plan.
 
@@ -200,7 +200,7 @@ class MixedPlan(BatchPlan):
             seed: the seed of all random orders.
             epoch_batches: the number of batches that count as an epoch.
             run_batches: the number of batches of the run; None: unknown, for shares that do not change.
-            share: (r, n): take every n-th row of a batch, starting with row r.
+            rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
         """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
@@ -210,7 +210,13 @@ class MixedPlan(BatchPlan):
                 "Each table of `data.corpora` needs at least one pair, but the filters left none of one: check its "
                 "files."
             )
-        self._corpus, self._ranges, self._mixture, self._seed, self._share = corpus, list(ranges), mixture, seed, share
+        self._corpus, self._ranges, self._mixture, self._seed, self._rank_and_count = (
+            corpus,
+            list(ranges),
+            mixture,
+            seed,
+            rank_and_count,
+        )
         self._limits = batch_tokens, 2 * batch_tokens
         self._planned = None
         self._epoch_batches, self._run_batches = max(1, epoch_batches), run_batches
@@ -238,7 +244,7 @@ class MixedPlan(BatchPlan):
         if self._planned is None or self._planned[0] != key:
             self._planned = (
                 key,
-                self._plan_runs(self._runs(window), (_WINDOW_TIES, index), (_WINDOW_BATCHES, index)),
+                self._plan_ranges(self._window_ranges(window), (_WINDOW_TIES, index), (_WINDOW_BATCHES, index)),
             )
         block = self._planned[1]
         batch = block.batch_order[number - window.first]
@@ -258,15 +264,15 @@ class MixedPlan(BatchPlan):
         shares = self._mixture.shares(min(1.0, first / self._run_batches) if self._run_batches else 0.0)
         counts = _rounded([share * self._window_pairs for share in shares], self._seed, len(self._windows))
         window = _Window(first, taken, tuple(counts), 0)
-        source, target = in_length_order(*self._corpus.read_run_lengths(self._runs(window)))
+        source, target = in_length_order(*self._corpus.read_range_lengths(self._window_ranges(window)))
         return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
 
-    def _runs(self, window: _Window) -> list[Run]:
-        """Return the pairs of a window as runs of consecutive pairs of the corpus."""
-        runs = list[Run]()
+    def _window_ranges(self, window: _Window) -> list[PairRange]:
+        """Return the pairs of a window as ranges of consecutive pairs of the corpus."""
+        ranges = list[PairRange]()
         for number, (pairs, taken, count) in enumerate(zip(self._ranges, window.taken, window.counts, strict=True)):
-            runs += stream_runs(number, pairs, self._seed, taken, count)
-        return runs
+            ranges += stream_ranges(number, pairs, self._seed, taken, count)
+        return ranges
 
 
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 
 from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
-from transduce.data.id_files import HashedFile, IdRun, SideCard, SideReader, SideWriter, check_sha256, check_size
+from transduce.data.id_files import (
+    EncodedSentences,
+    HashedFile,
+    SideCard,
+    SideReader,
+    SideWriter,
+    check_sha256,
+    check_size,
+)
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
-from transduce.text.filters import NO_WEIGHT, PairFilter, pair_digest, with_current_names
+from transduce.text.filters import BETWEEN_DOCUMENTS, NO_WEIGHT, PairFilter, pair_digest, with_current_names
 from transduce.text.vocabulary import (
     BACK_TRANSLATED,
     Vocabulary,
@@ -52,24 +60,26 @@ class SentenceEncoder:
             _WordTable(vocabulary, self._dtype) if tokenizes_words_independently(vocabulary.model_bytes) else None
         )
 
-    def encode(self, sentences: Sequence[str]) -> IdRun:
+    def encode(self, sentences: Sequence[str]) -> EncodedSentences:
         """Return the token ids of all sentences in order, each with its end symbol."""
         if not sentences:
-            return IdRun(np.zeros(0, self._dtype), np.zeros(1, np.int64))
+            return EncodedSentences(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)
         has_line_feeds = text.count(_END) >= len(sentences)
         if self._words is None or "▁" in text or has_line_feeds:
-            return self._run(self._vocabulary.encode_batch(sentences))
+            return self._encoded(self._vocabulary.encode_batch(sentences))
         if self._vocabulary.nfc:
             text = unicodedata.normalize("NFC", text)
         # `_END` becomes a separate word.
         return self._words.cut(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
 
-    def _run(self, sentences: list[list[int]]) -> IdRun:
+    def _encoded(self, sentences: list[list[int]]) -> EncodedSentences:
         before, after = self._vocabulary.before, self._vocabulary.after
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + len(before) + len(after)
         flat = chain.from_iterable(chain(before, ids, after) for ids in sentences)
-        return IdRun(np.fromiter(flat, self._dtype, int(lengths.sum())), np.concatenate(([0], np.cumsum(lengths))))
+        return EncodedSentences(
+            np.fromiter(flat, self._dtype, int(lengths.sum())), np.concatenate(([0], np.cumsum(lengths)))
+        )
 
 
 class _WordTable:
@@ -80,7 +90,7 @@ class _WordTable:
         self._dtype = dtype
         self._forget()
 
-    def cut(self, words: list[str]) -> IdRun:
+    def cut(self, words: list[str]) -> EncodedSentences:
         """Return the token ids of all words, divided into sentences after each word `_END`."""
         if len(self._numbers) > _MAX_WORDS:
             self._forget()
@@ -90,7 +100,7 @@ class _WordTable:
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
         ends = stops[numbers == 0]
-        return IdRun(self._tokens[positions], np.concatenate(([0], ends)))
+        return EncodedSentences(self._tokens[positions], np.concatenate(([0], ends)))
 
     def _forget(self) -> None:
         self._numbers = _Numbers({_END: 0})
@@ -236,10 +246,10 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Read the numbers of the column, one for each pair."""
         return np.fromfile(folder / name, _DTYPES[name])
 
-    def read_runs(self, folder: Path, name: Column, runs: Sequence[tuple[int, int]]) -> NDArray[Any]:
-        """Read the numbers of the pairs in several runs (start, stop), concatenated."""
+    def read_ranges(self, folder: Path, name: Column, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
+        """Read the numbers of the pairs in several ranges (start, stop), concatenated."""
         path, dtype = folder / name, _DTYPES[name]
-        parts = [np.fromfile(path, dtype, stop - start, offset=start * dtype.itemsize) for start, stop in runs]
+        parts = [np.fromfile(path, dtype, stop - start, offset=start * dtype.itemsize) for start, stop in ranges]
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def verify(self, folder: Path, name: Column) -> None:
@@ -359,8 +369,8 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Kept(NamedTuple):
     """The token ids and column values of the pairs of a block that passed the filters."""
 
-    source: IdRun
-    target: IdRun
+    source: EncodedSentences
+    target: EncodedSentences
     columns: dict[Column, NDArray[Any]]
 
 
@@ -508,6 +518,11 @@ class _Preparation:
                 NO_WEIGHT if reason is None and weight == 0.0 else reason
                 for reason, weight in zip(reasons, block.weights, strict=True)
             ]
+        if self._request.files.has_documents and block.documents is None:
+            reasons = [
+                reason if source.strip() or target.strip() else BETWEEN_DOCUMENTS
+                for reason, source, target in zip(reasons, block.sources, block.targets, strict=True)
+            ]
         for row, reason in enumerate(reasons):
             if reason is not None:
                 if reason not in self.dropped and self._filter.is_target_reason(reason, block.sources[row]):
@@ -515,7 +530,9 @@ class _Preparation:
                 self._drop(reason, block.number, row)
         return [row for row, reason in enumerate(reasons) if reason is None]
 
-    def _by_length(self, block: int, rows: list[int], source: IdRun, target: IdRun) -> NDArray[np.bool_]:
+    def _by_length(
+        self, block: int, rows: list[int], source: EncodedSentences, target: EncodedSentences
+    ) -> NDArray[np.bool_]:
         """Return which rows have lengths that pass the filters; each distinct pair of lengths is checked once."""
         # The end symbol does not count.
         lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
@@ -545,37 +562,22 @@ def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
     return numbers, int(numbers[-1])
 
 
-class Part:
-    """A filtered and tokenized part of a corpus, stored in a folder."""
+AnyCard = TypeVar("AnyCard", CorpusCard, PartCard)
 
-    def __init__(self, folder: Path) -> None:
-        """Open a part of a corpus in its folder.
 
-        Raises:
-            TransduceError: the folder is not a part, or is incomplete.
-        """
+class StoredPairs(Generic[AnyCard]):
+    """Tokenized sentence pairs in a folder: sources, targets and columns of numbers. Pairs are numbered from 0."""
+
+    def __init__(self, folder: Path, card: AnyCard, pairs: int) -> None:
+        """Open the files of a number of pairs, which the card describes."""
         self.folder = folder
-        self.card = _read_card(folder / CARD_NAME)
-        self.kept = sum(block.kept for block in self.card.taken)
-        self._source = SideReader(folder, "source", self.card.source, self.kept)
-        self._target = SideReader(folder, "target", self.card.target, self.kept)
-        for name, card in self.card.columns.items():
-            card.check_size(folder, name, self.kept)
+        self.card: AnyCard = card
+        self._source = SideReader(folder, "source", card.source, pairs)
+        self._target = SideReader(folder, "target", card.target, pairs)
 
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Return the token ids of the kept pairs from start to stop: sources and targets."""
+    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return the token ids of the pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
-
-    def column(self, name: Column) -> NDArray[Any]:
-        """Return the numbers of a column, one for each kept pair of the part."""
-        return self.card.columns[name].read(self.folder, name)
-
-    def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
-        start = 0
-        for block in self.card.taken:
-            yield block, start, start + block.kept
-            start += block.kept
 
     def verify(self) -> None:
         """Check the files' contents against their digests.
@@ -587,6 +589,33 @@ class Part:
         self._target.verify()
         for name, card in self.card.columns.items():
             card.verify(self.folder, name)
+
+
+class Part(StoredPairs[PartCard]):
+    """A filtered and tokenized part of a corpus, stored in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a part of a corpus in its folder.
+
+        Raises:
+            TransduceError: the folder is not a part, or is incomplete.
+        """
+        card = _read_card(folder / CARD_NAME)
+        self.kept = sum(block.kept for block in card.taken)
+        super().__init__(folder, card, self.kept)
+        for name, column in self.card.columns.items():
+            column.check_size(folder, name, self.kept)
+
+    def column(self, name: Column) -> NDArray[Any]:
+        """Return the numbers of a column, one for each kept pair of the part."""
+        return self.card.columns[name].read(self.folder, name)
+
+    def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
+        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
+        start = 0
+        for block in self.card.taken:
+            yield block, start, start + block.kept
+            start += block.kept
 
 
 def _read_card(path: Path) -> PartCard:

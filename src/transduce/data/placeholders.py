@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.data.batches import Batch, Corpus, Plan
-from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
 # --- lexicon ---
@@ -22,7 +22,7 @@ from transduce.text.vocabulary import Vocabulary
 
 _MAX_LINKS = 6_000_000
 """Maximum number of token pairs, of a source and a target token of one sentence pair, that the lexicon learns from."""
-_RUN_PAIRS = 256
+_RANGE_PAIRS = 256
 _ITERATIONS = 4
 _MIN_PROBABILITY = 0.02  # word pairs below it are noise
 
@@ -37,7 +37,7 @@ def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
         sizes: the sizes of the source and the target vocabulary.
     """
-    source, target = corpus.read_runs(_sample_runs(corpus))
+    source, target = corpus.read_ranges(_sample_ranges(corpus))
     lengths = source.lengths.astype(np.int64) - 1, target.lengths.astype(np.int64) - 1
     products = lengths[0] * lengths[1]
     kept = np.cumsum(products) <= _MAX_LINKS
@@ -59,15 +59,15 @@ def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
     return dict(zip(ids, both[chosen].tolist(), strict=True))
 
 
-def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
-    """Return evenly spaced runs of pairs that together have about as many token pairs as the lexicon learns from."""
-    starts = range(0, corpus.pairs, _RUN_PAIRS)
+def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
+    """Return evenly spaced ranges of pairs that together have about as many token pairs as the lexicon learns from."""
+    starts = range(0, corpus.pairs, _RANGE_PAIRS)
     step = len(starts)
-    first = [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: max(1, step // 16)]]
-    lengths = corpus.read_run_lengths(first)
+    first = [(start, min(start + _RANGE_PAIRS, corpus.pairs)) for start in starts[:: max(1, step // 16)]]
+    lengths = corpus.read_range_lengths(first)
     links = float((lengths[0].astype(np.float64) * lengths[1]).mean())
-    max_runs = max(1, int(1.1 * _MAX_LINKS / max(links, 1.0) / _RUN_PAIRS))
-    return [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: -(-len(starts) // max_runs)]]
+    max_ranges = max(1, int(1.1 * _MAX_LINKS / max(links, 1.0) / _RANGE_PAIRS))
+    return [(start, min(start + _RANGE_PAIRS, corpus.pairs)) for start in starts[:: -(-len(starts) // max_ranges)]]
 
 
 def _translation_probabilities(
@@ -106,7 +106,7 @@ class _Words:
         self.is_word = np.array(
             [id not in special and any(map(is_word_character, text)) for id, text in enumerate(texts)]
         )
-        self.is_unspaced = np.array([bool(text) and is_unspaced(text[0]) for text in texts])
+        self.is_unspaced = np.array([bool(text) and is_unspaced_character(text[0]) for text in texts])
         self.has_space = np.array([piece.startswith("▁") for piece in pieces])
         self.bare = np.arange(vocabulary.size)
         """By token id, the id of the token without its leading space, for tokens of scripts without spaces."""
@@ -228,7 +228,7 @@ class PlaceholderMasker:
         """Return the length of the longest source and target, beyond which no pair grows."""
         longest = [0, 0]
         for start in range(0, corpus.pairs, 1 << 16):
-            for side, lengths in enumerate(corpus.read_run_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
+            for side, lengths in enumerate(corpus.read_range_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
                 longest[side] = max(longest[side], int(lengths.max()))
         return longest[0], longest[1]
 
@@ -351,10 +351,10 @@ def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np
     return padded, sum(map(len, rows))
 
 
-class PlaceholderPlan(Plan):
+class PlaceholderPlan(Plan[Batch]):
     """A plan of batches that puts placeholders into different pairs in each epoch."""
 
-    def __init__(self, plan: Plan, masker: PlaceholderMasker) -> None:
+    def __init__(self, plan: Plan[Batch], masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker
 
     @override

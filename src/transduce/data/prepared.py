@@ -1,4 +1,4 @@
-"""A prepared corpus: tokenized once and written to disk in one pass, then read in runs."""
+"""A prepared corpus: tokenized once and written to disk in one pass, then read in ranges."""
 
 import json
 import shutil
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import atomic_folder
-from transduce.data.batches import CHUNK_PAIRS, Run, permutation
+from transduce.data.batches import CHUNK_PAIRS, PairRange, permutation
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.id_files import IdRun, SideCard, SideReader
+from transduce.data.id_files import EncodedSentences, SideCard
 from transduce.data.merging import merge_parts
 from transduce.data.parts import (
     CORPUS_CARD_NAME,
     CorpusCard,
     Part,
     PartRequest,
+    StoredPairs,
     held_out_names,
     held_out_pairs_name,
     read_card,
@@ -83,20 +84,17 @@ class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The 50th, 90th and 99th percentile and the maximum of target lengths."""
 
 
-class PreparedCorpus:
+class PreparedCorpus(StoredPairs[CorpusCard]):
     """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
         """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``."""
-        self.folder = folder
-        self.card = card
+        super().__init__(folder, card, card.pairs)
         self.pairs = card.pairs
         self.source_tokens = card.source.tokens
         self.target_tokens = card.target.tokens
         self.source_pad_id = card.source.pad_id
         self.target_pad_id = card.target.pad_id
-        self._source = SideReader(folder, "source", card.source, card.pairs)
-        self._target = SideReader(folder, "target", card.target, card.pairs)
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> "PreparedCorpus":
@@ -164,33 +162,18 @@ class PreparedCorpus:
             target_percentiles=_percentiles(self.card.target),
         )
 
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Return the token ids of the pairs from start to stop: sources and targets."""
-        return self._source.read(start, stop), self._target.read(start, stop)
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
+        return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
-        return self._source.read_runs(runs), self._target.read_runs(runs)
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the source and target lengths of the pairs in several ranges (start, stop), concatenated."""
+        return self._source.read_range_lengths(ranges), self._target.read_range_lengths(ranges)
 
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the source and target lengths of the pairs in several runs (start, stop), concatenated."""
-        return self._source.read_run_lengths(runs), self._target.read_run_lengths(runs)
-
-    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
-        """Return the weights in the loss of the pairs in several runs (start, stop); None if pairs have no weights."""
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
+        """Return the weights in the loss of the pairs in several ranges (start, stop); None if pairs have none."""
         card = self.card.columns.get("weights")
-        return None if card is None else np.asarray(card.read_runs(self.folder, "weights", runs), np.float32)
-
-    def verify(self) -> None:
-        """Check the files' contents against their digests.
-
-        Raises:
-            TransduceError: a content differs from what was written.
-        """
-        self._source.verify()
-        self._target.verify()
-        for name, card in self.card.columns.items():
-            card.verify(self.folder, name)
+        return None if card is None else np.asarray(card.read_ranges(self.folder, "weights", ranges), np.float32)
 
 
 class ContextSettings(NamedTuple):
@@ -220,7 +203,7 @@ class ContextCorpus(PreparedCorpus):
         super().__init__(corpus.folder, corpus.card)
         self._corpus = corpus
         self.settings = settings
-        lengths = self.read_run_lengths([(0, self.pairs)])
+        lengths = self.read_range_lengths([(0, self.pairs)])
         self.source_tokens, self.target_tokens = (int(each.sum(dtype=np.int64)) for each in lengths)
         self._longest = _length_percentiles(lengths[0]), _length_percentiles(lengths[1])
 
@@ -236,43 +219,43 @@ class ContextCorpus(PreparedCorpus):
         return msgspec.structs.replace(super().statistics, source_percentiles=source, target_percentiles=target)
 
     @override
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        return self.read_runs([(start, stop)])
+    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
+        return self.read_ranges([(start, stop)])
 
     @override
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        rows, context = self._rows(runs)
-        source, target = super().read_runs(self._extended(runs))
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        rows, context = self._rows(ranges)
+        source, target = super().read_ranges(self._extended(ranges))
         source = _with_context(source, rows, context, self.settings.source_separator)
         separator = self.settings.target_separator
         target = _with_context(target, rows, context if separator is not None else 0 * context, separator or 0)
         return source, target
 
     @override
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        rows, context = self._rows(runs)
-        source, target = super().read_run_lengths(self._extended(runs))
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        rows, context = self._rows(ranges)
+        source, target = super().read_range_lengths(self._extended(ranges))
         on_target = context if self.settings.target_separator is not None else 0 * context
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
-    def _extended(self, runs: Sequence[Run]) -> list[Run]:
+    def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
         """Return the ranges of pairs, begun earlier by the number of context sentences so that all context is read."""
-        return [(max(0, start - self.settings.before), stop) for start, stop in runs]
+        return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
-    def _rows(self, runs: Sequence[Run]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each pair's row in the data of `_extended(runs)` and its number of context sentences, (N,) each."""
-        extended = self._extended(runs)
-        continues = self.card.columns["documents"].read_runs(self.folder, "documents", extended).astype(bool)
+    def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each pair's row in the data of `_extended(ranges)` and its number of context sentences, (N,) each."""
+        extended = self._extended(ranges)
+        continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
         sizes = [stop - start for start, stop in extended]
         firsts = np.cumsum(sizes) - sizes
         rows = np.concatenate(
             [
                 np.arange(first + start - begin, first + stop - begin)
-                for first, (start, stop), (begin, _) in zip(firsts.tolist(), runs, extended, strict=True)
+                for first, (start, stop), (begin, _) in zip(firsts.tolist(), ranges, extended, strict=True)
             ]
             or [np.zeros(0, np.int64)]
         )
-        # The first pair of an extended run may continue a document, whose earlier pairs are not read.
+        # The first pair of an extended range may continue a document, whose earlier pairs are not read.
         continues[firsts[np.array(sizes) > 0]] = False
         starts = np.maximum.accumulate(np.where(continues, 0, np.arange(len(continues))))
         return rows, np.minimum(rows - starts[rows], self.settings.before)
@@ -286,19 +269,21 @@ def _lengths_with_context(
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
 
 
-def _with_context(run: IdRun, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int) -> IdRun:
-    """Return rows of a run, each after its `context` (N,) rows, whose end symbols become separators."""
-    starts, stops = run.offsets[rows - context], run.offsets[rows + 1]
+def _with_context(
+    sentences: EncodedSentences, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int
+) -> EncodedSentences:
+    """Return rows of sentences, each after its `context` (N,) rows, whose end symbols become separators."""
+    starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    is_end = np.zeros(len(run.ids), bool)
-    is_end[run.offsets[1:] - 1] = True
+    is_end = np.zeros(len(sentences.ids), bool)
+    is_end[sentences.offsets[1:] - 1] = True
     positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
     inner = is_end[positions]
     inner[offsets[1:] - 1] = False
-    ids = run.ids[positions]
+    ids = sentences.ids[positions]
     ids[inner] = separator
-    return IdRun(ids, offsets)
+    return EncodedSentences(ids, offsets)
 
 
 class RepeatedCorpus(PreparedCorpus):
@@ -318,18 +303,18 @@ class RepeatedCorpus(PreparedCorpus):
         """
         super().__init__(corpus.folder, corpus.card)
         self._corpus = corpus
-        self._runs: list[Run] = []
+        self._ranges: list[PairRange] = []
         """Ranges of pairs of the prepared corpus whose concatenation is this corpus."""
         start = 0
         for file, (pairs, factor) in enumerate(zip(corpus.card.file_pairs, factors, strict=True)):
-            self._runs += [(start, start + pairs)] * int(factor)
-            self._runs += _sample_of_runs(start, pairs, round((factor - int(factor)) * pairs), seed, file)
+            self._ranges += [(start, start + pairs)] * int(factor)
+            self._ranges += _sample_of_ranges(start, pairs, round((factor - int(factor)) * pairs), seed, file)
             start += pairs
-        self._runs = [run for run in self._runs if run[0] < run[1]]
-        self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._runs])))
+        self._ranges = [(start, stop) for start, stop in self._ranges if start < stop]
+        self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._ranges])))
         self.pairs = int(self._starts[-1])
         self.source_tokens, self.target_tokens = (
-            int(lengths.sum(dtype=np.int64)) for lengths in corpus.read_run_lengths(self._runs)
+            int(lengths.sum(dtype=np.int64)) for lengths in corpus.read_range_lengths(self._ranges)
         )
 
     @property
@@ -353,44 +338,44 @@ class RepeatedCorpus(PreparedCorpus):
         return self._corpus.sentences
 
     @override
-    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        return self.read_runs([(start, stop)])
+    def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
+        return self.read_ranges([(start, stop)])
 
     @override
-    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        return self._corpus.read_runs(self._prepared_runs(runs))
+    def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
+        return self._corpus.read_ranges(self._prepared_ranges(ranges))
 
     @override
-    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
-        return self._corpus.read_run_weights(self._prepared_runs(runs))
+    def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
+        return self._corpus.read_range_weights(self._prepared_ranges(ranges))
 
     @override
-    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        return self._corpus.read_run_lengths(self._prepared_runs(runs))
+    def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        return self._corpus.read_range_lengths(self._prepared_ranges(ranges))
 
-    def _prepared_runs(self, runs: Sequence[Run]) -> list[Run]:
+    def _prepared_ranges(self, ranges: Sequence[PairRange]) -> list[PairRange]:
         """Return the ranges of the prepared corpus that make up ranges of this corpus."""
-        result: list[Run] = []
-        for start, stop in runs:
+        result: list[PairRange] = []
+        for start, stop in ranges:
             first = int(np.searchsorted(self._starts, start, side="right")) - 1
             while start < stop:
                 end = min(stop, int(self._starts[first + 1]))
-                shift = self._runs[first][0] - int(self._starts[first])
+                shift = self._ranges[first][0] - int(self._starts[first])
                 result.append((start + shift, end + shift))
                 start, first = end, first + 1
         return result
 
 
-def _sample_of_runs(start: int, pairs: int, wanted: int, seed: int, file: int) -> list[Run]:
+def _sample_of_ranges(start: int, pairs: int, wanted: int, seed: int, file: int) -> list[PairRange]:
     """Return ranges with `wanted` of a file's pairs, chosen at random in chunks of `CHUNK_PAIRS`."""
-    runs: list[Run] = []
+    ranges: list[PairRange] = []
     for chunk in permutation(-(-pairs // CHUNK_PAIRS), seed, _REPEATS, file).tolist():
         first = chunk * CHUNK_PAIRS
         size = min(CHUNK_PAIRS, pairs - first, wanted)
         wanted -= size
         if size > 0:
-            runs.append((start + first, start + first + size))
-    return sorted(runs)
+            ranges.append((start + first, start + first + size))
+    return sorted(ranges)
 
 
 def prepare(

@@ -283,7 +283,7 @@ class SentencePairPlan:
         marks: SpecialTokens,
         settings: PairSettings,
         ordinary: Ids,
-        share: tuple[int, int] = (0, 1),
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Count the batches of an epoch.
 
@@ -292,13 +292,19 @@ class SentencePairPlan:
             marks: the special tokens.
             settings: how rows are made.
             ordinary: the tokens from which random replacements are drawn.
-            share: (r, n): take every n-th row of a batch, starting with row r.
+            rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
 
         Raises:
             TransduceError: there are fewer than four sentences, counting parts of long ones, so that no segment could
                 come from elsewhere.
         """
-        self._text, self._marks, self._settings, self._ordinary, self._share = text, marks, settings, ordinary, share
+        self._text, self._marks, self._settings, self._ordinary, self._rank_and_count = (
+            text,
+            marks,
+            settings,
+            ordinary,
+            rank_and_count,
+        )
         self._lengths = text.lengths
         self._before = np.cumsum(self._lengths) - self._lengths
         sentences = self._sentences(0)
@@ -334,7 +340,7 @@ class SentencePairPlan:
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
         hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
-        own_rows = np.arange(len(chosen))[self._share[0] :: self._share[1]]
+        own_rows = np.arange(len(chosen))[self._rank_and_count[0] :: self._rank_and_count[1]]
         shown_rows = own_rows if len(own_rows) else np.zeros(1, np.int64)
         rows = [self._row(laid_out, int(chosen[n])) for n in shown_rows]
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)

@@ -291,7 +291,13 @@ class SeriesPlan:
     """A plan of the batches of windows of all epochs, which returns any of them on request."""
 
     def __init__(
-        self, series: WindowedSeries, scale: SeriesScale, *, rows: int, seed: int, share: tuple[int, int] = (0, 1)
+        self,
+        series: WindowedSeries,
+        scale: SeriesScale,
+        *,
+        rows: int,
+        seed: int,
+        rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
         """Plan batches of windows.
 
@@ -300,9 +306,15 @@ class SeriesPlan:
             scale: the scale of the series.
             rows: windows per batch.
             seed: the seed of the random orders.
-            share: (r, n): take every n-th window of a batch, starting with window r.
+            rank_and_count: (r, n): take every n-th window of a batch, starting with window r.
         """
-        self._series, self._scale, self._rows, self._seed, self._share = series, scale, rows, seed, share
+        self._series, self._scale, self._rows, self._seed, self._rank_and_count = (
+            series,
+            scale,
+            rows,
+            seed,
+            rank_and_count,
+        )
         self._epoch: tuple[int, Indices] | None = None
 
     def __len__(self) -> int:
@@ -312,7 +324,7 @@ class SeriesPlan:
     def batch(self, epoch: int, position: int) -> SeriesBatch:
         """Return the batch at a position of an epoch."""
         all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
-        first, step = self._share
+        first, step = self._rank_and_count
         window_scale = all_windows[first::step]
         if len(window_scale):
             return self._series.batch(window_scale, self._scale)

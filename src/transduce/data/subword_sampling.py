@@ -224,12 +224,12 @@ def sentence_samplers(
     return samplers[id(vocabularies[0])], samplers[id(vocabularies[1])]
 
 
-class SampledPlan(Plan):
+class SampledPlan(Plan[Batch]):
     """A plan of batches whose sentences are tokenized anew in each epoch."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan[Batch],
         vocabularies: tuple[Vocabulary, Vocabulary],
         samplers: tuple[SentenceSampler, SentenceSampler],
         *,

@@ -96,11 +96,11 @@ _NUMBERS = 256
 _MAX_GROWTH = 3.0
 
 
-class NoisyPlan(Plan):
+class NoisyPlan(Plan[Batch]):
     """A plan of batches in which some pairs have noise, deterministic in (seed, epoch, index of a pair)."""
 
     def __init__(
-        self, plan: Plan, settings: TextNoiseSettings, vocabularies: tuple[Vocabulary, Vocabulary], seed: int
+        self, plan: Plan[Batch], settings: TextNoiseSettings, vocabularies: tuple[Vocabulary, Vocabulary], seed: int
     ) -> None:
         """Add noise to the batches of a plan.
 

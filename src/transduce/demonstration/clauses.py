@@ -31,9 +31,6 @@ from transduce.demonstration.lexicon import (
     Verb,
 )
 
-# --- people and things: pronouns, names, that new book ---
-
-
 # --- bilingual phrases ---
 # Phrases in two languages at once, and the two ways to join them.
 # An inversion transduction grammar (Wu 1997, "Stochastic Inversion Transduction Grammars and Bilingual Parsing of

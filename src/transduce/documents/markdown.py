@@ -405,8 +405,8 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
         return end
     if before:
         parsed.parts[-1] = before.rstrip(" ")
-    is_unspaced = is_wide(before.rstrip()[-1:]) and is_wide(content[end : end + 1])
-    parsed.parts.append("" if is_unspaced else " ")
+    is_between_wide = is_wide(before.rstrip()[-1:]) and is_wide(content[end : end + 1])
+    parsed.parts.append("" if is_between_wide else " ")
     return end
 
 

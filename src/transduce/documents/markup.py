@@ -30,7 +30,7 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
-from transduce.inference.batching import Documents, is_unspaced
+from transduce.inference.batching import Documents, is_unspaced_language
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
@@ -385,9 +385,9 @@ _SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
     """Return the space to insert between two translated texts if the source, written without spaces, has none there."""
-    is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
+    is_between_wide = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
-    return " " if is_unspaced and between_words else ""
+    return " " if is_between_wide and between_words else ""
 
 
 _NAMED = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
@@ -465,7 +465,7 @@ def translate_markup(
         TransduceError: an option is invalid, as in `Translator.translate`.
     """
     texts = text_settings or translator.text
-    spaced = not is_unspaced(translator.target_language)
+    spaced = not is_unspaced_language(translator.target_language)
     plans = [markup_plan(document, settings, spaced=spaced) for document in documents]
     translations = translator.translate(
         [sentence for each in plans for sentence in each.sentences],

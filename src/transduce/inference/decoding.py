@@ -19,26 +19,26 @@ from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import (
     MAX_SENTENCES,
     BatchInvariantScorer,
-    ContinuingScorer,
-    TransformerScorer,
+    DecoderOnlyScorer,
+    EncoderDecoderScorer,
     batch_invariant_scorer,
     common_padded_length,
 )
 from transduce.model.backend import (
     BatchSearch,
+    BatchSearchOptions,
     FoundHypothesis,
     JoinableSearch,
     RepetitionPenalties,
     ReservedCapacity,
     SamplingNumbers,
-    SearchBounds,
     SearchRules,
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
-from transduce.search.beam import Beam, BeamSearch, Coverage, GenerateSearch, LogProbabilities
+from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.greedy import Draw, GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import (
@@ -56,16 +56,16 @@ from transduce.search.rules import (
     generate_rules,
 )
 from transduce.search.scorer import (
-    Bounds,
     Ensemble,
     Hypothesis,
     LengthPenalty,
     MeanAttention,
     Scorer,
     Search,
+    SequenceLimits,
     length_penalty,
     length_power,
-    run,
+    run_search,
 )
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
@@ -180,8 +180,8 @@ class CompiledSearch:
     def __init__(
         self,
         search: BatchSearch,
-        bounds: Bounds,
-        beam: Beam,
+        limits: SequenceLimits,
+        beam: BeamOptions,
         divisor: LengthPenalty,
         *,
         samples: bool = False,
@@ -191,7 +191,7 @@ class CompiledSearch:
 
         Args:
             search: the compiled search.
-            bounds: the end symbol, and the maximum lengths.
+            limits: the end symbol, and the maximum lengths.
             beam: the options of the beam; its size is the number of samples of a sentence.
             divisor: the length penalty of scores.
             samples: True if tokens are drawn.
@@ -202,9 +202,9 @@ class CompiledSearch:
         self.divisor = divisor
         self.samples = samples
         self.beam = beam
-        self.eos_id = bounds.eos_id
+        self.eos_id = limits.eos_id
         self._abandoned: dict[int, list[Hypothesis]] = {}
-        self._sentences = len(bounds.max_lengths)
+        self._sentences = len(limits.max_lengths)
 
     @property
     def rows(self) -> Tensor:
@@ -316,7 +316,7 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
         begun = joining.stop
         new = begin(joining)
         if not isinstance(new, CompiledSearch) or not main.can_absorb(new.search):
-            results |= zip(joining, run(new), strict=True)
+            results |= zip(joining, run_search(new), strict=True)
             continue
         new.advance()
         new_active = new.search.active.tolist()
@@ -328,8 +328,8 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
 
 def find_compiled_search(
     scorer: Scorer,
-    bounds: Bounds,
-    beam: Beam,
+    limits: SequenceLimits,
+    beam: BeamOptions,
     *,
     rules: Sequence[Rule] = (),
     generate: GenerateSettings | None = None,
@@ -340,28 +340,28 @@ def find_compiled_search(
 
     Args:
         scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
-        bounds: start token, end token and maximum lengths.
+        limits: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
         draw: draws tokens; None for a search of the best hypotheses.
         reserved: capacity for prompts that join later; None: only that of the first prompts.
     """
-    if not isinstance(scorer, TransformerScorer | ContinuingScorer) or beam.groups > 1:
+    if not isinstance(scorer, EncoderDecoderScorer | DecoderOnlyScorer) or beam.groups > 1:
         return None
-    longest: list[int] = bounds.max_lengths.tolist()
-    if isinstance(scorer, ContinuingScorer) and max(longest) > scorer.remaining_positions + 1:
+    longest: list[int] = limits.max_lengths.tolist()
+    if isinstance(scorer, DecoderOnlyScorer) and max(longest) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
     ranking = "paper" if generate is None else generate.stop
-    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id, draws=draw is not None)
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
     divisor = length_penalty if generate is None else length_power
     kept: ReservedCapacity | None = None
     greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
-    limits = SearchBounds(
-        start_id=bounds.start_id,
-        eos_id=bounds.eos_id,
+    options = BatchSearchOptions(
+        start_id=limits.start_id,
+        eos_id=limits.eos_id,
         forbidden_tokens=scorer.forbidden_tokens,
         max_lengths=longest,
         beam_size=beam.beam_size,
@@ -371,14 +371,14 @@ def find_compiled_search(
         sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
         reserved=reserved,
     )
-    search = find_batch_search(scorer.state, limits)
+    search = find_batch_search(scorer.state, options)
     if search is None and reserved is not None:
-        search = find_batch_search(scorer.state, limits._replace(reserved=None))
+        search = find_batch_search(scorer.state, options._replace(reserved=None))
     elif isinstance(search, JoinableSearch):
         kept = reserved
     if search is None:
         return None
-    return CompiledSearch(search, bounds, beam, divisor, samples=draw is not None, reserved=kept)
+    return CompiledSearch(search, limits, beam, divisor, samples=draw is not None, reserved=kept)
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
@@ -463,7 +463,7 @@ def _without_penalty(
 # --- search of a batch ---
 
 
-class Batch(NamedTuple):
+class SentenceBatch(NamedTuple):
     """A batch of tokenized sentences to decode together."""
 
     source_ids: Sequence[Sequence[int]]
@@ -479,7 +479,7 @@ class Batch(NamedTuple):
 def start_search(
     models: Sequence[EncoderDecoder],
     vocabulary: Vocabulary,
-    batch: Batch,
+    batch: SentenceBatch,
     search: SearchSettings,
     more_rules: Sequence[Rule] = (),
     *,
@@ -508,7 +508,7 @@ def start_search(
     attentive = _follows_attention(search, width)
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
-    if datastore is not None and isinstance(scorer, TransformerScorer):
+    if datastore is not None and isinstance(scorer, EncoderDecoderScorer):
         scorer = RetrievalScorer(scorer, datastore.retriever_for(models[0], batch.source_ids))
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
@@ -518,40 +518,40 @@ def start_search(
     longest = [
         _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
     ]
-    bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     before = [[config.start_id]] * len(longest)
     rules = [*build_rules(search, batch.prefixes, vocabulary, before), *more_rules]
     if search.generate is not None:
-        rules += generate_rules(search.generate, bounds.max_lengths, vocabulary.forced)
-    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
+        rules += generate_rules(search.generate, limits.max_lengths, vocabulary.forced)
+    beam = BeamOptions(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     draw = None
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
-        beam = Beam(beam_size=width, n_best=width, alpha=0.0)
+        beam = BeamOptions(beam_size=width, n_best=width, alpha=0.0)
     if not attentive and not any(batch.phrases):
-        compiled = find_compiled_search(scorer, bounds, beam, rules=rules, generate=search.generate, draw=draw)
+        compiled = find_compiled_search(scorer, limits, beam, rules=rules, generate=search.generate, draw=draw)
         if compiled is not None:
             return compiled
     scorer = scored_for(scorer, rules, generates=search.generate is not None, is_beam=width > 1 and draw is None)
     if width == 1 or draw is not None:
-        return _greedy_search(scorer, bounds, search, rules, draw)
+        return _greedy_search(scorer, limits, search, rules, draw)
     selection = _selection(search, batch.phrases, longest, width, vocabulary)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:
         return GenerateSearch(
-            scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
+            scorer, limits, beam, search.generate, rules=rules, selection=selection, coverage=coverage
         )
-    return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+    return BeamSearch(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
 
 
 def _greedy_search(
-    scorer: Scorer, bounds: Bounds, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
+    scorer: Scorer, limits: SequenceLimits, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
 ) -> GreedySearch:
     """Return a `GreedySearch` that takes the most probable tokens or, with `draw`, samples tokens."""
     if draw is not None:
-        return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
+        return GreedySearch(scorer, limits, draw, width=search.n_best, rules=rules)
     divisor = length_penalty if search.generate is None else length_power
-    return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
+    return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
@@ -610,13 +610,13 @@ def _longest(
 
 
 def _scorers(
-    models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
-) -> Sequence[TransformerScorer | BatchInvariantScorer]:
+    models: Sequence[EncoderDecoder], batch: SentenceBatch, search: SearchSettings, *, attentive: bool
+) -> Sequence[EncoderDecoderScorer | BatchInvariantScorer]:
     device, pad_id = models[0].source_weight.device, models[0].config.pad_id
     everything = search.generate is not None
     if not search.batch_invariant:
         source = pad(batch.source_ids, pad_id, device)
-        return [TransformerScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
+        return [EncoderDecoderScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
     source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))
     return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
 

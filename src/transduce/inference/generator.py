@@ -28,7 +28,7 @@ from transduce.inference.decoding import (
     run_joining,
     scored_for,
 )
-from transduce.inference.scorers import ContinuingScorer
+from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.machine import Precision
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
@@ -37,10 +37,10 @@ from transduce.model_folder.hugging_face import hugging_face_context, is_hugging
 from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
 from transduce.model_folder.safety import read_toml
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
-from transduce.search.scorer import Bounds, Hypothesis, Observer, Search, length_penalty, run
+from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run_search
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -217,7 +217,7 @@ class Generator:
         settings, ids = self._settings(search), self.prompt_ids(prompt)
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
+            (hypotheses,) = run_search(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
 
@@ -248,7 +248,7 @@ class Generator:
                     results = [joined[number] for number in batch]
                 else:
                     progress = self._begin([waiting[number] for number in batch], settings, one_line=one_line)
-                    results = run(progress, watch)
+                    results = run_search(progress, watch)
             for number, hypotheses in zip(batch, results, strict=True):
                 ids = waiting[number].ids
                 each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
@@ -415,10 +415,10 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = ContinuingScorer(self.model, ids, context=self.context, excluded_ids=never)
+            scorer = DecoderOnlyScorer(self.model, ids, context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
         count, longest = len(prompts), [prompt.max_length for prompt in prompts]
-        bounds = Bounds(ids[0][-1], end, torch.tensor(longest, device=self.device))
+        limits = SequenceLimits(ids[0][-1], end, torch.tensor(longest, device=self.device))
         rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
             ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
@@ -427,16 +427,16 @@ class Generator:
             # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
             seeds = [prompt.seed for prompt in prompts]
             draw = Draw(search.sampling, [0] * count, samples=search.n_best, seeds=seeds)
-            beam = Beam(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
-            compiled = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw, reserved=reserved)
-            return compiled or GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
-        beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
+            beam = BeamOptions(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
+            compiled = find_compiled_search(scorer, limits, beam, rules=rules, draw=draw, reserved=reserved)
+            return compiled or GreedySearch(scorer, limits, draw, width=search.n_best, alpha=0.0, rules=rules)
+        beam = BeamOptions(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         with torch.inference_mode():
-            if (compiled := find_compiled_search(scorer, bounds, beam, rules=rules, reserved=reserved)) is not None:
+            if (compiled := find_compiled_search(scorer, limits, beam, rules=rules, reserved=reserved)) is not None:
                 return compiled
         if search.beam_size == 1:
-            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
-        return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), bounds, beam, rules=rules)
+            return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, rules=rules)
+        return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), limits, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
         """Return an observer that ends the search after the first line, or None if that is not needed.

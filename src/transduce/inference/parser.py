@@ -15,16 +15,16 @@ from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, pad
 from transduce.inference.decoding import read_search_settings
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.machine import Precision
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_model_folder
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.constraints import BalancedBrackets, BracketToken
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
@@ -138,20 +138,20 @@ class Parser:
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
-        return run(self._begin(batch))
+        return run_search(self._begin(batch))
 
     def _begin(self, batch: Sequence[_Sentence]) -> Search:
         config, device, search = self.model.config, self.model.source_weight.device, self.search
-        scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
+        scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target
         words = [target.encode_batch(_words_with_spaces(sentence.words)) for sentence in batch]
         longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
-        bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         if search.beam_size == 1:
-            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
-        beam = Beam(beam_size=search.beam_size, alpha=search.length_penalty)
-        return BeamSearch(scorer, bounds, beam, rules=rules)
+            return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, rules=rules)
+        beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)
+        return BeamSearch(scorer, limits, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
         tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])

@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inference.batching import Part, is_unspaced
+from transduce.inference.batching import Part, is_unspaced_language
 from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
 from transduce.text.glossary import is_spaced_word_character
-from transduce.text.languages import is_unspaced as is_of_unspaced_script
-from transduce.text.languages import is_word_character
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.protected import PLACEHOLDER_TOKENS, is_inline_tag, merge_spans
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import Vocabulary, fallback_ids
@@ -116,7 +115,7 @@ def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
 
     The vocabulary covers a script if any of its tokens has a letter of the script.
     """
-    return all(is_of_unspaced_script(character) and _script(character) in _scripts(vocabulary) for character in text)
+    return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 
 @lru_cache(maxsize=16)
@@ -218,7 +217,7 @@ def _with_brackets(span: Span, text: str) -> Span:
 
 def _begins_unspaced(text: str) -> bool:
     """Return whether a text, without leading spaces, begins with a character of a script without spaces."""
-    return bool(text.strip()) and is_of_unspaced_script(text.lstrip()[0])
+    return bool(text.strip()) and is_unspaced_character(text.lstrip()[0])
 
 
 def _join(before: str, after: str) -> str:
@@ -281,7 +280,7 @@ class Placeholders:
     def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
         self._tokenizer = tokenizer
         self._tokens = placeholder_tokens(tokenizer)
-        self._joins_words = is_unspaced(target_language)
+        self._joins_words = is_unspaced_language(target_language)
 
     def has_spans(self, part: Part) -> bool:
         """Return whether a part has protected spans, or characters that the vocabulary lacks."""
@@ -378,7 +377,7 @@ class Placeholders:
         """
         offset, run = inserted
         touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
-        is_attached = any(not each.isspace() and not is_of_unspaced_script(each) for each in touches)
+        is_attached = any(not each.isspace() and not is_unspaced_character(each) for each in touches)
         if self._joins_words or is_attached or _is_unspaced_script(text[offset : offset + 1]):
             return offset
         word = next((word for word in _WORD.finditer(text) if word.start() < offset < word.end()), None)
@@ -464,7 +463,7 @@ class _Side(NamedTuple):
 
 def _is_unspaced_script(character: str) -> bool:
     """Return whether a character belongs to a script without spaces; False for an empty string."""
-    return bool(character) and is_of_unspaced_script(character)
+    return bool(character) and is_unspaced_character(character)
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:

@@ -23,7 +23,7 @@ from transduce.text.languages import (
     SCRIPTS,
     base_code,
     detect_other_language,
-    is_unspaced,
+    is_unspaced_character,
     is_word_character,
     main_script,
     script_of,
@@ -373,7 +373,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
     """Return whether a text with glossary terms repeats an n-gram more often than the translation without them does."""
-    size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
+    size = _MIN_AGAIN[any(map(is_unspaced_character, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
 
@@ -389,7 +389,7 @@ def _repeated(source: str, text: str) -> str | None:
     if not repeats:
         return None
     times, run = max(repeats, key=lambda each: each[0] * len(each[1]))
-    between = "" if all(map(is_unspaced, "".join(run))) else " "
+    between = "" if all(map(is_unspaced_character, "".join(run))) else " "
     return f"{times} × {between.join(run)}"
 
 
@@ -416,7 +416,7 @@ def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list
 
 
 def _fewest_times(run: list[str]) -> int:
-    if len(run) == 1 and not is_unspaced(run[0][0]):
+    if len(run) == 1 and not is_unspaced_character(run[0][0]):
         return 3  # a word; single characters may occur three times in a row, as in 哈哈哈
     return _MIN_TIMES.get(len(run), 2)
 
@@ -425,7 +425,7 @@ def _units(text: str) -> list[str]:
     """Split a text into lower-case words or, in scripts without spaces, characters, to look for repetitions of them."""
     units, word = [], ""
     for character in text.lower():
-        if is_word_character(character) and not is_unspaced(character):
+        if is_word_character(character) and not is_unspaced_character(character):
             word += character
             continue
         if word:

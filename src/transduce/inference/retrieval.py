@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from transduce.acceleration import decoded_model
 from transduce.errors import TransduceError
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Scorer
@@ -206,7 +206,7 @@ class NeighborIndex:
 class RetrievalScorer(Scorer):
     """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
 
-    def __init__(self, scorer: TransformerScorer, retriever: Retriever) -> None:
+    def __init__(self, scorer: EncoderDecoderScorer, retriever: Retriever) -> None:
         """Wrap the scorer of a model, which has not run a step yet."""
         self._scorer, self._retriever = scorer, retriever
 

@@ -12,7 +12,7 @@ from transduce.acceleration import compiled_state, exact_projection, search_redu
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
-from transduce.model.transformer import Decoder, DecodingState
+from transduce.model.transformer import Decoder, DecodingState, LogitsState
 from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
 from transduce.search.selection import use_kernels
 from transduce.search.settings import SearchSettings
@@ -32,11 +32,21 @@ def install_search_kernels() -> None:
         use_kernels(reductions)
 
 
+def _step_to_logits(
+    state: DecodingState, project: Callable[[Tensor], Tensor], tokens: Tensor, trace: AttentionTrace | None = None
+) -> tuple[Tensor, Tensor]:
+    """Run a decoding step; return the last layer's output, (B, W, D), and the logits, (B, W, V), for tokens (B, W)."""
+    if isinstance(state, LogitsState):
+        return state.step_to_logits(tokens)
+    hidden = state.step(tokens, trace=trace)
+    return hidden, project(hidden)
+
+
 # --- encoder-decoder models ---
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer(Scorer, AttentiveScorer):
+class EncoderDecoderScorer(Scorer, AttentiveScorer):
     """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
@@ -58,8 +68,6 @@ class TransformerScorer(Scorer, AttentiveScorer):
         self.state: DecodingState
         self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
-        # Some states also compute the vocabulary projection.
-        self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         self.states = torch.empty(0)
         config = model.config
         self.forbidden_tokens = [] if all_tokens else config.forbidden_tokens
@@ -71,11 +79,7 @@ class TransformerScorer(Scorer, AttentiveScorer):
     def step(self, tokens: Tensor) -> Tensor:
         if self.trace is not None:
             self.trace = AttentionTrace()
-        if self._logits is not None:
-            self.states, logits = self._logits(tokens)
-        else:
-            self.states = self.state.step(tokens, trace=self.trace)
-            logits = self._project(self.states)
+        self.states, logits = _step_to_logits(self.state, self._project, tokens, self.trace)
         for token in self.forbidden_tokens:
             logits.select(-1, token).fill_(float("-inf"))
         return logits
@@ -107,7 +111,7 @@ class TransformerScorer(Scorer, AttentiveScorer):
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer(Scorer):
+class DecoderOnlyScorer(Scorer):
     """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
@@ -148,15 +152,9 @@ class ContinuingScorer(Scorer):
             else:
                 self.remaining_positions -= 1
         self.has_started = True
-        logits = self._logits(newest)  # (N, 1, V)
+        logits = _step_to_logits(self.state, self._project, newest)[1]  # (N, 1, V)
         logits = logits.index_fill_(-1, self._forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
-
-    def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step of the model for N texts: newest tokens (N, 1) to logits (N, 1, V)."""
-        # Some states also compute the vocabulary projection.
-        step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
-        return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
     @override
     def reorder(self, parents: Tensor) -> None:
@@ -212,22 +210,22 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
-) -> "TransformerScorer | BatchInvariantScorer":
+) -> "EncoderDecoderScorer | BatchInvariantScorer":
     """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
-    The arguments are those of `TransformerScorer`.
+    The arguments are those of `EncoderDecoderScorer`.
     """
-    inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
+    inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer(Scorer, AttentiveScorer):
-    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+    """A scorer that wraps a `EncoderDecoderScorer` and fills small batches with copies of a sentence.
 
     Every batch thereby has enough rows for batch-invariant matrix multiplication.
     """
 
-    def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
+    def __init__(self, inner: EncoderDecoderScorer, source_ids: Tensor) -> None:
         """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
-from transduce.text.word_spans import Span
+from transduce.text.word_spans import Span, span_in_full_text
 
 
 class Sentence(NamedTuple):
@@ -28,8 +28,7 @@ class Sentence(NamedTuple):
 
     def source_span(self, span: Span) -> Span:
         """Return the span of the source text that a span of the sentence comes from."""
-        end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
-        return Span(self.offsets[span.start], end)
+        return span_in_full_text(self.offsets, span)
 
 
 class Gap(NamedTuple):

@@ -16,7 +16,7 @@ from transduce.text.glossary import Glossary, is_spaced_word_character, normaliz
 from transduce.text.languages import is_word_character
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, overlap, token_spans
+from transduce.text.word_spans import Span, overlap, span_in_full_text, token_spans
 
 # --- attribution by occlusion ---
 # A part is removed from the source, and the translation is scored again; words that depend on the part become less
@@ -543,8 +543,7 @@ class _Stripped(NamedTuple):
 
     def widen(self, span: Span) -> Span:
         """Return the span of the full text for a span of the text without protected spans."""
-        end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
-        return Span(self.offsets[span.start], end)
+        return span_in_full_text(self.offsets, span)
 
 
 def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:

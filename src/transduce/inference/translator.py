@@ -31,7 +31,7 @@ from transduce.inference.batching import (
     sentence_separator,
 )
 from transduce.inference.decoding import (
-    Batch,
+    SentenceBatch,
     beam_width,
     check_prefix,
     explain_search_out_of_memory,
@@ -67,7 +67,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
 from transduce.search.constraints import Phrase
-from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run
+from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
 from transduce.text.protected import check_spans
@@ -193,20 +193,16 @@ class Translator:
         """
         self.model = model
         self.models = (model, *ensemble)
-        self.tokenizer = tokenizer
         self.source_language = source_language
-        self.target_language = target_language
         self.search = search or SearchSettings()
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
-        special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.context: DocumentContext | None = None
         """The context that the model reads of a document; None: the model translates each sentence by itself."""
-        self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
-        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
+        self._set_tokenizer(tokenizer, target_language)
 
     examples = renamed_attribute("examples", "datastore")
 
@@ -221,19 +217,7 @@ class Translator:
         Raises:
             TransduceError: the model was not trained for several target languages, or not for this one.
         """
-        translator = Translator(
-            self.model,
-            self.tokenizer.for_target(language),
-            source_language=self.source_language,
-            target_language=language,
-            search=self.search,
-            ensemble=self.models[1:],
-            max_source_tokens=self.max_source_tokens,
-            datastore=self.datastore,
-            text=self.text,
-        )
-        translator.training_lines, translator.context = self.training_lines, self.context
-        return translator
+        return self._with_tokenizer(self.tokenizer.for_target(language), language)
 
     def for_tag(self, tag: str) -> "Translator":
         """Return a translator of texts with a tag, such as a domain, which shares the models and their memory.
@@ -241,13 +225,21 @@ class Translator:
         Raises:
             TransduceError: the model was not trained with this tag.
         """
+        return self._with_tokenizer(self.tokenizer.for_tag(tag), self.target_language)
+
+    def _with_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> "Translator":
+        """Return a copy with another tokenizer and target language, which shares the models and their memory."""
         translator = copy.copy(self)
-        translator.tokenizer = self.tokenizer.for_tag(tag)
-        special_tokens = len(translator.tokenizer.source.with_special_tokens([]))
-        most = min(self.max_source_tokens, max_model_positions(self.models) - special_tokens)
-        translator.longest_source = max(1, most)
-        translator._proof = BatchInvarianceCheck(translator._search_sources, translator.tokenizer.source)
+        translator._set_tokenizer(tokenizer, target_language)
         return translator
+
+    def _set_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> None:
+        """Set the tokenizer, the target language, and what depends on them."""
+        self.tokenizer = tokenizer
+        self.target_language = target_language
+        special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.longest_source = max(1, min(self.max_source_tokens, max_model_positions(self.models) - special_tokens))
+        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
     @property
     def transformer(self) -> Transformer:
@@ -383,7 +375,7 @@ class Translator:
             A translation of each text, in order.
 
         Raises:
-            TransduceError: options contradict each other, the number of phrases or places differs from that of the
+            TransduceError: options contradict each other, the number of phrases or indices differs from that of the
                 texts, or batch-invariant results are not possible.
         """
         sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
@@ -517,12 +509,12 @@ class Translator:
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            batch = Batch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
+            batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
 
-    def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
+    def _stream_batch(self, batch: SentenceBatch, search: SearchSettings) -> Iterator[str]:
         """Yield one sentence's translation while it is generated, in parts of text."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
@@ -667,11 +659,11 @@ class Translator:
         if search.batch_invariant:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
-        batch = Batch(
+        batch = SentenceBatch(
             source_ids, prefixes or none, phrases or [()] * len(source_ids), indices or range(len(source_ids))
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
-            return run(self._begin(batch, search), observer)
+            return run_search(self._begin(batch, search), observer)
 
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
@@ -756,12 +748,12 @@ class Translator:
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
-    def _begin(self, batch: Batch, search: SearchSettings) -> Search:
+    def _begin(self, batch: SentenceBatch, search: SearchSettings) -> Search:
         with torch.inference_mode():
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
         """Search for translations of one batch of token ids, without the check of batch invariance."""
-        batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
+        batch = SentenceBatch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
-            return run(self._begin(batch, search))
+            return run_search(self._begin(batch, search))

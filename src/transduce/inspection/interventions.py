@@ -13,12 +13,12 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, start_search
+from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.translator import Translator
 from transduce.inspection.recorder import Edit, record_activations
 from transduce.inspection.sentence import deterministic_search, sentence_ids
 from transduce.model.transformer import Transformer
-from transduce.search.scorer import Hypothesis, Observer, run
+from transduce.search.scorer import Hypothesis, Observer, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.word_spans import split_words
 
@@ -220,10 +220,10 @@ def _search(
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.
-    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
+    batch = SentenceBatch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
         rules = [ForbidTokensAt(forbidden)] if forbidden else []
-        (hypotheses,) = run(start_search(translator.models, target, batch, search, rules), observer)
+        (hypotheses,) = run_search(start_search(translator.models, target, batch, search, rules), observer)
     if not hypotheses:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     return hypotheses[0]

@@ -160,8 +160,8 @@ _MAX_NAMES = 60  # more are illegible next to a heat map
 _MAX_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
 _NO_MATPLOTLIB = (
-    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or omit --out to draw "
-    "in the terminal."
+    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or omit --output to "
+    "draw in the terminal."
 )
 
 
@@ -350,7 +350,7 @@ def _font_families(chart: Chart) -> list[str]:
     if name is None:
         raise TransduceError(
             "The picture has Chinese characters, but no font here has them: install one (on Debian and Ubuntu the "
-            "package fonts-noto-cjk), or omit --out to draw in the terminal."
+            "package fonts-noto-cjk), or omit --output to draw in the terminal."
         )
     return ["DejaVu Sans", name]
 

@@ -64,7 +64,7 @@ class Recording(Mapping[str, Tensor]):
 
         Raises:
             KeyError: nothing was recorded at this hook point.
-            TransduceError: the calls belong to batches of several sizes, which cannot be joined.
+            TransduceError: the calls cannot be joined: they belong to batches of several sizes, or have no positions.
         """
         calls = self._calls[name]
         if len(calls) == 1:
@@ -77,6 +77,11 @@ class Recording(Mapping[str, Tensor]):
         axes = self._shapes[name].split()
         if axes[-1] == "L":
             return join_step_weights(calls)
+        if axes == ["B", "C"]:
+            raise TransduceError(
+                f"`{name}` was recorded in {len(calls)} calls, each for other texts: use the method `calls`, or record "
+                "a single pass of the model."
+            )
         return torch.cat(calls, dim=axes.index("T") if "T" in axes else axes.index("Q"))
 
     def __iter__(self) -> Iterator[str]:
@@ -129,8 +134,9 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     * `encoder.n.residual` (B T D): the residual stream after the layer;
     * `encoder.norm` (B T D): the output of the norm after the last layer, if the stack has one.
 
-    `logits` are the outputs of the last linear layer: tokens, classes or numbers. A recurrent model has `residual`,
-    `decoder.memory_attention.weights` and `decoder.n.past_attention.weights` only.
+    `logits` are the outputs of the last linear layer: tokens or numbers (B T V), classes of words (B T C), or classes
+    of texts (B C). A recurrent model has `residual`, `decoder.memory_attention.weights` and
+    `decoder.n.past_attention.weights` only.
 
     Raises:
         TransduceError: the module is none of the package's models.
@@ -333,7 +339,8 @@ def _sites(model: nn.Module) -> list[_Site]:
     if isinstance(model, SeriesTransformer):
         return [*found, _Site(logits, model.head, _at_output)]
     if isinstance(model, Encoder) and model.classifier is not None:
-        return [*found, _Site(logits, model.classifier, _at_output)]
+        shape = "B T C" if model.config.token_labels else "B C"
+        return [*found, _Site(HookPoint("logits", shape, can_edit=True), model.classifier, _at_output)]
     return [*found, _Site(logits, model, _at_projected_logits)]
 
 

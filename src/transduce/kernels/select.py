@@ -35,7 +35,7 @@ from transduce.kernels.prepacked import (
     prepack,
 )
 from transduce.machine import usable_memory
-from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
+from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
@@ -185,7 +185,7 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
     return state if isinstance(state, NativeState) else None
 
 
-def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
+def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
     """Return a search on CPU or GPU kernels that starts from a state before its first step; None if there is none."""
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -193,15 +193,15 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
         if isinstance(state, NativeState | NativePromptState):
             from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
 
-            return NativeSearch(state, bounds) if supports_compiled_search(state.output.outputs, bounds) else None
+            return NativeSearch(state, options) if supports_compiled_search(state.output.outputs, options) else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
 
-    return find_search(state, bounds)
+    return find_search(state, options)
 
 
-class Selection(NamedTuple):
+class DecoderChoice(NamedTuple):
     """The implementation that decodes a model, and why faster ones do not."""
 
     backend: str
@@ -210,14 +210,14 @@ class Selection(NamedTuple):
     """For each faster backend, a clause with the reason why it does not decode the model."""
 
 
-def select_decoder(model: nn.Module) -> Selection:
+def select_decoder(model: nn.Module) -> DecoderChoice:
     """Return which backend decodes a model (or encodes with it, if it is encoder-only), and why a faster one does not.
 
     The answer may change when a hook is added to the model or a module is replaced.
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
     backend, reason = ("triton", _why_not_triton(model)) if on_gpu else ("compiled", _why_not_compiled(model))
-    return Selection(backend, {}) if reason is None else Selection("reference", {backend: reason})
+    return DecoderChoice(backend, {}) if reason is None else DecoderChoice("reference", {backend: reason})
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
@@ -307,17 +307,17 @@ def _why_not_compilable(model: nn.Module) -> str | None:
     return why_not_compilable(model)
 
 
-def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
+def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:
     """Return which backend will decode a model once it is loaded on a device; the model may be on the meta device."""
     if device == "cpu":
         if (reason := _why_not_compilable(model)) is None:
-            return Selection("compiled", {})
-        return Selection("reference", {"compiled": reason})
+            return DecoderChoice("compiled", {})
+        return DecoderChoice("reference", {"compiled": reason})
     if (reason := why_no_triton(device)) is None:
         from transduce.kernels.cuda.decode_graph import why_not_triton
 
         reason = why_not_triton(model)
-    return Selection("triton", {}) if reason is None else Selection("reference", {"triton": reason})
+    return DecoderChoice("triton", {}) if reason is None else DecoderChoice("reference", {"triton": reason})
 
 
 def _why_not_triton(model: nn.Module) -> str | None:

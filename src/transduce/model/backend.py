@@ -624,7 +624,7 @@ class ReservedCapacity(NamedTuple):
     """The maximum number of tokens of a prompt and its continuation."""
 
 
-class SearchBounds(NamedTuple):
+class BatchSearchOptions(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
 
     start_id: int

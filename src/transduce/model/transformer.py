@@ -5,7 +5,7 @@ Legend: B batch, S source length, T target length, D model width, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +112,17 @@ class DecodingState(Protocol):
         """Keep only the states of the sentences at these batch indices, in this order."""
 
 
+@runtime_checkable
+class LogitsState(DecodingState, Protocol):
+    """A decoding state that also computes the vocabulary projection of each step."""
+
+    def step_to_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last layer's output, (B, W, D), and the logits, (B, W, V), after each newest token (B, W).
+
+        The logits are overwritten by the next step.
+        """
+
+
 class Ancestry:
     """A record of the cached positions that belong to the past of each beam hypothesis."""
 
@@ -140,34 +151,10 @@ class Ancestry:
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
-class MemoryDecoder(Protocol):
-    """An interface with the methods of `Transformer` that `MemoryState` uses."""
-
-    def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
-        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
-
-    def decode(
-        self,
-        target_input_ids: Tensor,
-        memory: Tensor,
-        memory_mask: AttentionMask,
-        *,
-        mask: AttentionMask | None = None,
-        positions: Tensor | None = None,
-        end: int | None = None,
-        cache: DecoderCache | None = None,
-        trace: AttentionTrace | None = None,
-    ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D), for token ids (B, T)."""
-
-    def new_cache(self) -> DecoderCache:
-        """Return an empty KV cache."""
-
-
 class MemoryState(DecodingState):
     """The decoding state of an encoder-decoder Transformer: the encoder's output, the KV cache and the hypotheses."""
 
-    def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
+    def __init__(self, model: "Transformer", source_ids: Tensor) -> None:
         """Create a decoding state: encode the source token ids (B, S) with `model`."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)

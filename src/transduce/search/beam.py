@@ -13,7 +13,15 @@ from typing_extensions import override
 
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import GenerateSettings, Rule
-from transduce.search.scorer import AttentiveScorer, Bounds, Hypothesis, Scorer, length_penalty, length_power, run
+from transduce.search.scorer import (
+    AttentiveScorer,
+    Hypothesis,
+    Scorer,
+    SequenceLimits,
+    length_penalty,
+    length_power,
+    run_search,
+)
 from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Selection, Step, log_sum_exp
 
 # --- coverage penalty for source tokens that received little attention (Wu et al. 2016, equation 14) ---
@@ -52,13 +60,13 @@ class Coverage:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
 
-    def penalty(self, row: int, beam: int) -> float:
-        """Return the coverage penalty, at most 0 nats, of hypothesis `beam` of the sentence at batch index `row`."""
+    def penalty(self, row: int, hypothesis: int) -> float:
+        """Return the coverage penalty, at most 0 nats, of a hypothesis of the sentence at batch index `row`."""
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
             self._penalties = (self.beta * torch.log(self.sums.clamp(_MIN_ATTENTION, 1.0)).sum(dim=-1)).tolist()
-        return self._penalties[row][beam]
+        return self._penalties[row][hypothesis]
 
 
 _ROUNDING = 1e-3  # nats
@@ -93,11 +101,11 @@ def beam_search(
     Returns:
         N lists of at most `n_best` hypotheses.
     """
-    beam = Beam(beam_size=beam_size, n_best=n_best, alpha=alpha)
-    return run(BeamSearch(scorer, Bounds(start_id, eos_id, max_lengths), beam, rules=rules))
+    beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha)
+    return run_search(BeamSearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), beam, rules=rules))
 
 
-class Beam:
+class BeamOptions:
     """The options of a beam: its size, its groups, the number of results and the length penalty."""
 
     def __init__(self, *, beam_size: int, n_best: int = 1, alpha: float = 0.6, groups: int = 1) -> None:
@@ -118,8 +126,8 @@ class BeamSearch:
     def __init__(
         self,
         scorer: Scorer,
-        bounds: Bounds,
-        beam: Beam,
+        limits: SequenceLimits,
+        beam: BeamOptions,
         *,
         rules: Sequence[Rule] = (),
         selection: Selection | None = None,
@@ -129,23 +137,23 @@ class BeamSearch:
 
         Args:
             scorer: the model, at the start of a batch of N sentences.
-            bounds: start and end symbol, and the maximum lengths.
+            limits: start and end symbol, and the maximum lengths.
             beam: the options of the beam.
             rules: rules applied to the logits in turn.
             selection: chooses the continuations to keep; None for the best ones.
             coverage: a penalty on hypotheses that leave source tokens untranslated.
         """
-        sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
+        sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
         self.beam = beam
         self.rules = rules
-        self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=bounds.eos_id)
+        self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=limits.eos_id)
         self.coverage = coverage
-        self.eos_id = bounds.eos_id
+        self.eos_id = limits.eos_id
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
-        self.max_lengths: list[int] = bounds.max_lengths.tolist()
+        self.max_lengths: list[int] = limits.max_lengths.tolist()
         self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
-        self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
+        self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
         self.tokens = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
@@ -266,14 +274,14 @@ class BeamSearch:
 
     def _finish_live(self, row: int) -> None:
         """Add the live hypotheses of the sentence at batch index `row` to its finished ones, marked as not ended."""
-        for beam in range(self.scores.shape[1]):
-            if float(self.scores[row, beam]) > IMPOSSIBLE:
-                history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
-                self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
+        for hypothesis in range(self.scores.shape[1]):
+            if float(self.scores[row, hypothesis]) > IMPOSSIBLE:
+                history = (self.tokens[row, hypothesis].tolist(), self.log_probabilities[row, hypothesis].tolist())
+                self._finish(row, hypothesis, hypothesis // self.beam.group_size, history, ended=False)
 
-    def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
+    def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its group, which keeps only the `beam_size` best."""
-        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
+        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
         finished.sort(key=_rank)
@@ -375,8 +383,8 @@ class GenerateSearch(BeamSearch):
     def __init__(
         self,
         scorer: Scorer,
-        bounds: Bounds,
-        beam: Beam,
+        limits: SequenceLimits,
+        beam: BeamOptions,
         settings: GenerateSettings,
         *,
         rules: Sequence[Rule] = (),
@@ -384,7 +392,7 @@ class GenerateSearch(BeamSearch):
         coverage: Coverage | None = None,
     ) -> None:
         """Create a search with a scorer that returns log-probabilities; other arguments are as in `BeamSearch`."""
-        super().__init__(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+        super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
@@ -397,9 +405,9 @@ class GenerateSearch(BeamSearch):
         """Return a sentence's `count` best finished hypotheses of all groups, by score, whether or not they ended."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
-    def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
+    def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its group, which keeps as many of the best as the group is wide."""
-        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
+        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         finished.append(
             make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=length_power)
@@ -424,11 +432,11 @@ class GenerateSearch(BeamSearch):
         These compete with the hypotheses that ended in the same step: only the W best of both count.
         """
         size = self.beam.group_size
-        for beam in range(self.scores.shape[1]):
-            group, rank = divmod(beam, size)
-            if rank < size - self._ended_now[row][group] and float(self.scores[row, beam]) > IMPOSSIBLE:
-                history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
-                self._finish(row, beam, group, history, ended=False)
+        for hypothesis in range(self.scores.shape[1]):
+            group, rank = divmod(hypothesis, size)
+            if rank < size - self._ended_now[row][group] and float(self.scores[row, hypothesis]) > IMPOSSIBLE:
+                history = (self.tokens[row, hypothesis].tolist(), self.log_probabilities[row, hypothesis].tolist())
+                self._finish(row, hypothesis, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
         """Return the batch indices of sentences in which a live hypothesis may still displace a finished one."""

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from transduce.search.rules import Rule
-from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Choice, Selection, Step, score_candidates
+from transduce.search.selection import (
+    IMPOSSIBLE,
+    BestSelection,
+    Candidates,
+    SelectedCandidates,
+    Selection,
+    Step,
+    score_candidates,
+)
 
 Phrase = tuple[tuple[int, ...], ...]
 """Alternative token sequences of one phrase; a hypothesis needs any one of them."""
@@ -136,20 +144,20 @@ class ConstrainedSelection(Selection):
         self.eos_id = eos_id
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
-    def select(self, step: Step) -> Choice:
+    def select(self, step: Step) -> SelectedCandidates:
         """Select the best continuations for each number of phrase tokens that are still missing."""
-        choice = self.plain.select(step)
+        selection = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
             if sentence in self.matchers:
-                self._select(step.of_sentence(row), sentence, _one_row(choice, row))
-        return choice
+                self._select(step.of_sentence(row), sentence, _one_row(selection, row))
+        return selection
 
-    def _select(self, step: Step, sentence: int, choice: Choice) -> None:
-        """Replace the candidates in one sentence's `choice` by those that constrained search selects.
+    def _select(self, step: Step, sentence: int, selection: SelectedCandidates) -> None:
+        """Replace the candidates in one sentence's `selection` by those that constrained search selects.
 
         The progress of the new live hypotheses is stored.
         """
-        candidates = self._candidates(step, sentence, choice)
+        candidates = self._candidates(step, sentence, selection)
         options = list(self._options(candidates, sentence, step.tokens.shape[-1] + 1))
         stages: dict[int, list[_Option]] = {}
         for option in sorted(options, key=lambda option: -option.total):
@@ -158,19 +166,19 @@ class ConstrainedSelection(Selection):
         living = {missing: [o for o in stage if not o.ends] for missing, stage in stages.items()}
         sizes = {missing: len(living[missing]) for missing in sorted(living)}
         total = self.matchers[sentence].missing(self.matchers[sentence].start)
-        shares = allocate(sizes, slots=choice.live.totals.shape[1], stages=total + 1)
+        shares = allocate(sizes, slots=selection.live.totals.shape[1], stages=total + 1)
         selected = [option for missing, share in shares.items() for option in living[missing][:share]]
         selected.sort(key=lambda option: -option.total)
         self.progress[sentence] = [option.progress for option in selected]
-        self.progress[sentence] += [self.matchers[sentence].start] * (choice.live.totals.shape[1] - len(selected))
-        _write(choice.live, candidates, [option.column for option in selected])
-        _write(choice.ended, candidates, [option.column for option in ended])
+        self.progress[sentence] += [self.matchers[sentence].start] * (selection.live.totals.shape[1] - len(selected))
+        _write(selection.live, candidates, [option.column for option in selected])
+        _write(selection.ended, candidates, [option.column for option in ended])
 
-    def _candidates(self, step: Step, sentence: int, choice: Choice) -> Candidates:
+    def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
         """Return a sentence's candidates, (1, n): the best, each hypothesis's best, and those that advance a phrase."""
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
-        for each in choice:
+        for each in selection:
             pairs |= dict.fromkeys(zip(each.parents[0].tolist(), each.tokens[0].tolist(), strict=True))
         matcher = self.matchers[sentence]
         for parent, progress in enumerate(self.progress[sentence]):
@@ -216,9 +224,9 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
     return shares
 
 
-def _one_row(choice: Choice, row: int) -> Choice:
+def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
     """Return views of the selected candidates of one sentence; writing to the views changes the whole selection."""
-    return Choice(*(Candidates(*(values[row : row + 1] for values in each)) for each in choice))
+    return SelectedCandidates(*(Candidates(*(values[row : row + 1] for values in each)) for each in selection))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:

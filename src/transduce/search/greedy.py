@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, LengthPenalty, Scorer, length_penalty, run
+from transduce.search.scorer import Hypothesis, LengthPenalty, Scorer, SequenceLimits, length_penalty, run_search
 from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 from transduce.search.settings import SamplingSettings
 
@@ -42,7 +42,9 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    return run(GreedySearch(scorer, Bounds(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules))
+    return run_search(
+        GreedySearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules)
+    )
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
@@ -56,7 +58,7 @@ class GreedySearch:
     def __init__(
         self,
         scorer: Scorer,
-        bounds: Bounds,
+        limits: SequenceLimits,
         choose: Choose,
         *,
         width: int = 1,
@@ -68,19 +70,19 @@ class GreedySearch:
 
         The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores.
         """
-        sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
+        sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
         self.choose = choose
         self.rules = rules
         self.width = width
-        self.eos_id = bounds.eos_id
+        self.eos_id = limits.eos_id
         self.alpha = alpha
         self.divisor = divisor
-        self.max_lengths = bounds.max_lengths  # (B,)
-        self.min_max_length = min(bounds.max_lengths.tolist(), default=0)
+        self.max_lengths = limits.max_lengths  # (B,)
+        self.min_max_length = min(limits.max_lengths.tolist(), default=0)
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
-        self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
+        self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)
         self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
         self._results: list[list[Hypothesis]] = [[] for _ in range(sentences)]
@@ -253,13 +255,13 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0,
         Tokens, (B, W).
     """
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
-    bounds, size = uniform.flatten(), probabilities.shape[1]
+    numbers, size = uniform.flatten(), probabilities.shape[1]
     count, cuts = min(top_k or _INITIAL_COUNT, size), (top_p, min_p)
-    tokens, is_certain = _draw_among(probabilities, bounds, count, cuts, is_all=count in (top_k, size))
+    tokens, is_certain = _draw_among(probabilities, numbers, count, cuts, is_all=count in (top_k, size))
     while not bool(is_certain.all()):  # a row's draw must not depend on other rows
         left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, size)
         tokens[left], is_certain[left] = _draw_among(
-            probabilities[left], bounds[left], count, cuts, is_all=count == size
+            probabilities[left], numbers[left], count, cuts, is_all=count == size
         )
     return tokens.view(uniform.shape)
 

@@ -75,7 +75,7 @@ class TextObserver(Observer, Protocol):
         """
 
 
-class Bounds(NamedTuple):
+class SequenceLimits(NamedTuple):
     """The start and end symbol of hypotheses and their maximum lengths."""
 
     start_id: int
@@ -156,7 +156,7 @@ class Search(Protocol):
         """Return the hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
 
 
-def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
+def run_search(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
     """Run a search until all sentences are finished or abandoned, and return the hypotheses of each sentence.
 
     Args:

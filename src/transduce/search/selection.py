@@ -163,9 +163,15 @@ class Step:
         parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
-    def of_hypotheses(self, beams: slice) -> "Step":
-        """Return this step's data for the hypotheses in the slice `beams` of each sentence."""
-        return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
+    def of_hypotheses(self, hypotheses: slice) -> "Step":
+        """Return this step's data for the hypotheses in the slice `hypotheses` of each sentence."""
+        return Step(
+            self.logits[:, hypotheses],
+            self.scores[:, hypotheses],
+            self.tokens,
+            self.rows,
+            self.normalizer[:, hypotheses],
+        )
 
 
 class Candidates(NamedTuple):
@@ -185,7 +191,7 @@ class Candidates(NamedTuple):
         return Candidates(*(values.gather(1, order) for values in self))
 
 
-class Choice(NamedTuple):
+class SelectedCandidates(NamedTuple):
     """The selected candidates: those that continue as live hypotheses, and those that end."""
 
     live: Candidates
@@ -197,7 +203,7 @@ class Choice(NamedTuple):
 class Selection(Protocol):
     """An interface of objects that choose among all continuations of a decoding step."""
 
-    def select(self, step: Step) -> Choice:
+    def select(self, step: Step) -> SelectedCandidates:
         """Return the continuations that become hypotheses of the next step, and those that end in this step."""
 
 
@@ -208,7 +214,7 @@ class BestSelection(Selection):
         self.beam_size = beam_size
         self.eos_id = eos_id
 
-    def select(self, step: Step) -> Choice:
+    def select(self, step: Step) -> SelectedCandidates:
         """Select the W best candidates over all hypotheses of each sentence, and those that end."""
         # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
@@ -216,7 +222,7 @@ class BestSelection(Selection):
             live, ended = kernels.select(
                 step.logits, step.cached_log_sum_exp, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
             )
-            return Choice(Candidates(*live), Candidates(*ended))
+            return SelectedCandidates(Candidates(*live), Candidates(*ended))
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
 
 
@@ -233,22 +239,26 @@ class DiverseSelection(Selection):
         self.penalty = penalty
         self.eos_id = eos_id
 
-    def select(self, step: Step) -> Choice:
+    def select(self, step: Step) -> SelectedCandidates:
         """Select the best continuations of each group, one group after another."""
         taken = step.logits.new_zeros(
             len(step.logits), step.logits.shape[-1]
         )  # (B, V), how often each token was chosen
-        choices = []
+        selected_by_group = []
         for group in range(self.groups):
-            beams = slice(0, 1)  # the first step has a single hypothesis, which all groups share
+            hypotheses = slice(0, 1)  # the first step has a single hypothesis, which all groups share
             if step.logits.shape[1] > 1:
-                beams = slice(group * self.group_size, (group + 1) * self.group_size)
-            candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
-            choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
-            taken.scatter_add_(1, choice.live.tokens, torch.ones_like(choice.live.totals))
-            choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))
-        live, ended = (_concatenate(list(parts)) for parts in zip(*choices, strict=True))
-        return Choice(live, ended)
+                hypotheses = slice(group * self.group_size, (group + 1) * self.group_size)
+            candidates = best_candidates(
+                step.of_hypotheses(hypotheses), 2 * self.group_size, taken[:, None] * self.penalty
+            )
+            selected = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
+            taken.scatter_add_(1, selected.live.tokens, torch.ones_like(selected.live.totals))
+            selected_by_group.append(
+                SelectedCandidates(*(each._replace(parents=each.parents + hypotheses.start) for each in selected))
+            )
+        live, ended = (_concatenate(list(parts)) for parts in zip(*selected_by_group, strict=True))
+        return SelectedCandidates(live, ended)
 
 
 def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Candidates:
@@ -283,7 +293,7 @@ def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
     return Candidates(parents, tokens, token_scores, step.scores.gather(1, parents) + token_scores)
 
 
-def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
+def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandidates:
     """Split sorted candidates into those among the `beam_size` best that end, and the `beam_size` best others."""
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
@@ -291,7 +301,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
     # A stable sort puts the candidates that do not end first, best first.
     order = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam_size]
     live = candidates._replace(totals=candidates.totals.masked_fill(ends, IMPOSSIBLE)).take(order)
-    return Choice(live, ended)
+    return SelectedCandidates(live, ended)
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:

@@ -31,7 +31,7 @@ _CANDIDATES_OF_A_JOB = 256  # bounds the sorting per batch for texts of many tho
 _MIN_SENTENCES_PER_WORKER = 16
 
 
-class Batch:
+class JobBatch:
     """A batch of sentences, possibly of several jobs (clients' requests), that are decoded together."""
 
     def __init__(self, sentences: list[JobSentence]) -> None:
@@ -44,9 +44,9 @@ class Batch:
         self.started = len(sentences)
         """Number of sentences that the batch has had so far, including finished ones."""
 
-    def split(self) -> list["Batch"]:
+    def split(self) -> list["JobBatch"]:
         """Return one batch for each job (client's request) that has sentences in this batch."""
-        return [Batch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
+        return [JobBatch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
 class Batcher:
@@ -136,7 +136,7 @@ class Batcher:
             self._running.discard(job)
         self._changed.notify_all()
 
-    def take(self) -> Batch | None:
+    def take(self) -> JobBatch | None:
         """Block until a batch is ready and return it, or return None once the queue is closed and empty."""
         with self._changed:
             self.idle_workers += 1
@@ -145,7 +145,7 @@ class Batcher:
             finally:
                 self.idle_workers -= 1
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> JobBatch | None:
         while True:
             while self._next_job() is None:
                 if self._closed and not self._queue:
@@ -210,8 +210,8 @@ class Batcher:
                     if (job, number) != head:
                         yield JobSentence(job, number)
 
-    def _start_batch(self, sentences: list[JobSentence]) -> Batch:
-        batch = Batch(sentences)
+    def _start_batch(self, sentences: list[JobSentence]) -> JobBatch:
+        batch = JobBatch(sentences)
         for job in batch.jobs:
             job.num_batches += 1
         # Round robin: the job that headed the batch moves to the end of the queue.
@@ -231,7 +231,7 @@ class Batcher:
             self._running.add(job)
         self._queue = [job for job in self._queue if job.waiting]
 
-    def join(self, batch: Batch, free_texts: int) -> list[JobSentence]:
+    def join(self, batch: JobBatch, free_texts: int) -> list[JobSentence]:
         """Add waiting sentences to a batch that is being decoded, and return them.
 
         Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join
@@ -284,7 +284,7 @@ class Batcher:
             fitting.append(sentence)
         return fitting
 
-    def deliver(self, batch: Batch, sentence: JobSentence, result: Any) -> None:
+    def deliver(self, batch: JobBatch, sentence: JobSentence, result: Any) -> None:
         """Store a sentence's result, drop the sentence from its batch, and complete its job if no result is missing."""
         job = sentence.job
         with self._changed:
@@ -298,14 +298,14 @@ class Batcher:
             self._complete(job)
             self._changed.notify_all()
 
-    def drop_job(self, batch: Batch, job: Job) -> None:
+    def drop_job(self, batch: JobBatch, job: Job) -> None:
         """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
         with self._changed:
             batch.jobs.remove(job)
             job.num_batches -= 1
             self._dequeue(job)
 
-    def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
+    def finish(self, batch: JobBatch, results: list[Any] | Exception) -> None:
         """Deliver a batch's results, or its error, to its jobs (requests); complete jobs that have all results."""
         with self._changed:
             if not isinstance(results, Exception):
@@ -379,7 +379,7 @@ class BatchObserver:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: JobBatch,
         batcher: Batcher,
         metrics: Metrics,
         adapt_threads: Callable[[], None] = lambda: None,
@@ -498,7 +498,7 @@ class Workers:
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
 
-    def _decode(self, batch: Batch, *, may_grow: bool = True) -> None:
+    def _decode(self, batch: JobBatch, *, may_grow: bool = True) -> None:
         """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
 
         A batch has sentences of several clients, so an error that one job causes must not reach the others.
@@ -525,7 +525,7 @@ class Workers:
         elif results is not None:
             self.batcher.finish(batch, results)
 
-    def _decode_continuously(self, batch: Batch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
+    def _decode_continuously(self, batch: JobBatch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
         """Decode a batch step by step; finished sentences leave it and waiting ones join it after every step."""
         joining = list(batch.sentences)
         while batch.sentences:
@@ -543,7 +543,7 @@ class Workers:
                 self.batcher.drop_job(batch, job)
             joining = self.batcher.join(batch, decoder.free_texts) if may_grow else []
 
-    def _results(self, batch: Batch) -> list[Any]:
+    def _results(self, batch: JobBatch) -> list[Any]:
         self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
         return batch.sentences[0].job.decode(batch.sentences, observer)

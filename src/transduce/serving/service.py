@@ -16,7 +16,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced
+from transduce.inference.batching import is_unspaced_language
 from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
@@ -239,7 +239,7 @@ class Service:
 
     def _plan_texts(self, request: TranslationRequest) -> list[PlannedText]:
         target = self.routes.find(request.target)
-        spaced = not is_unspaced(target)
+        spaced = not is_unspaced_language(target)
         requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
         plans = [_plan(text, request, spaced=spaced) for text in request.texts]
         texts_by_script = _texts_by_script(plans) if requested_source is None else {}

@@ -14,6 +14,7 @@ from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, 
 from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
+from transduce.tasks.kinds.kind import refuse_unused
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
@@ -50,8 +51,7 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
     Raises:
         TransduceError: the task is not translation, or there are several processes.
     """
-    if settings.task.kind != "translation":
-        raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
+    refuse_unused(settings.task.kind, {f"data.{name}": settings.task.kind != "translation"})
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
 
@@ -305,8 +305,10 @@ def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any
 # Several teachers translate as an ensemble.
 
 
-TEACHER_FOLDER = "taught"
+TEACHER_FOLDER = "teacher-translations"
 """The folder inside the run's folder that holds the teacher's translations."""
+OLD_TEACHER_FOLDER = "taught"
+"""The name of `TEACHER_FOLDER` in runs that version 0.1 started."""
 
 
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
@@ -332,7 +334,7 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
     files = _teacher_files(request, data, translator.target_language)
     training_request = _training_request(request, [str(file.path) for file in files])
     preflight_run(training_request)
-    (request.out / TEACHER_FOLDER).mkdir(parents=True, exist_ok=True)
+    files[0].path.parent.mkdir(parents=True, exist_ok=True)
     translate_files(files, translator, [Path(folder) for folder in data.distill_from], ProgressDisplay())
     return training_request
 
@@ -368,24 +370,25 @@ def _teacher_files(request: RunRequest, data: DataSettings, written: str | None)
     If the settings name no languages, `written`, the teacher's target language, is the suffix.
     """
     language = data.languages[1] if data.languages else written or "target"
-    return [
-        TranslatedFile(text, request.out / TEACHER_FOLDER / f"taught-{number}.{language}")
-        for number, text in enumerate(data.source, 1)
-    ]
+    folder, name = request.out / TEACHER_FOLDER, "teacher-translation"
+    if (request.out / OLD_TEACHER_FOLDER).is_dir():
+        folder, name = request.out / OLD_TEACHER_FOLDER, "taught"
+    return [TranslatedFile(text, folder / f"{name}-{number}.{language}") for number, text in enumerate(data.source, 1)]
 
 
 def _refuse_to_restart(request: RunRequest) -> None:
-    if (request.out / TEACHER_FOLDER).is_dir() and not request.resume:
+    has_started = any((request.out / name).is_dir() for name in (TEACHER_FOLDER, OLD_TEACHER_FOLDER))
+    if has_started and not request.resume:
         raise TransduceError(
             f"{request.out} holds a run already, which stopped before its own training: continue with --resume (in "
             "Python: resume=True), or name another folder with --out (out=)."
         )
 
 
-def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
-    """Return the request without the teacher; the teacher's translations `taught`, if any, are the target files."""
+def _training_request(request: RunRequest, translations: list[str] | None) -> RunRequest:
+    """Return the request without the teacher; the teacher's `translations`, if any, are the target files."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["distill_from"]
-    if taught is not None:
-        put_setting(content, "data.target", taught)
+    if translations is not None:
+        put_setting(content, "data.target", translations)
     return msgspec.structs.replace(request, started_at=None, settings=content)

@@ -16,7 +16,13 @@ from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import DataSettings
-from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
+from transduce.tasks.synthetic_data import (
+    OLD_TEACHER_FOLDER,
+    REVERSE_FOLDER,
+    TEACHER_FOLDER,
+    train_with_monolingual,
+    train_with_teacher,
+)
 from transduce.tasks.text_files import StoredTextFiles, refuse_other_objects, write_objects
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
@@ -26,7 +32,11 @@ from transduce.training.loop import TrainResult
 
 
 # Folders that an unfinished earlier stage leaves behind, and the option that started the stage.
-_STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--distill-from"}
+_STAGES = {
+    REVERSE_FOLDER: "--monolingual",
+    TEACHER_FOLDER: "--distill-from",
+    OLD_TEACHER_FOLDER: "--distill-from",
+}
 
 
 def train_in_stages(request: RunRequest) -> TrainResult | None:

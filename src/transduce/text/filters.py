@@ -20,6 +20,7 @@ NO_PAIR = "line without two columns"
 HEADER_LINE = "header"
 HELD_OUT = "same source as a held-out pair"
 NO_WEIGHT = "weight of 0"
+BETWEEN_DOCUMENTS = "empty line between documents"
 REASONS = (
     UNDECODABLE,
     EMPTY,
@@ -32,6 +33,7 @@ REASONS = (
     NO_PAIR,
     HEADER_LINE,
     NO_WEIGHT,
+    BETWEEN_DOCUMENTS,
 )
 
 # C0 controls except tab and carriage return, DEL, and C1 controls except the next-line character U+0085. A line feed
@@ -104,11 +106,14 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def lines(self, noun: str = "pair") -> list[str]:
         """Return the report as lines of text; `noun` names what was counted, in the singular."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{count_noun(self.read, noun)} read, {self.kept:,} kept{held_out}"]
+        separators = self.dropped.get(BETWEEN_DOCUMENTS, 0)
+        lines = [f"{count_noun(self.read - separators, noun)} read, {self.kept:,} kept{held_out}"]
+        if separators:
+            lines.append(f"empty lines between documents: {separators:,}")
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
-            if count
+            if count and reason != BETWEEN_DOCUMENTS
         ]
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
             lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")

@@ -132,6 +132,18 @@ _LARGE_SCRIPT = re.compile(
 )
 
 
+# ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
+CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "cn")
+JAPANESE = ("ja", "jpn", "jp")
+KOREAN = ("ko", "kor")
+# Thai, Lao, Burmese, Khmer: no spaces between words.
+SOUTHEAST_ASIAN = ("th", "tha", "lo", "lao", "my", "mya", "bur", "km", "khm")
+# Tibetan, Dzongkha: no spaces between words, but between phrases and sentences.
+TIBETAN = ("bo", "bod", "tib", "dz", "dzo")
+UNSPACED_LANGUAGES = frozenset((*CHINESE, *JAPANESE, *SOUTHEAST_ASIAN))
+"""Codes of languages without spaces between words and between sentences."""
+
+
 def language_of(path: str | os.PathLike[str]) -> str | None:
     """Return the language code that ends a file's name before any .gz or the like: train.zh.gz → zh, a.txt → None."""
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
@@ -163,7 +175,7 @@ def is_in_large_script(text: str) -> bool:
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
 
 
-def is_unspaced(character: str) -> bool:
+def is_unspaced_character(character: str) -> bool:
     """Return whether a character is of a script without spaces between words, which excludes Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
@@ -171,7 +183,7 @@ def is_unspaced(character: str) -> bool:
 def is_unspaced_or_punctuation(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or is_unspaced(character)
+    return is_mark or is_unspaced_character(character)
 
 
 def is_word_character(character: str) -> bool:

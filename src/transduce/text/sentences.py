@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import is_unspaced, is_unspaced_or_punctuation, is_word_character
+from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation, is_word_character
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -208,7 +208,7 @@ def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
 def _first_word(line: str) -> int:
     """Return the length of a line's first word; 0 in a script without spaces, which wraps at any character."""
     word = line.split(maxsplit=1)[0]
-    return 0 if is_unspaced(word[0]) else len(word)
+    return 0 if is_unspaced_character(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
@@ -444,7 +444,7 @@ class _SentenceFinder:
         word = _NEXT_WORD.match(following)
         is_starter = word is not None and word[0].lower().replace("’", "'") in _STARTERS
         if match["joined"] is not None:
-            is_upper = following[:1].isupper() or is_unspaced(following[:1] or " ")
+            is_upper = following[:1].isupper() or is_unspaced_character(following[:1] or " ")
             return is_upper and (match["joined"] != "." or is_starter)
         if following[:1].islower() and not following.startswith(("i ", "i'm ")):
             return self._ends_before_small(match, start, before, following)
@@ -528,7 +528,7 @@ class _SentenceFinder:
 
 
 def _count_cjk(text: str) -> int:
-    return sum(map(is_unspaced, text))
+    return sum(map(is_unspaced_character, text))
 
 
 # --- lost sentences ---
@@ -588,6 +588,6 @@ def _max_sentences(text: str) -> int:
 
 
 def _is_long(sentence: str) -> bool:
-    unspaced = sum(map(is_unspaced, sentence))
+    unspaced = sum(map(is_unspaced_character, sentence))
     words = [word for word in sentence.split() if any(map(is_word_character, word))]
     return unspaced >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS

@@ -273,7 +273,7 @@ def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
-    """Return one target line of a parser: the words of a sentence, each with its run of tree symbols.
+    """Return one target line of a parser: the words of a sentence, each with the tree symbols around it.
 
     Args:
         words: the words of the sentence.

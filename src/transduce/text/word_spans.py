@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
-from transduce.text.languages import is_unspaced
+from transduce.text.languages import is_unspaced_character
 from transduce.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -24,13 +24,24 @@ class Span(NamedTuple):
     end: int
 
 
+def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
+    """Return the span of a full text that a span of an extract comes from.
+
+    Args:
+        offsets: the offset in the full text of each character of the extract, and of the extract's end.
+        span: a span of the extract.
+    """
+    end = offsets[span.end - 1] + 1 if span.end > span.start else offsets[span.start]
+    return Span(offsets[span.start], end)
+
+
 def split_words(text: str) -> list[Span]:
     """Return the words of a text, separated by spaces; in scripts without spaces every character is a word."""
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
         start = match.start()
         for position in range(match.start(), match.end()):
-            if not is_unspaced(text[position]):
+            if not is_unspaced_character(text[position]):
                 continue
             if start < position:
                 spans.append(Span(start, position))

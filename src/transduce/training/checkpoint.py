@@ -166,9 +166,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums over the steps since the last report."""
-    losses: LossWindow = msgspec.field(default_factory=LossWindow)
+    loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
     """The window of recent losses that detects loss spikes."""
-    surroundings: Environment | None = None
+    environment: Environment | None = msgspec.field(default=None, name="surroundings")
     """The environment of the last steps; None in checkpoints that did not store it."""
 
 
@@ -218,7 +218,7 @@ def save_checkpoint(
     """
     together = processes or Processes()
     final = checkpoint_path(folder, checkpoint.state.step)
-    if together.share(_is_sound(final), bool):
+    if together.broadcast(_is_sound(final), bool):
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
     try:
@@ -489,7 +489,7 @@ class Best(msgspec.Struct, frozen=True):
     """The contribution of each dev sentence to the value (`ValidationEvent.contributions`)."""
 
 
-class Selection:
+class BestModelTracker:
     """A record of a run's best validation, which decides when training stops early.
 
     A metric that differs from the best by more than the standard error of the difference decides. A smaller difference

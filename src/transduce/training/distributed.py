@@ -47,7 +47,7 @@ class Processes:
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def share(self, value: T, kind: type[T]) -> T:
+    def broadcast(self, value: T, kind: type[T]) -> T:
         """Return the first process's value in every process; the other processes wait without a time limit.
 
         Args:

@@ -82,7 +82,7 @@ class StepTotals(NamedTuple):
     divisor: float = 0.0
     """The sum of the tokens' weights, by which the sums are divided; without weights, the number of tokens."""
     total: float = 0.0
-    likelihood: float = 0.0
+    negative_log_likelihood: float = 0.0
     stop: int = 0
     """The number of processes that were asked to stop."""
 
@@ -92,15 +92,15 @@ class StepTotals(NamedTuple):
             self.tokens + loss.tokens,
             self.divisor + loss.divisor,
             self.total + float(loss.total.detach()),
-            self.likelihood + float(loss.negative_log_likelihood),
+            self.negative_log_likelihood + float(loss.negative_log_likelihood),
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
         """Sum these totals over all processes; `stop`: a signal asked this process to stop the run."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
-        tokens, divisor, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])
-        return StepTotals(int(tokens), divisor, total, likelihood, int(stops))
+        tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])
+        return StepTotals(int(tokens), divisor, total, negative_log_likelihood, int(stops))
 
 
 def save_together(

@@ -478,7 +478,7 @@ class Sums(Protocol):
         """The summed loss, with label smoothing."""
 
     @property
-    def likelihood(self) -> float:
+    def negative_log_likelihood(self) -> float:
         """The summed negative log-likelihood."""
 
 
@@ -493,7 +493,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Target tokens of the steps that changed the weights, each times the weight of its sentence."""
     total: float = 0.0
     """Summed loss of the steps that changed the weights."""
-    likelihood: float = 0.0
+    negative_log_likelihood: float = msgspec.field(default=0.0, name="likelihood")
     """Summed negative log-likelihood of the steps that changed the weights."""
     norms: float = 0.0
     """Summed gradient norms of the steps that changed the weights."""
@@ -513,7 +513,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             return
         self.learnt_tokens += sums.divisor
         self.total += sums.total
-        self.likelihood += sums.likelihood
+        self.negative_log_likelihood += sums.negative_log_likelihood
         self.norms += norm
 
     def text(self) -> str:
@@ -529,7 +529,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             step=step,
             epoch=round(epoch, 4),
             loss=self.total / learned,
-            perplexity=math.exp(min(self.likelihood / learned, 100.0)),
+            perplexity=math.exp(min(self.negative_log_likelihood / learned, 100.0)),
             learning_rate=self.rate,
             gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
             tokens_per_second=self._tokens_per_second(),

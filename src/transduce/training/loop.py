@@ -15,15 +15,16 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from transduce.data.batches import Plan
 from transduce.errors import TransduceError
 from transduce.model.feed_forward import Dropout
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
+    BestModelTracker,
     Checkpoint,
     Environment,
     RunState,
-    Selection,
     average_weights,
     check_kinds,
     checkpoint_path,
@@ -51,7 +52,6 @@ from transduce.training.interruption import (
 )
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
-from transduce.training.prefetch import Batches
 from transduce.training.schedule import (
     VALIDATIONS,
     Decision,
@@ -91,7 +91,7 @@ class DropoutMonitor:
         self.is_off = True
 
     @torch.no_grad()
-    def likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
+    def negative_log_likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
         """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:
@@ -114,13 +114,13 @@ class DropoutMonitor:
             sums: the totals of that step, with dropout.
             without: the summed negative log-likelihood of the same batches without dropout.
         """
-        if not 0.0 < sums.likelihood * _HARM < without < math.inf:
+        if not 0.0 < sums.negative_log_likelihood * _HARM < without < math.inf:
             return None
         self.disable()
         return (
             f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
-            f"{sums.likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, so the model "
-            "has come to depend on the noise (`training.adapt_dropout`)."
+            f"{sums.negative_log_likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, "
+            "so the model has come to depend on the noise (`training.adapt_dropout`)."
         )
 
 
@@ -134,7 +134,7 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """Batches of the sizes that need most memory, tried before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
     """A function that describes a batch as readable JSON, for the record of a skipped step."""
-    surroundings: Environment | None = None
+    environment: Environment | None = None
     """The run's environment, which is stored and compared on resume."""
 
 
@@ -210,7 +210,7 @@ class Trainer:
         *,
         model: nn.Module,
         loss: Callable[[Any], Loss],
-        batches: Batches,
+        batches: Plan[Any],
         settings: ResolvedTraining,
         folder: Path,
         validate: Validator | None = None,
@@ -231,7 +231,7 @@ class Trainer:
         self.steps = settings.steps
         self.step = 0
         self.elapsed_seconds = 0.0
-        self._selection = Selection(settings)
+        self._best_model = BestModelTracker(settings)
         self._dropout = DropoutMonitor(model)
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()
@@ -241,9 +241,9 @@ class Trainer:
         self._clock: StepClock | None = None
         self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
-        self._asked_together = False
+        self._stop_signaled = False
         self._report = StepSums()
-        self._watch = LossWindow()
+        self._loss_window = LossWindow()
 
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint; return False if there is none."""
@@ -275,7 +275,7 @@ class Trainer:
                 self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
-        self._selection.best = Best(
+        self._best_model.best = Best(
             step=state.best_step,
             value=state.best_value if same else None,
             loss=state.best_loss,
@@ -290,11 +290,11 @@ class Trainer:
         self._validation_due = (
             state.validation_due or 0 < state.step == self.steps != state.steps
         )  # the last step was extended to this one
-        self._report, self._watch = state.report, state.losses
-        self._compare_surroundings(state.surroundings)
+        self._report, self._loss_window = state.report, state.loss_window
+        self._compare_environments(state.environment)
 
-    def _compare_surroundings(self, before: Environment | None) -> None:
-        now = self.safeguards.surroundings
+    def _compare_environments(self, before: Environment | None) -> None:
+        now = self.safeguards.environment
         changed = list(differences(before, now)) if before and now else []
         if changed:
             self.display.say(
@@ -330,7 +330,7 @@ class Trainer:
         finally:
             self.display.stop()
             log.close()
-        best = self._selection.best
+        best = self._best_model.best
         self._notify("on_end", RunEnd(step=self.step, best_step=best.step, best_value=best.value, reason=reason))
         if best.step is None and best.validations_since and not interruption.requested:
             raise TransduceError(NO_FINITE_LOSS)
@@ -437,7 +437,7 @@ class Trainer:
         self._start_clock()
         if self._validation_due:
             self._validate(log, interruption)
-        if (reason := self._selection.stop_reason()) is not None:
+        if (reason := self._best_model.stop_reason()) is not None:
             return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
@@ -458,9 +458,9 @@ class Trainer:
                 self._watch_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
-            if self._asked_together:
+            if self._stop_signaled:
                 raise AbandonedError
-            if (reason := self._selection.stop_reason() or self._shared_stop()) is not None:
+            if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
@@ -477,7 +477,7 @@ class Trainer:
         """Share with all processes, and return, why a callback stops the run; None if no callback does."""
         if not self.callbacks or self.processes.count == 1:
             return self._stopped_by
-        return self.processes.share(self._stopped_by or "", str) or None
+        return self.processes.broadcast(self._stopped_by or "", str) or None
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the gradients of the largest batches at the start, so that a lack of memory shows at once."""
@@ -506,25 +506,25 @@ class Trainer:
                 sums = sums.add(loss)
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
-        mean, limit = sums.total / (sums.divisor or 1.0), self._watch.limit()
+        mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
         norm = math.nan if high else self.optimizer.step(sums.divisor, rate, weight_decay)
         self._report.add(sums, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.record_accepted(step, mean)
+            self._loss_window.record_accepted(step, mean)
         else:
-            self._watch.skipped(high=high)
+            self._loss_window.skipped(high=high)
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
-        self._asked_together = sums.stop > 0 and self.processes.count > 1
+        self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
 
     def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
         """Disable dropout when the loss of the step's batches is higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
-            (without,) = self.processes.sum([self._dropout.likelihood_without_dropout(losses)])
+            (without,) = self.processes.sum([self._dropout.negative_log_likelihood_without_dropout(losses)])
             if sentence := self._dropout.judge(self.step, sums, without):
                 self.display.say(sentence)
 
@@ -558,7 +558,7 @@ class Trainer:
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
 
     def _stop_where_nothing_is_learnt(self) -> None:
-        verdict = self._watch.verdict(self.step)
+        verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(
                 f"{verdict}: lower `training.learning_rate` ({self.settings.learning_rate:g}) or raise "
@@ -589,7 +589,7 @@ class Trainer:
         if self._plan and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
             return
         decision = self._clock.decide(self.step, self.elapsed_seconds + self.time_use.overhead_seconds, self._plan)
-        decision = self.processes.share(decision or _NO_DECISION, Decision)
+        decision = self.processes.broadcast(decision or _NO_DECISION, Decision)
         if decision == _NO_DECISION:
             return
         if not self._plan:
@@ -630,15 +630,15 @@ class Trainer:
             AbandonedError: a signal arrived before the validation was complete; it will be repeated.
         """
         self._validation_due = True
-        if self._asked_together:
+        if self._stop_signaled:
             raise AbandonedError
         started_at = time.monotonic()
         weights = self._averaged_weights()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
-        if not self.processes.share(is_done, bool):
+        if not self.processes.broadcast(is_done, bool):
             raise AbandonedError
-        self._selection.best = self.processes.share(self._selection.best, Best)
+        self._best_model.best = self.processes.broadcast(self._best_model.best, Best)
         self._validation_due = False
         if self._clock is not None:
             self._clock.add_validation(time.monotonic() - started_at)
@@ -675,11 +675,11 @@ class Trainer:
         return True
 
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
-        better = self._selection.is_better(event)
+        better = self._best_model.is_better(event)
         log.write(event)
         self._notify("on_validation", event)
         self.display.validation(event, best=better)
-        self._selection.record(event, kept=better and self._keep(weights, event))
+        self._best_model.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
         """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
@@ -694,7 +694,7 @@ class Trainer:
         return False
 
     def _save(self) -> None:
-        best = self._selection.best
+        best = self._best_model.best
         state = RunState(
             step=self.step,
             updates=self.optimizer.updates,
@@ -714,8 +714,8 @@ class Trainer:
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,
-            losses=self._watch,
-            surroundings=self.safeguards.surroundings,
+            loss_window=self._loss_window,
+            environment=self.safeguards.environment,
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS

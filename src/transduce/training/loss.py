@@ -102,11 +102,11 @@ def row_cross_entropy(
         )  # zero rows contribute nothing to the weight gradient or to sums of rows
     sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
     options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sums, present, factors)
-    total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    total, negative_log_likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, bias, chosen, options
     )
     sum_of_factors = None if factors is None else float(factors.sum(dtype=torch.float64))
-    return Loss(total, likelihood.detach(), len(chosen), sum_of_factors)
+    return Loss(total, negative_log_likelihood.detach(), len(chosen), sum_of_factors)
 
 
 class _Options(NamedTuple):
@@ -141,7 +141,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
         found = _Gradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
         at_labels, log_sum_exps = found.of_softmax((hidden, weighted), (weight, bias), labels, counted)
-        likelihood = _sum_present(log_sum_exps - at_labels, counted)
+        negative_log_likelihood = _sum_present(log_sum_exps - at_labels, counted)
         # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row) + mean bias.
         total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
         uniform = _sum_present(log_sum_exps, counted) - total_hidden @ total_row / len(weight)
@@ -150,9 +150,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         found.subtract_targets(weighted, weight, labels, options, ones, (total_hidden, total_row))
         ctx.sums = options.sums
         ctx.save_for_backward(found.hidden, *found.of_parameters(weight, options))
-        ctx.mark_non_differentiable(likelihood)
+        ctx.mark_non_differentiable(negative_log_likelihood)
         smoothing = options.label_smoothing
-        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
+        return (1.0 - smoothing) * negative_log_likelihood + smoothing * uniform, negative_log_likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -199,9 +199,9 @@ class _Gradients:
         self.hidden = torch.empty_like(hidden) if hidden_learns else None
         self.weight = weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_learns else None
         self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_learns else None
-        bounds = _chunks(len(hidden), weight)
-        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), projection.columns)
-        for part in bounds:
+        chunks = _chunks(len(hidden), weight)
+        logits = hidden.new_empty(max((part.stop - part.start for part in chunks), default=0), projection.columns)
+        for part in chunks:
             x, chosen = hidden[part], labels[part, None]
             chunk = logits[: len(x)]
             projection.logits(x, chunk)

@@ -14,23 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transduce.data.batches import Batch
+from transduce.data.batches import Batch, Plan
 from transduce.model.backend import LossRecorder, PackedAttention, backend_in_use
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
 
 # --- prefetching ---
-
-
-class Batches(Protocol):
-    """An interface of sources of micro-batches by position, which depend only on the corpus and the seed."""
-
-    def __len__(self) -> int:
-        """Return the number of micro-batches in an epoch."""
-
-    def batch(self, epoch: int, position: int) -> Any:
-        """Return the micro-batch at a position of an epoch."""
 
 
 @runtime_checkable
@@ -42,12 +32,12 @@ class Prefetching(Protocol):
 
 
 class PrefetchedBatches:
-    """A wrapper of `Batches` that prepares each batch in a background thread while the previous one is computed.
+    """A wrapper of a plan that prepares each batch in a background thread while the previous one is computed.
 
     This is for training on a GPU. On a CPU, the thread would take time from the computation.
     """
 
-    def __init__(self, batches: Batches, loss: object = None) -> None:
+    def __init__(self, batches: Plan[Any], loss: object = None) -> None:
         """Create a wrapper of `batches`; if the loss has the method `prefetch`, the thread also calls it."""
         self._batches = batches
         self._prefetch = loss.prefetch if isinstance(loss, Prefetching) else None

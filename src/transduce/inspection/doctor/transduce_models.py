@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
 from transduce.machine import detect_machine
 from transduce.model.config import ModelConfig
@@ -20,7 +20,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.read import read_model_folder
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.tasks.settings.structs import Settings
@@ -99,7 +99,7 @@ def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
 
     Each sentence has a decoy hypothesis beside it, and the two swap rows after every step, which tests the reordering.
     """
-    scorer = TransformerScorer(model, source)
+    scorer = EncoderDecoderScorer(model, source)
     decoy = target.flip(1)
     swap = torch.tensor([[1, 0]], device=source.device).expand(len(source), -1)
     # The first step has one hypothesis per sentence; the decoy branches off after it.
@@ -121,7 +121,7 @@ def _split(model: Transformer) -> SplitModel:
 
 
 def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
-    task, pad_id = TranslationTask(model, label_smoothing=label_smoothing), model.config.pad_id
+    objective, pad_id = TranslationObjective(model, label_smoothing=label_smoothing), model.config.pad_id
 
     def loss(source: Tensor, target: Tensor) -> Tensor:
         batch = Batch(
@@ -131,7 +131,7 @@ def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tens
             source_tokens=int((source != pad_id).sum()),
             target_tokens=int((target != pad_id).sum()),
         )
-        sums = task.loss(batch)
+        sums = objective.loss(batch)
         return sums.total / sums.tokens
 
     return loss

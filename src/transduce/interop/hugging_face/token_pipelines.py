@@ -16,7 +16,7 @@ from sentencepiece import SentencePieceProcessor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
@@ -433,7 +433,7 @@ def _split_word(word: str) -> tuple[str, ...]:
     tokens = list[str]()
     is_open = False
     for character in word:
-        joins = is_word_character(character) and not is_unspaced(character)
+        joins = is_word_character(character) and not is_unspaced_character(character)
         if joins and is_open:
             tokens[-1] += character
         else:

@@ -120,7 +120,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave every two consecutive rows to a row of pairs; zeros follow as far as tile registers read."""
+        """Interleave rows 2n and 2n + 1 to a row of bfloat16 pairs; append zeros as far as tile registers read."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -155,7 +155,7 @@ class AmxHead(HeadAddresses):
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
     def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
-        """Interleave two bfloat16 vectors, and store the resulting vector of pairs."""
+        """Interleave the elements of two bfloat16 vectors, and store the resulting vector of 32-bit pairs."""
         target = self.k.element_pointer(out, self.k.add(self.k.mul(pair, self.width), column), I32)
         self.k.store(self.join(low, high), target)
 
@@ -248,7 +248,7 @@ class AmxHead(HeadAddresses):
     def multiply_and_add(
         self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value
     ) -> None:
-        """Emit the multiplication of 16 left-hand rows by bfloat16 pairs, and add the sums to rows of K float32.
+        """Emit the product of 16 rows and a right operand, both of bfloat16 pairs, and add it to 16 rows of K float32.
 
         With `fresh`, the sums replace what `out` holds.
         """
@@ -318,7 +318,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit the configuration of the tile registers before a thread's heads, and their release afterwards."""
+        """Emit the configuration of the tile registers before a thread's heads, and their release after the heads."""
         amx.configure(self.k, halves=True)
         yield
         amx.release(self.k)
@@ -368,7 +368,7 @@ class _Contexts(AmxHead):
         return k.load_variable(greatest, k.splat(0.0))
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Store the exponentials of the scores as bfloat16 pairs, and return each query's sum of exponentials."""
+        """Store the scores' exponentials, those of two keys as a bfloat16 pair; return each query's sum of them."""
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
             pair = []

@@ -148,10 +148,10 @@ class _RecordedLoss:
         """
         device = self._inputs.device
         with recording(device, pool) as forward:
-            total, likelihood = self.launch()
+            total, negative_log_likelihood = self.launch()
         with recording(device, pool) as backward:
             total.backward(self._slope)
-        self._out, self._read = (total.detach(), likelihood.detach()), read
+        self._out, self._read = (total.detach(), negative_log_likelihood.detach()), read
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
@@ -159,8 +159,8 @@ class _RecordedLoss:
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
-            self._recorder.eager_loss, likelihood = self.launch()
-            self._out = self._recorder.eager_loss.detach(), likelihood.detach()
+            self._recorder.eager_loss, negative_log_likelihood = self.launch()
+            self._out = self._recorder.eager_loss.detach(), negative_log_likelihood.detach()
         assert self._out is not None
         self._recorder.sequence_number += 1
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
@@ -190,9 +190,9 @@ class _ReplayedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
         ctx.loss = loss
-        ctx.replay, (total, likelihood) = loss.run_forward()
-        ctx.mark_non_differentiable(likelihood)
-        return total, likelihood
+        ctx.replay, (total, negative_log_likelihood) = loss.run_forward()
+        ctx.mark_non_differentiable(negative_log_likelihood)
+        return total, negative_log_likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:

@@ -30,7 +30,7 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
-from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
+from transduce.model.backend import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -144,37 +144,37 @@ _FEW_ROWS = 64  # with fewer rows a step takes the same time
 _SHRINK = 4  # sentences are moved to a smaller step once this factor smaller suffices
 
 
-def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None":
-    """Return a GPU search for a state before its first step; None if the state or the bounds are not supported."""
+def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch | None":
+    """Return a GPU search for a state before its first step; None if the state or the options are not supported."""
     if not isinstance(state, GpuState):
         return None
-    config, width = state.model.config, bounds.beam_size
+    config, width = state.model.config, options.beam_size
     is_supported = (
         width <= _MAX_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
-        and bounds.eos_id == config.eos_id
-        and list(bounds.forbidden_tokens) == config.forbidden_tokens
-        and bounds.rules == SearchRules()
-        and bounds.sampling is None
+        and options.eos_id == config.eos_id
+        and list(options.forbidden_tokens) == config.forbidden_tokens
+        and options.rules == SearchRules()
+        and options.sampling is None
     )
-    return GpuSearch(state, bounds) if is_supported else None
+    return GpuSearch(state, options) if is_supported else None
 
 
 class GpuSearch:
     """A search for a batch on a GPU (implements `model.backend.BatchSearch`)."""
 
-    def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
+    def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
         """Create a search from `state`, which has encoded its sentences and run no step."""
         assert state.encoded is not None
-        self.state, self.bounds = state, bounds
+        self.state, self.options = state, options
         self.length = 0  # t
-        self._indices = list(range(len(bounds.max_lengths)))  # in the input batch, of the sentences still decoded
+        self._indices = list(range(len(options.max_lengths)))  # in the input batch, of the sentences still decoded
         self._slots = list(self._indices)  # their slots in the step's buffers
         self._left: dict[int, tuple[_Snapshot, int]] = {}  # snapshot and slot of sentences that left, by index
         self._held: list[SearchStep] = []
         release_after(self, state.model, self._held)
-        self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._acquire_step(initial_capacity(bounds.beam_size))
+        self._penalties = options.penalties.to(state.encoded[0].device)
+        self._step = self._acquire_step(initial_capacity(options.beam_size))
         self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()
@@ -182,18 +182,18 @@ class GpuSearch:
 
     def _begin(self) -> None:
         """Reset the buffers of the search step (a recorded CUDA graph) for a new batch."""
-        bounds, step, count = self.bounds, self._step, len(self._indices)
+        options, step, count = self.options, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
-        step.tokens.fill_(bounds.start_id)
+        step.tokens.fill_(options.start_id)
         step.scores.fill_(0.0)[:, 1:] = float("-inf")  # only the first hypothesis starts
         step.sums.zero_()
         step.records.zero_()
         step.counts.zero_()
         step.finished.fill_(float("-inf"))
-        longest = torch.tensor(bounds.max_lengths)
+        longest = torch.tensor(options.max_lengths)
         step.limits[:count] = longest.to(step.limits)
-        step.reaches[:count] = bounds.penalties[longest].to(step.reaches)
+        step.reaches[:count] = options.penalties[longest].to(step.reaches)
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
@@ -210,7 +210,7 @@ class GpuSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` search steps; return early once all sentences are done."""
-        longest = max((self.bounds.max_lengths[index] for index in self._indices), default=0)
+        longest = max((self.options.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):
             self._ensure_capacity()
@@ -246,7 +246,7 @@ class GpuSearch:
 
     def live(self) -> tuple[Tensor, Tensor]:
         """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
-        width, count = self.bounds.beam_size, len(self._slots)
+        width, count = self.options.beam_size, len(self._slots)
         tokens = torch.zeros(count, width, self.length, dtype=torch.int64)
         slots = torch.tensor(self._slots, device=self._step.done.device)
         scores = self._step.scores.index_select(0, slots).cpu()
@@ -268,9 +268,9 @@ class GpuSearch:
 
     def _acquire_step(self, capacity: int) -> SearchStep:
         """Acquire a recorded search step for the current number of sentences, with `capacity` cached positions each."""
-        state, bounds = self.state, self.bounds
+        state, options = self.state, self.options
         source = round_up_source(state.source_shape[1])
-        size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
+        size = StepSize(round_up_size(len(self._indices)), options.beam_size, source, capacity, options.n_best)
         step = acquire_step(SearchStep, state.model, state.layers, size)
         self._held[:] = [step]
         return step
@@ -281,7 +281,7 @@ class GpuSearch:
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
         capacity = self._step.size.capacity
-        if (self.length + 1) * self.bounds.beam_size > capacity:
+        if (self.length + 1) * self.options.beam_size > capacity:
             self._move(2 * capacity)
 
     def _move(self, capacity: int) -> None:
@@ -291,7 +291,7 @@ class GpuSearch:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._acquire_step(capacity), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._acquire_step(capacity), len(slots), self.length * self.options.beam_size
         new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()

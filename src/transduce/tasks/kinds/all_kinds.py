@@ -2,27 +2,27 @@
 
 from typing import Any
 
-from transduce.tasks.kinds.classification import Classification
-from transduce.tasks.kinds.denoising import Denoising
+from transduce.tasks.kinds.classification import ClassificationKind
+from transduce.tasks.kinds.denoising import DenoisingKind
 from transduce.tasks.kinds.kind import TaskKind
-from transduce.tasks.kinds.language_model import LanguageModel
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageModel
-from transduce.tasks.kinds.parsing import Parsing
-from transduce.tasks.kinds.tagging import WordTagging
-from transduce.tasks.kinds.time_series import TimeSeries
-from transduce.tasks.kinds.translation import Translation
+from transduce.tasks.kinds.language_model import LanguageModelKind
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageModelKind
+from transduce.tasks.kinds.parsing import ParsingKind
+from transduce.tasks.kinds.tagging import TaggingKind
+from transduce.tasks.kinds.time_series import TimeSeriesKind
+from transduce.tasks.kinds.translation import TranslationKind
 
 KINDS: dict[str, TaskKind[Any]] = {
     kind.name: kind
     for kind in (
-        Translation(),
-        LanguageModel(),
-        Denoising(),
-        MaskedLanguageModel(),
-        Classification(),
-        WordTagging(),
-        Parsing(),
-        TimeSeries(),
+        TranslationKind(),
+        LanguageModelKind(),
+        DenoisingKind(),
+        MaskedLanguageModelKind(),
+        ClassificationKind(),
+        TaggingKind(),
+        ParsingKind(),
+        TimeSeriesKind(),
     )
 }
 

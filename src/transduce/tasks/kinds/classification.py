@@ -39,7 +39,7 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
-    LabelingTask,
+    LabelingObjective,
     as_encoder,
     build_encoder,
     read_store,
@@ -65,7 +65,7 @@ ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
 
-class ClassificationTask(LabelingTask):
+class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def loss(self, batch: Batch) -> Loss:
@@ -74,14 +74,18 @@ class ClassificationTask(LabelingTask):
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
         own_logits = logits[: len(labels)]
-        likelihood = F.cross_entropy(own_logits, labels, reduction="none")
+        negative_log_likelihood = F.cross_entropy(own_logits, labels, reduction="none")
         smoothed = F.cross_entropy(own_logits, labels, reduction="none", label_smoothing=self.label_smoothing)
         weight = None
         if batch.weights is not None:
             weights = to_device(batch.weights, logits.device)  # (B,)
-            likelihood, smoothed, weight = likelihood * weights, smoothed * weights, float(batch.weights.sum())
+            negative_log_likelihood, smoothed, weight = (
+                negative_log_likelihood * weights,
+                smoothed * weights,
+                float(batch.weights.sum()),
+            )
         # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
-        return Loss(smoothed.sum() + 0.0 * logits.sum(), likelihood.sum().detach(), len(labels), weight)
+        return Loss(smoothed.sum() + 0.0 * logits.sum(), negative_log_likelihood.sum().detach(), len(labels), weight)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes, (B, C), float32."""
@@ -102,7 +106,7 @@ class LabeledDevSet:
     ) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.best_by = best_by
-        self.task = ClassificationTask(self.model, label_smoothing=0.0)
+        self.objective = ClassificationObjective(self.model, label_smoothing=0.0)
         self.batches = batches
 
     @torch.inference_mode()
@@ -112,7 +116,7 @@ class LabeledDevSet:
         self.model.load_state_dict(weights)
         nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
             hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
@@ -131,7 +135,7 @@ class LabeledDevSet:
         )
 
 
-class Classification(LabelChoices, TextKind):
+class ClassificationKind(LabelChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
@@ -226,7 +230,7 @@ class Classification(LabelChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
-        return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     @override
     def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
@@ -316,7 +320,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
     """Return the weight in the loss of each training text, times that of its class in `labels`; None: all are 1."""
-    of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
+    of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts
     of_classes = np.array(list(class_weights(corpus, resolved).values()), np.float32)[labels]

@@ -18,9 +18,9 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Share, TextKind, model_dtype, text_only
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype, text_only
 from transduce.tasks.kinds.texts import write_texts
-from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
+from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class NoisePlan:
         return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
 
 
-class Denoising(TextKind):
+class DenoisingKind(TextKind):
     """The task of denoising text."""
 
     name = "denoising"
@@ -113,12 +113,14 @@ class Denoising(TextKind):
         """Return the loss function: the translation loss from corrupted text to the original."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> NoisePlan:
         """Return a plan of the training batches, whose lines are corrupted differently in each epoch."""
         seed = resolved.training.seed
-        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
+        plan = BatchPlan(
+            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
+        )
         return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:

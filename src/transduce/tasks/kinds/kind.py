@@ -1,6 +1,6 @@
-"""Define the interface of a task: its text, model, batches, loss, metrics and final report.
+"""Define the interface of a task kind: its text, model, batches, loss, metrics and final report.
 
-Each task is a class in its own file; `all_kinds.py` lists them by name. A task has no state: its methods receive all
+Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind has no state: its methods receive all
 they work on.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.data.batches import Batch, BatchPlan, largest_batches
+from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import formats_for
@@ -56,7 +56,6 @@ from transduce.training.choices import (
 )
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.loss import Loss
-from transduce.training.prefetch import Batches
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName
 
@@ -108,6 +107,21 @@ def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
 # It determines the learning rate.
 
 
+def refuse_unused(kind: str, settings: Mapping[str, object]) -> None:
+    """Refuse settings that have no meaning for a kind of task.
+
+    Args:
+        kind: the kind of task.
+        settings: a value for each setting that the kind does not use; a true value means that the setting is set.
+
+    Raises:
+        TransduceError: one of the settings is set.
+    """
+    for name, is_set in settings.items():
+        if is_set:
+            raise TransduceError(f"`{name}` means nothing where `task.kind` is {kind}: leave it out.")
+
+
 def continues_training(settings: Settings, kind: str) -> bool:
     """Return whether training continues a base model that was trained for the task `kind` or an unknown task.
 
@@ -136,8 +150,8 @@ DEV_BATCH_TOKENS = 4_096
 # The default number of layers; settings of a resumed run may have it for layers that its model lacks.
 _UNUSED_LAYERS = 6
 
-# The share of a training process: (rank, world size).
-Share = tuple[int, int]
+# The rank of a training process and the number of processes, which choose its rows of a batch.
+RankAndCount = tuple[int, int]
 
 
 class Validation(Protocol):
@@ -264,20 +278,19 @@ class TaskKind(ABC, Generic[C]):
             TransduceError: a setting is for another task, or the model's kind cannot do this task.
         """
         defaults = TaskSettings()
-        for name in TaskSettings.__struct_fields__:
-            value = getattr(settings.task, name)
-            if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
-                raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         data = settings.data
-        for name, is_set, is_accepted in (
-            ("corpora", data.corpora, self.accepts_several_directions),
-            ("noise", data.noise.is_active, self.accepts_text_noise),
-            ("context_before", data.context_before, self.accepts_context),
-            ("weight_column", data.weight_column is not None, self.accepts_weights),
-            ("back_translated", data.back_translated, self.accepts_back_translations),
-        ):
-            if is_set and not is_accepted:
-                raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        unused = {
+            f"task.{name}": getattr(settings.task, name) != getattr(defaults, name)
+            for name in TaskSettings.__struct_fields__
+            if name != "kind" and name not in self.task_settings
+        } | {
+            "data.corpora": data.corpora and not self.accepts_several_directions,
+            "data.noise": data.noise.is_active and not self.accepts_text_noise,
+            "data.context_before": data.context_before and not self.accepts_context,
+            "data.weight_column": data.weight_column is not None and not self.accepts_weights,
+            "data.back_translated": data.back_translated and not self.accepts_back_translations,
+        }
+        refuse_unused(self.name, unused)
         self._check_vocabulary(settings)
         for name, first in (("monolingual", "has it translated back"), ("distill_from", "has it translate")):
             if getattr(settings.data, name):
@@ -291,25 +304,22 @@ class TaskKind(ABC, Generic[C]):
             ("num_encoder_layers", settings.model.num_encoder_layers),
             ("num_decoder_layers", settings.model.num_decoder_layers),
         ):
-            if name not in used and value not in (None, _UNUSED_LAYERS):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+            refuse_unused(self.name, {f"model.{name}": name not in used and value not in (None, _UNUSED_LAYERS)})
 
     def _check_vocabulary(self, settings: Settings) -> None:
-        for name in ("bpe_dropout", "unigram_alpha"):
-            if getattr(settings.training, name) and not self.samples_tokens:
-                raise TransduceError(f"`training.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
-        vocabulary = settings.tokenizer
-        asks = {
-            "vocabulary": bool(vocabulary.vocabulary) and not self.accepts_own_vocabularies,
-            "kind` = `word": vocabulary.kind == "word" and not self.accepts_own_vocabularies,
-            "line_feeds": vocabulary.line_feeds and not self.accepts_own_vocabularies,
-            "user_symbols": bool(vocabulary.user_symbols) and not self.accepts_user_symbols,
+        training, vocabulary = settings.training, settings.tokenizer
+        unused = {
+            "training.bpe_dropout": training.bpe_dropout and not self.samples_tokens,
+            "training.unigram_alpha": training.unigram_alpha and not self.samples_tokens,
+            "tokenizer.vocabulary": vocabulary.vocabulary and not self.accepts_own_vocabularies,
+            "tokenizer.line_feeds": vocabulary.line_feeds and not self.accepts_own_vocabularies,
+            "tokenizer.user_symbols": vocabulary.user_symbols and not self.accepts_user_symbols,
         }
-        for name, is_asked in asks.items():
-            if is_asked:
-                raise TransduceError(
-                    f"`tokenizer.{name}` means nothing where `task.kind` is {self.name}: leave it out."
-                )
+        refuse_unused(self.name, unused)
+        if vocabulary.kind == "word" and not self.accepts_own_vocabularies:
+            raise TransduceError(
+                f"`tokenizer.kind` = word means nothing where `task.kind` is {self.name}: leave it out."
+            )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.
@@ -434,7 +444,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the function that computes a batch's loss."""
 
     @abstractmethod
-    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+    def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
         """Return the training batches of one training process."""
 
     @abstractmethod
@@ -613,11 +623,8 @@ class TextKind(TaskKind[TaskCorpus]):
         """
         super().check(settings)
         filters, defaults = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
-        for name in self.unused_filters:
-            if filters[name] != defaults[name]:
-                raise TransduceError(
-                    f"`data.filters.{name}` means nothing where `task.kind` is {self.name}: leave it out."
-                )
+        changed = {f"data.filters.{name}": filters[name] != defaults[name] for name in self.unused_filters}
+        refuse_unused(self.name, changed)
         if settings.data.prepared is None:
             return
         if not self.may_be_prepared:
@@ -716,10 +723,13 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- batches ---
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
         """Return the training batches of one training process."""
         return BatchPlan(
-            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
+            corpus.prepared,
+            batch_tokens=resolved.micro_batch_tokens,
+            seed=resolved.training.seed,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:

@@ -28,8 +28,8 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
     text_only,
@@ -56,7 +56,7 @@ _MAX_DEV_TOKENS = 1_000_000
 BITS_PER_CHARACTER = "bits_per_character"
 
 
-class LanguageModelTask:
+class LanguageModelObjective:
     """The training objective of a language model: the cross-entropy of every next token."""
 
     def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
@@ -90,7 +90,7 @@ class LanguageModelDevSet:
         self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
     ) -> None:
         self.model = model.to(device=device, dtype=dtype).eval()
-        self.task = LanguageModelTask(self.model, label_smoothing=0.0)
+        self.objective = LanguageModelObjective(self.model, label_smoothing=0.0)
         self.batches = batches
         # Decoded at once, because a row alone would lose the space before its first word.
         tokens = np.concatenate([batch.target.ravel() for batch in batches])
@@ -101,7 +101,7 @@ class LanguageModelDevSet:
         """Measure a model with these weights on the dev text."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
-        losses = [self.task.loss(batch) for batch in self.batches]
+        losses = [self.objective.loss(batch) for batch in self.batches]
         nats = sum(float(loss.negative_log_likelihood) for loss in losses)
         loss = nats / max(1, sum(loss.tokens for loss in losses))
         return ValidationEvent(
@@ -120,7 +120,7 @@ def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
 
 
-class LanguageModel(TextKind):
+class LanguageModelKind(TextKind):
     """The task of language modeling."""
 
     scales_rate_with_batch = False
@@ -214,9 +214,9 @@ class LanguageModel(TextKind):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of every next token."""
         assert isinstance(model, Decoder)
-        return LanguageModelTask(model, label_smoothing=resolved.training.label_smoothing).loss
+        return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
         """Return windows of the training text as batches."""
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
@@ -226,7 +226,7 @@ class LanguageModel(TextKind):
             rows=max(1, resolved.micro_batch_tokens // context),
             seed=resolved.training.seed,
             pad_id=corpus.tokenizer.target.pad_id,
-            share=share,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:

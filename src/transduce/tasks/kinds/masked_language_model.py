@@ -40,10 +40,11 @@ from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     CardTexts,
     Outcome,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     model_dtype,
+    refuse_unused,
     text_only,
 )
 from transduce.tasks.kinds.texts import holds_texts
@@ -163,8 +164,8 @@ class EncoderChoices:
             TransduceError: such a setting differs from its default.
         """
         for name, default in OF_PROJECTION.items():
-            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+            is_set = settings.init_from is None and getattr(settings.model, name) not in (None, default)
+            refuse_unused(self.name, {f"model.{name}": is_set})
 
 
 class LabelChoices(EncoderChoices):
@@ -204,14 +205,14 @@ class LabelChoices(EncoderChoices):
     def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:
         """Return the training texts with their labels."""
 
-    def plan(self, corpus: Any, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+    def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts texts."""
         return LabeledPlan(
             self.training_texts(corpus, resolved),
             rows=resolved.micro_batch_tokens,
             seed=resolved.training.seed,
             pad_id=resolved.model.pad_id,
-            share=share,
+            rank_and_count=rank_and_count,
         )
 
     def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
@@ -219,7 +220,7 @@ class LabelChoices(EncoderChoices):
         return [self.plan(corpus, resolved).largest_batches()]
 
 
-class LabelingTask:
+class LabelingObjective:
     """A base class of the training objectives of classification and tagging."""
 
     def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
@@ -297,7 +298,7 @@ _FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
-class MaskedLanguageTask:
+class MaskedLanguageObjective:
     """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
 
     The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
@@ -348,7 +349,7 @@ class MaskedDevSet:
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
-        self.task = MaskedLanguageTask(self.model)
+        self.objective = MaskedLanguageObjective(self.model)
         self.batches = batches
 
     @torch.inference_mode()
@@ -376,7 +377,7 @@ class MaskedDevSet:
         Each number is followed by that of the correct predictions.
         """
         assert isinstance(batch, SentencePairBatch)
-        states, labels = self.task.encode(batch)
+        states, labels = self.objective.encode(batch)
         present = labels != self.model.config.pad_id
         targets = labels[present]
         logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
@@ -388,7 +389,7 @@ class MaskedDevSet:
         return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
-class MaskedLanguageModel(EncoderChoices, TextKind):
+class MaskedLanguageModelKind(EncoderChoices, TextKind):
     """The task of pretraining a masked language model."""
 
     name = "masked-language-model"
@@ -501,7 +502,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
-        return MaskedLanguageTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""
@@ -524,11 +525,15 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
         choice_log.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> SentencePairPlan:
         """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
-        return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
+        return _plan(
+            corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, rank_and_count=rank_and_count
+        )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return artificial batches as large as the largest ones of the first epoch."""
@@ -597,7 +602,7 @@ def _plan(
     *,
     tokens: int,
     seed: int,
-    share: Share = (0, 1),
+    rank_and_count: RankAndCount = (0, 1),
 ) -> SentencePairPlan:
     vocabulary = corpus.tokenizer.target
     settings = PairSettings(
@@ -608,4 +613,6 @@ def _plan(
         masking=task.masking or MaskingSettings(),
         pad_id=vocabulary.pad_id,
     )
-    return SentencePairPlan(text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), share)
+    return SentencePairPlan(
+        text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), rank_and_count
+    )

@@ -28,7 +28,7 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     pairs_of_files,
 )
-from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
+from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.sentencepiece_model import read_pieces
@@ -84,7 +84,7 @@ class ParsingDevSet:
         )
 
 
-class Parsing(Translation):
+class ParsingKind(TranslationKind):
     """The task of constituency parsing."""
 
     name = "parsing"

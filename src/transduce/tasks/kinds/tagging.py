@@ -35,10 +35,11 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     TaskKind,
     model_dtype,
+    refuse_unused,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
-    LabelingTask,
+    LabelingObjective,
     as_encoder,
     build_encoder,
     text_length,
@@ -157,7 +158,7 @@ def _shared_sentences(parts: Mapping[str, Sequence[TaggedSentence]]) -> int:
 # --- training and validation ---
 
 
-class TaggingTask(LabelingTask):
+class TaggingObjective(LabelingObjective):
     """The training objective of a tagger: the cross-entropy of the words' tags."""
 
     def loss(self, batch: Batch) -> Loss:
@@ -167,10 +168,10 @@ class TaggingTask(LabelingTask):
         labels = to_device(batch.target, logits.device)  # (own rows, S)
         own = logits[: len(labels)].flatten(0, 1)
         options: dict[str, Any] = {"ignore_index": NO_LABEL, "reduction": "sum"}
-        likelihood = F.cross_entropy(own, labels.flatten(), **options)
+        negative_log_likelihood = F.cross_entropy(own, labels.flatten(), **options)
         smoothed = F.cross_entropy(own, labels.flatten(), label_smoothing=self.label_smoothing, **options)
         # A process without own sentences has a dummy one that counts nothing but takes part in the gradient.
-        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), batch.target_tokens)
+        return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of each token's labels, (B, S, C), float32."""
@@ -182,7 +183,7 @@ class TaggedDevSet:
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.task = TaggingTask(self.model, label_smoothing=0.0)
+        self.objective = TaggingObjective(self.model, label_smoothing=0.0)
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
@@ -217,7 +218,7 @@ class TaggedDevSet:
         predicted = [[""] * len(tags) for tags in self.right]
         nats = 0.0
         for batch in self.batches:
-            logits = self.task.logits(batch).cpu()
+            logits = self.objective.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)
             nats += float(
                 F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
@@ -259,7 +260,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 # --- the kind ---
 
 
-class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
+class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     """The task of tagging words."""
 
     name = "tagging"
@@ -296,9 +297,7 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
             "tokenizer.joint": not settings.tokenizer.joint,
             "tokenizer.placeholders": settings.tokenizer.placeholders,
         }
-        for name, is_set in unusable.items():
-            if is_set:
-                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        refuse_unused(self.name, unusable)
         self.check_projection(settings)
 
     # --- the corpus ---
@@ -401,7 +400,7 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the words' tags."""
-        return TaggingTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     @override
     def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:

@@ -91,7 +91,7 @@ class WindowPlan:
     """A plan of batches of windows (stretches of text) for all epochs; an epoch contains almost every token once."""
 
     def __init__(
-        self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
+        self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, rank_and_count: tuple[int, int] = (0, 1)
     ) -> None:
         """Create the plan of batches.
 
@@ -101,7 +101,7 @@ class WindowPlan:
             rows: windows in a batch.
             seed: random seed of each epoch's first window and order of windows.
             pad_id: the padding id, which the artificial batch of `largest_batches` must not contain.
-            share: (rank, world size): this process gets every n-th window of a batch, from its rank on.
+            rank_and_count: (rank, world size): this process gets every n-th window of a batch, from its rank on.
 
         Raises:
             TransduceError: the text is shorter than a window.
@@ -112,7 +112,7 @@ class WindowPlan:
                 "text, or make the context smaller."
             )
         self._stream, self._context, self._seed, self._pad_id = stream, context, seed, pad_id
-        self._rows, self._share = rows, share
+        self._rows, self._rank_and_count = rows, rank_and_count
         self.windows = max(1, (len(stream) - context) // context)
         self._offsets = min(context, len(stream) - self.windows * context)
         self._epoch: tuple[int, int, NDArray[np.int64]] | None = None
@@ -125,7 +125,7 @@ class WindowPlan:
         """Return the batch at a position of an epoch: inputs as source, the next tokens as target, (B, T) each."""
         offset, order = self._epoch_order(epoch)
         all_rows = order[position * self._rows : (position + 1) * self._rows]
-        first, step = self._share
+        first, step = self._rank_and_count
         own_rows = all_rows[first::step]
         batch = cut_windows(
             self._stream, offset + (own_rows if len(own_rows) else all_rows[:1]) * self._context, self._context

@@ -40,10 +40,11 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TaskKind,
     model_dtype,
+    refuse_unused,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
@@ -225,7 +226,7 @@ _EPOCHS, _MIN_STEPS, _MAX_STEPS = 20, 500, 20_000
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class SeriesTask:
+class SeriesObjective:
     """The training objective of a forecaster: squared errors or negative log-likelihoods of next values."""
 
     def __init__(self, model: SeriesTransformer) -> None:
@@ -254,7 +255,7 @@ class SeriesDevSet:
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.task = SeriesTask(model)
+        self.objective = SeriesObjective(model)
         self.forecaster = Forecaster(model, series_card(corpus, resolved))
         windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
         self.season = corpus.season
@@ -268,8 +269,8 @@ class SeriesDevSet:
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev windows."""
         started_at = time.monotonic()
-        self.task.model.load_state_dict(weights)
-        losses = [self.task.loss(batch) for batch in self.batches]
+        self.objective.model.load_state_dict(weights)
+        losses = [self.objective.loss(batch) for batch in self.batches]
         loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
         return ValidationEvent(
             step=step,
@@ -286,7 +287,7 @@ class SeriesDevSet:
         return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
 
 
-class TimeSeries(TaskKind[SeriesCorpus]):
+class TimeSeriesKind(TaskKind[SeriesCorpus]):
     """The task of time-series forecasting."""
 
     scales_rate_with_batch = False
@@ -321,9 +322,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             "tokenizer": settings.tokenizer != VocabularySettings(),
             "training.label_smoothing": settings.training.label_smoothing,
         }
-        for name, value in unusable.items():
-            if value:
-                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        refuse_unused(self.name, unusable)
         if not data.source:
             raise TransduceError(
                 "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
@@ -403,12 +402,16 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
         """Return the loss function over every next value."""
         assert isinstance(model, SeriesTransformer)
-        return SeriesTask(model).loss
+        return SeriesObjective(model).loss
 
-    def plan(self, corpus: SeriesCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SeriesPlan:
+    def plan(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> SeriesPlan:
         """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
-        return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
+        return SeriesPlan(
+            corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
+        )
 
     def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
         """Return one batch, because all batches have the same size."""
@@ -449,7 +452,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         """Score the best model's forecasts of the dev part and write the final model card."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
-        dev.task.model.load_state_dict(best.model.state_dict())
+        dev.objective.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         hint = f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
-from transduce.data.batches import Batch, BatchPlan
-from transduce.data.id_files import IdRun
+from transduce.data.batches import Batch, BatchPlan, Plan
+from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
 from transduce.data.parts import NEEDS_DEV_DOCUMENTS
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
@@ -46,8 +46,8 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     Preparation,
+    RankAndCount,
     RunPlacement,
-    Share,
     TextKind,
     Validation,
     model_dtype,
@@ -64,7 +64,7 @@ from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabu
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import Batches, PackedLoss, sentence_weights, to_device
+from transduce.training.prefetch import PackedLoss, sentence_weights, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
@@ -81,7 +81,7 @@ _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
-_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
+_MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -93,7 +93,7 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
     return torch.cat([start, target[:, :-1]], dim=1)
 
 
-class TranslationTask:
+class TranslationObjective:
     """The training objective of an encoder-decoder model."""
 
     def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
@@ -200,7 +200,7 @@ class DevSet:
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
-        self.task = TranslationTask(self.model, label_smoothing=0.0)
+        self.objective = TranslationObjective(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
         unsplit = TextSettings(split_sentences="never")
         self.directions = [
@@ -233,7 +233,7 @@ class DevSet:
 
     @torch.inference_mode()
     def _loss(self) -> float:
-        losses = [self.task.loss(batch) for batch in self.batches]
+        losses = [self.objective.loss(batch) for batch in self.batches]
         total = sum(float(loss.negative_log_likelihood) for loss in losses)
         return total / max(1, sum(loss.tokens for loss in losses))
 
@@ -290,7 +290,7 @@ class DevSet:
         return [factor * value for value in contributions] if len(self.directions) > 1 else contributions
 
 
-class Translation(TextKind):
+class TranslationKind(TextKind):
     """The task of translation."""
 
     name = "translation"
@@ -354,10 +354,12 @@ class Translation(TextKind):
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> Plan[Batch]:
         """Return the training batches of one training process, with placeholders and sampled tokens."""
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan: Batches = _batch_plan(corpus, resolved, share)
+        plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed
@@ -403,7 +405,7 @@ class Translation(TextKind):
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
-        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
@@ -504,11 +506,11 @@ class Translation(TextKind):
         return msgspec.structs.replace(outcome, search=search if chosen else None)
 
 
-def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) -> BatchPlan:
+def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
     """Return the plan of training batches, mixed from several corpora if they have shares."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     if not resolved.data.has_shares:
-        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, share=share)
+        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
     assert isinstance(prepared, RepeatedCorpus)
     ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
     files = np.cumsum([0, *(len(each.source) for each in resolved.data.corpora)]).tolist()
@@ -520,7 +522,7 @@ def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) ->
         seed=training.seed,
         epoch_batches=-(-prepared.target_tokens // tokens),
         run_batches=None if training.steps is None else training.steps * training.accumulate,
-        share=share,
+        rank_and_count=rank_and_count,
     )
 
 
@@ -552,10 +554,10 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     languages, lets a server detect the language of its input.
     """
     prepared = corpus.prepared.sentences
-    step = max(1, prepared.pairs // _MEASURED_RUNS)
-    runs = [(start, min(start + _MEASURED_LINES, prepared.pairs)) for start in range(0, prepared.pairs, step)]
+    step = max(1, prepared.pairs // _MEASURED_RANGES)
+    ranges = [(start, min(start + _MEASURED_LINES, prepared.pairs)) for start in range(0, prepared.pairs, step)]
     lines = _decoded(
-        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
+        prepared.read_ranges(ranges if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
     )
     longest = prepared.statistics.source_percentiles[2]
     files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
@@ -569,12 +571,12 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     return files
 
 
-def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
+def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
     """Decode consecutive sentences of a corpus, without the tokens of languages and tags at their starts."""
     skipped = set(vocabulary.prefix_ids)
     return [
         vocabulary.decode([id for id in ids.tolist() if id not in skipped])
-        for ids in np.split(run.ids, run.offsets[1:-1])
+        for ids in np.split(sentences.ids, sentences.offsets[1:-1])
     ]
 
 

@@ -61,7 +61,7 @@ from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining
 # --- model configuration ---
 
 
-_CHANGEABLE = ("dropout", "attention_dropout", "activation_dropout")
+_CHANGEABLE_OF_BASE_MODEL = ("dropout", "attention_dropout", "activation_dropout")
 
 
 class VocabularyProperties(NamedTuple):
@@ -184,7 +184,7 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
     """
     specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     for name, value in specified.items():
-        if value != getattr(config, name) and name not in _CHANGEABLE:
+        if value != getattr(config, name) and name not in _CHANGEABLE_OF_BASE_MODEL:
             raise TransduceError(
                 f"`model.{name}` is {value}, but the model in {folder} has {getattr(config, name)}, and its weights "
                 "are kept: leave it out."
@@ -194,7 +194,9 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
         if name in used or name == "kind":
             choice_log.record(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
     _log_specified(specified, choice_log)
-    return msgspec.structs.replace(config, **{name: specified[name] for name in _CHANGEABLE if name in specified})
+    return msgspec.structs.replace(
+        config, **{name: specified[name] for name in _CHANGEABLE_OF_BASE_MODEL if name in specified}
+    )
 
 
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ from transduce.training.settings import Kernels
 from transduce.ui_language import column, localized
 
 # --- safeguards ---
-# Largest batches, readable batches, and the run's environment.
+# The largest batches, which are tried first, a description of batches, and the run's environment.
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
@@ -110,8 +111,8 @@ def environment_of(machine: Machine, kernels: Kernels) -> Environment:
     )
 
 
-def machine_share(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
-    """Return the share of the machine for one of several training processes: a GPU, or a part of the cores."""
+def machine_of_process(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
+    """Return the part of the machine for one of several training processes: a GPU, or a part of the cores."""
     if processes.count == 1:
         return machine
     machine = msgspec.structs.replace(machine, processes=processes.count)
@@ -124,23 +125,23 @@ def machine_share(machine: Machine, processes: Processes, *, threads_specified: 
 def make_safeguards(
     machine: Machine,
     largest: Sequence[Any],
-    describe: Callable[[Any], dict[str, Any]],
+    describe_batch: Callable[[Any], dict[str, Any]],
     processes: int = 1,
     *,
     kernels: Kernels = "torch",
 ) -> Safeguards:
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
-    With several processes, each process tries the first one's share of the largest batches, which is the largest share.
+    With several processes, each process tries the first one's rows of the largest batches, as no process has more rows.
     """
     return Safeguards(
-        largest=[_share(batch, processes) for batch in largest],
-        describe=describe,
-        surroundings=environment_of(machine, kernels),
+        largest=[_rows_of_first_process(batch, processes) for batch in largest],
+        describe=describe_batch,
+        environment=environment_of(machine, kernels),
     )
 
 
-def _share(batch: Any, processes: int) -> Any:
+def _rows_of_first_process(batch: Any, processes: int) -> Any:
     """Return a batch with only the rows that the first of several processes gets."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
@@ -187,7 +188,7 @@ class Run:
         if self.machine.device == "mps":
             raise TransduceError("Training on `mps` is not checked, so models train on `cpu` or `cuda`: set `device`.")
         self.processes = join_processes(self.machine.device)
-        self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
+        self.machine = machine_of_process(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
         self.validation: Validation | None = None  # set by the first process with its trainer
@@ -297,7 +298,7 @@ class Run:
         self.has_checkpoint = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
-        environment = None if state is None else state.surroundings
+        environment = None if state is None else state.environment
         if environment is not None:
             self._use_threads_of(environment)
         settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
@@ -554,7 +555,6 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     loss = run.kind.loss(model, resolved)
     batches = PrefetchedBatches(batches, loss) if placement.device.startswith("cuda") else batches
     run.validation = dev = run.kind.validation(corpus, resolved, placement) if run.processes.is_first else None
-    writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
         loss=loss,
@@ -562,7 +562,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         settings=training,
         folder=placement.folder,
         validate=None if dev is None else dev.validate,
-        keep_model=writer.write,
+        keep_model=partial(_write_model, run, resolved, corpus),
         display=run.display,
         safeguards=make_safeguards(
             run.machine,
@@ -577,54 +577,58 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
         end_validations=run.kind.end_validations(corpus, resolved),
     )
-    if run.request.resume:
-        restored = trainer.resume()
-        if (
-            run.has_checkpoint
-            and not restored
-            and resolved.init_from is not None
-            and not needs_stored_weights(resolved)
-        ):
-            # The initial weights were left random, because a checkpoint was to replace them.
-            raise TransduceError(
-                f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
-            )
-        if restored and trainer.steps is not None and trainer.step >= trainer.steps:
-            run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
-            return trainer
-        run.display.say(
-            f"Resuming after step {trainer.step:,}."
-            if restored
-            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: "
-            "starting from step 0."
-        )
+    if run.request.resume and _resume(run, resolved, trainer):
+        return trainer
     trainable, total = count_parameters(model)
     of_total = f" of a model of {total:,}" if trainable < total else ""
     run.display.say(f"Training {trainable:,} parameters{of_total} on {run.kind.describe_size(corpus)}.")
     return trainer
 
 
+def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
+    """Load the newest checkpoint into a trainer, say where training goes on, and return whether it has ended already.
+
+    Raises:
+        TransduceError: every checkpoint is damaged, and the initial weights are not there.
+    """
+    restored = trainer.resume()
+    if run.has_checkpoint and not restored and resolved.init_from is not None and not needs_stored_weights(resolved):
+        # The initial weights were left random, because a checkpoint was to replace them.
+        raise TransduceError(
+            f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
+        )
+    if restored and trainer.steps is not None and trainer.step >= trainer.steps:
+        run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
+        return True
+    run.display.say(
+        f"Resuming after step {trainer.step:,}."
+        if restored
+        else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: starting from step 0."
+    )
+    return False
+
+
 def _placement(run: Run) -> RunPlacement:
     return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
-class _FolderWriter:
-    """A writer of the best weights so far to the run's folder, as a complete model folder."""
-
-    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-        self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
-
-    def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Write the weights and the model card to the run's folder."""
-        card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
-        write_model_folder(
-            self.folder,
-            weights=weights,
-            config=self.resolved.model,
-            tokenizer=self.corpus.tokenizer,
-            languages=self.corpus.languages,
-            documents={"README.md": card} | dict(self.kind.documents(self.corpus, self.resolved)),
-        )
+def _write_model(
+    run: Run,
+    resolved: ResolvedSettings,
+    corpus: RunCorpus,
+    weights: Mapping[str, Tensor],
+    event: ValidationEvent | None,
+) -> None:
+    """Write weights and their model card to the run's folder, as a complete model folder."""
+    card = run.kind.card(corpus, resolved, event.step if event else None)
+    write_model_folder(
+        run.request.out,
+        weights=weights,
+        config=resolved.model,
+        tokenizer=corpus.tokenizer,
+        languages=corpus.languages,
+        documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
+    )
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:

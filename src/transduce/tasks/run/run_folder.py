@@ -129,13 +129,12 @@ def is_disk_error(error: BaseException) -> bool:
 # Its settings are kept, except for those that may change without making it another run.
 
 
-# Settings that may change when a run is resumed. The others affect steps already taken, but before the first step, all
-# settings of these tables may change.
-_UNTRAINED = ("training.", "model.")
-# Exceptions, because the stored initial weights depend on them.
-_PREPARED = "training.lora_"
+# Before the first step, all settings of these tables may change, except those on which stored initial weights depend.
+_CHANGEABLE_BEFORE_FIRST_STEP = ("training.", "model.")
+_FIXED_BY_INITIAL_WEIGHTS = "training.lora_"
 # Files of text, which may have moved.
 _TEXT_FILES = ("data.source", "data.target", "data.dev_source", "data.dev_target", "data.back_translated")
+# Settings that may change whenever a run is resumed; the others affect steps already taken.
 _CHANGEABLE = {
     f"training.{name}"
     for name in (
@@ -209,7 +208,8 @@ def apply_changes(
         if name == "init_from" and old is not None and value is not None:
             is_moved = _is_same_path(old, str(value))
         may_change = name in _CHANGEABLE or is_moved
-        if may_change or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
+        is_fixed = trained or name.startswith(_FIXED_BY_INITIAL_WEIGHTS)
+        if may_change or (not is_fixed and name.startswith(_CHANGEABLE_BEFORE_FIRST_STEP)):
             table[last] = value
             if name in _INSTEAD:
                 table[_INSTEAD[name]] = None

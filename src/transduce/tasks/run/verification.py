@@ -117,7 +117,7 @@ class _Verification:
             self._train_until("again", lambda run: _has_checkpoint(run, compared))
             repeatable = not _differences(self.folder / "again", self.folder / "whole", compared)
         state = load_checkpoint(_checkpoint(self.folder / "whole", compared)).state
-        assert state.surroundings is not None
+        assert state.environment is not None
         return ResumeReport(
             equal=not differences,
             killed_after_step=killed,
@@ -125,7 +125,7 @@ class _Verification:
             compared_at_step=compared,
             differences=differences,
             repeatable=repeatable,
-            surroundings=state.surroundings,
+            surroundings=state.environment,
             notes=self.notes,
         )
 

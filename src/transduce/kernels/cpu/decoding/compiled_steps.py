@@ -287,7 +287,7 @@ def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
 
 
 def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to entry `number` of a layer in a KV cache, (layers, entries, elements of an entry)."""
+    """Return a pointer to keys and values of token `number` in a layer of a KV cache, (layers, tokens, elements)."""
     k = w.k
     return k.element_pointer(cache, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 

@@ -17,7 +17,7 @@ from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_t
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
-from transduce.model.backend import FoundHypothesis, ReservedCapacity, SearchBounds, SearchRules
+from transduce.model.backend import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
@@ -25,45 +25,45 @@ _LARGE_STEP = 25_000_000  # multiplications of a row, as many as there are weigh
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
-def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
+def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) -> bool:
     """Return whether the compiled search supports a batch with these sizes.
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    sentences, longest, rules = len(bounds.max_lengths), max(bounds.max_lengths), bounds.rules
-    if bounds.reserved is not None:
-        sentences, longest = max(sentences, bounds.reserved.sentences), max(longest, bounds.reserved.tokens)
-    rows = sentences * bounds.beam_size
-    candidates = 2 * bounds.beam_size
+    sentences, longest, rules = len(options.max_lengths), max(options.max_lengths), options.rules
+    if options.reserved is not None:
+        sentences, longest = max(sentences, options.reserved.sentences), max(longest, options.reserved.tokens)
+    rows = sentences * options.beam_size
+    candidates = 2 * options.beam_size
     if rules != SearchRules():  # so many tokens may be forbidden in one step
-        candidates += longest + len((*rules.forbidden, *bounds.forbidden_tokens, *rules.more_ends)) + 1
+        candidates += longest + len((*rules.forbidden, *options.forbidden_tokens, *rules.more_ends)) + 1
     return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
 
 
 class NativeSearch:
     """A compiled search for a batch (implements `model.backend.BatchSearch`)."""
 
-    def __init__(self, state: NativeState | NativePromptState, bounds: SearchBounds) -> None:
+    def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:
         """Create a search from `state`, which has read its sources or prompts and run no step."""
         self.state = state
         self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
-        self.bounds = bounds
+        self.options = options
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
-        reserved = bounds.reserved or ReservedCapacity(0, 0, 0)
-        self.count = len(bounds.max_lengths)  # of sentences at first
+        reserved = options.reserved or ReservedCapacity(0, 0, 0)
+        self.count = len(options.max_lengths)  # of sentences at first
         self.sentences = max(self.count, reserved.sentences)  # N
-        self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
-        self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
-        self.capacity = max(max(bounds.max_lengths, default=0), reserved.tokens)  # T
-        own_positions = self.longest_prompt + max(bounds.max_lengths, default=0)
+        self.rows = self.sentences * options.beam_size  # greatest number of hypotheses
+        self.slots = options.beam_size + 1  # finished hypotheses per sentence, and a free slot
+        self.capacity = max(max(options.max_lengths, default=0), reserved.tokens)  # T
+        own_positions = self.longest_prompt + max(options.max_lengths, default=0)
         self.list_stride = max(own_positions, reserved.positions) + 1
-        self.forced_count = max(map(len, bounds.rules.forced), default=0)
-        penalties = bounds.rules.penalties
+        self.forced_count = max(map(len, options.rules.forced), default=0)
+        penalties = options.rules.penalties
         self.before = [] if penalties is None else penalties.before
         self.before_stride = max(map(len, self.before), default=0)
         if penalties is not None:
             self.before_stride = max(self.before_stride, reserved.positions)
-        self.uniform = None if bounds.sampling is None else self._with_capacity(bounds.sampling.uniform)
+        self.uniform = None if options.sampling is None else self._with_capacity(options.sampling.uniform)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -71,8 +71,8 @@ class NativeSearch:
         self._found = tuple(self._uninitialized.tensor(f"finished_{name}").numpy() for name in ("tokens", "values"))
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
-        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
-        state.pool.reserve(self.count * bounds.beam_size * steps)
+        steps = RESERVED_STEPS if options.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
+        state.pool.reserve(self.count * options.beam_size * steps)
         self.tables = state.compiled.step_positions.until(self.longest_prompt)
         # The greatest number that a hypothesis attends to.
         self.positions = max(state.longest_source, self.list_stride) + MAX_LANES
@@ -107,9 +107,9 @@ class NativeSearch:
             "joined": (torch.int64, by_sentence),
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
-            "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
-            "forbidden": (torch.int64, (len(self.bounds.rules.forbidden),)),
-            "more_ends": (torch.int64, (len(self.bounds.rules.more_ends),)),
+            "never": (torch.int64, (len(self.options.forbidden_tokens),)),
+            "forbidden": (torch.int64, (len(self.options.rules.forbidden),)),
+            "more_ends": (torch.int64, (len(self.options.rules.more_ends),)),
             "forced": (torch.int64, (self.sentences, self.forced_count)),
             "before": (torch.int64, (self.sentences, self.before_stride)),
             "before_counts": (torch.int64, by_sentence),
@@ -124,7 +124,7 @@ class NativeSearch:
 
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each of the search's arrays that may start uninitialized."""
-        output, beam_size = self.state.output, self.bounds.beam_size
+        output, beam_size = self.state.output, self.options.beam_size
         history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "tokens": (torch.int32, history),
@@ -137,7 +137,7 @@ class NativeSearch:
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
             "select_scratch": (torch.float32, (self.threads, self._scratch_per_thread())),
         }
-        if self.bounds.sampling is not None:
+        if self.options.sampling is not None:
             by_thread = (self.threads, output.outputs)
             arrays["probabilities"] = arrays["drawn_logits"] = (torch.float32, by_thread)
             arrays["drawn_tokens"] = (torch.int64, by_thread)
@@ -150,8 +150,8 @@ class NativeSearch:
 
     def _scratch_per_thread(self) -> int:
         """Return the number of float32 of scratch space that selection and its rules need per thread."""
-        beam_size = self.bounds.beam_size
-        penalized = 0 if self.bounds.rules.penalties is None else self.before_stride + self.capacity
+        beam_size = self.options.beam_size
+        penalized = 0 if self.options.rules.penalties is None else self.before_stride + self.capacity
         return select_scratch_size(self.state.output.outputs, beam_size, beam_size) + penalized
 
     def _begin(self) -> None:
@@ -164,15 +164,15 @@ class NativeSearch:
         numbers("sources")[self.sentences : self.sentences + count] = lengths
         numbers("row_sources")[:count] = starts
         numbers("row_sources")[self.rows : self.rows + count] = lengths
-        numbers("newest")[:] = [self.bounds.start_id] * self.rows
+        numbers("newest")[:] = [self.options.start_id] * self.rows
         numbers("indices")[:count] = range(count)
-        numbers("longest")[:count] = self.bounds.max_lengths
-        numbers("greatest_penalties")[:count] = self.bounds.penalties[self.bounds.max_lengths].tolist()
-        numbers("never")[:] = self.bounds.forbidden_tokens
-        numbers("forbidden")[:] = self.bounds.rules.forbidden
-        numbers("more_ends")[:] = self.bounds.rules.more_ends
+        numbers("longest")[:count] = self.options.max_lengths
+        numbers("greatest_penalties")[:count] = self.options.penalties[self.options.max_lengths].tolist()
+        numbers("never")[:] = self.options.forbidden_tokens
+        numbers("forbidden")[:] = self.options.rules.forbidden
+        numbers("more_ends")[:] = self.options.rules.more_ends
         numbers("forced")[: count * self.forced_count] = [
-            id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
+            id for row in self.options.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
         ]
         for number, tokens in enumerate(self.before):
             first = number * self.before_stride
@@ -207,7 +207,7 @@ class NativeSearch:
         self._numbers["steps"], self._numbers["least"] = steps, max_unfinished
         while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
             self._ensure_capacity()
-            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
+            work = self._numbers["sentences"] * self.options.beam_size * self.state.compiled.step_multiplications
             run_timed(search, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
@@ -217,7 +217,7 @@ class NativeSearch:
         scores = self._zeroed.ctypes_array("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
-            is_sampling = self.bounds.sampling is not None  # ended samples are still there
+            is_sampling = self.options.sampling is not None  # ended samples are still there
             rows_of_sentence = range(row * width, (row + 1) * width)
             live_rows = [each for each in rows_of_sentence if is_sampling or scores[each] > float("-inf")]
             length = lengths[row]
@@ -265,7 +265,7 @@ class NativeSearch:
         is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
         return (
             is_kind
-            and other.bounds.beam_size == self.bounds.beam_size
+            and other.options.beam_size == self.options.beam_size
             and other.list_stride <= self.list_stride
             and other.capacity <= self.capacity
             and other.before_stride <= self.before_stride
@@ -279,7 +279,7 @@ class NativeSearch:
             other: a search for which `can_absorb` holds; the caller must not use this search afterwards.
             indices: the index in this batch of each of its live sentences; none of them may be in use.
         """
-        count, width = other._numbers["sentences"], self.bounds.beam_size
+        count, width = other._numbers["sentences"], self.options.beam_size
         old, new = self._numbers["sentences"], self._numbers["sentences"] + count
         mine, its = self._zeroed.tensor, other._zeroed.tensor
         self._copy_entries(other, old * width, count * width)
@@ -425,14 +425,14 @@ class NativeSearch:
 
     def _select_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
-        beam_size, output = self.bounds.beam_size, self.state.output
+        beam_size, output = self.options.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.count,
             "vocabulary_size": output.outputs,
             "stride": output.padded_outputs,
             "beams": 1,
             "normalizer": 0,
-            "eos_id": self.bounds.eos_id,
+            "eos_id": self.options.eos_id,
             "beam_size": beam_size,
             "scratch": self._addresses["select_scratch"],
             "scratch_per_thread": self._scratch_per_thread(),
@@ -441,12 +441,12 @@ class NativeSearch:
 
     def _rule_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the rules that the selection applies."""
-        rules, penalties = self.bounds.rules, self.bounds.rules.penalties
+        rules, penalties = self.options.rules, self.options.rules.penalties
         return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
-            "never_count": len(self.bounds.forbidden_tokens),
+            "never_count": len(self.options.forbidden_tokens),
             "forbidden_count": len(rules.forbidden),
             "more_ends_count": len(rules.more_ends),
-            "sums_ends": int(self.bounds.sampling is not None),
+            "sums_ends": int(self.options.sampling is not None),
             "renormalizes": int(rules.renormalizes),
             "min_length": rules.min_length,
             "ngram": rules.no_repeated_ngrams,
@@ -454,7 +454,7 @@ class NativeSearch:
             "repetition": float_bits(1.0 if penalties is None else penalties.repetition),
             "frequency": float_bits(0.0 if penalties is None else penalties.frequency),
             "presence": float_bits(0.0 if penalties is None else penalties.presence),
-            "penalizes_log_probabilities": int(self.bounds.beam_size > 1 and self.bounds.sampling is None),
+            "penalizes_log_probabilities": int(self.options.beam_size > 1 and self.options.sampling is None),
             "before_stride": self.before_stride,
             "forced_count": self.forced_count,
             "certain_count": rules.certain_count,
@@ -465,13 +465,13 @@ class NativeSearch:
 
     def _ranking(self) -> str:
         """Return the rule that ranks hypotheses, one of `RANKINGS`."""
-        if self.bounds.sampling is not None:
+        if self.options.sampling is not None:
             return "sample"
-        return self.bounds.rules.ranking if self.bounds.beam_size > 1 else "paper"
+        return self.options.rules.ranking if self.options.beam_size > 1 else "paper"
 
     def _draw_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the kernel function that draws tokens; zeros unless the search samples."""
-        sampling, vocabulary_size = self.bounds.sampling, self.state.output.outputs
+        sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)
         return {name: self._addresses[name] for name in DrawArguments._fields if name in self._addresses} | {
@@ -488,7 +488,7 @@ class NativeSearch:
 
     def _search_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the search kernel."""
-        bounds = self.bounds
+        options = self.options
         return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,
             "least": 0,
@@ -506,11 +506,11 @@ class NativeSearch:
             "longest_prompt": self.longest_prompt,
             "draw_arguments": ctypes.addressof(self._draw.array),
             "ranking": RANKINGS.index(self._ranking()),
-            "beam_size": bounds.beam_size,
-            "certain_count": 0 if bounds.beam_size == 1 and bounds.sampling is None else bounds.n_best,
+            "beam_size": options.beam_size,
+            "certain_count": 0 if options.beam_size == 1 and options.sampling is None else options.n_best,
             "capacity": self.capacity,
             "positions": self.tables.length,
-            "penalties": bounds.penalties.data_ptr(),
+            "penalties": options.penalties.data_ptr(),
             "max_rows": self.rows,
             "all_sentences": self.sentences,
         }

@@ -28,7 +28,7 @@ from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
 from transduce.kernels.prepacked import PrepackedDecoder, PrepackedEncoder, PrepackedTransformer
 from transduce.model.attention import AttentionTrace
-from transduce.model.transformer import DecodingState
+from transduce.model.transformer import LogitsState
 
 # --- KV cache pool ---
 # Beam hypotheses share the entries of the pool, which is compacted when it is full.
@@ -63,7 +63,7 @@ class KVCachePool:
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove entries that no list (N, t) of a hypothesis contains, and return the lists with the new entry indices.
+        """Remove tokens' entries that no hypothesis lists (N, t), and return the lists with the new entry indices.
 
         Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
@@ -120,7 +120,7 @@ def _compaction_kernel() -> CompiledKernel:
 # width, V vocabulary size.
 
 
-class NativeSteps(DecodingState):
+class NativeSteps(LogitsState):
     """The base class of decoding states on compiled kernels.
 
     Attention weights cannot be traced.
@@ -166,11 +166,8 @@ class NativeSteps(DecodingState):
             raise ValueError("attention weights are not kept here: use the model's own state")
         return self.advance(tokens)[0].view(*tokens.shape, -1)
 
+    @override
     def step_to_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last layer's output, (B, W, D), and the logits, (B, W, V), after each newest token (B, W).
-
-        The logits are overwritten by the next step.
-        """
         states, logits = (tensor.unflatten(0, tokens.shape) for tensor in self.advance(tokens))
         return states, logits
 
@@ -214,7 +211,7 @@ class NativeSteps(DecodingState):
         return x
 
     def _ensure_capacity(self, rows: int) -> None:
-        """Make sure that the KV cache pool and the hypotheses' lists of its entries suffice for another step."""
+        """Make space for another step: remove unused tokens from the KV cache or enlarge it, and lengthen the lists."""
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)

@@ -233,13 +233,13 @@ class _Blocks:
         out = k.add(k.mul(row_before, self.arguments.stride), column)
         args = self.arguments._replace(
             scales=k.element_pointer(self.arguments.scales, row_before),
-            start=k.element_pointer(self.arguments.start, column),
-            steps=k.element_pointer(self.arguments.steps, column),
+            initial_sums=k.element_pointer(self.arguments.initial_sums, column),
+            weight_scales=k.element_pointer(self.arguments.weight_scales, column),
             bias=k.element_pointer(self.arguments.bias, column),
             out=k.element_pointer(self.arguments.out, out, output_type(self.ending)),
         )
         sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
-        initial, kind = (args.bias, F32) if tile.is_float else (args.start, I32)
+        initial, kind = (args.bias, F32) if tile.is_float else (args.initial_sums, I32)
         starts = [
             k.load(k.element_pointer(initial, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes))
             for vector in range(2)

@@ -63,9 +63,9 @@ def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str
     """
     starts = [k.load_floats(args.bias, vector * tile.lanes) for vector in range(tile.vectors)]
     sums = [[k.variable(start) for start in starts] for _ in range(rows)]
-    weight_scales = _UNROLLED.get(rows, 1)
-    with k.loop(0, args.width, tile.group * weight_scales) as first:
-        for position in (k.add(first, step * tile.group) for step in range(weight_scales)):
+    unrolled_groups = _UNROLLED.get(rows, 1)
+    with k.loop(0, args.width, tile.group * unrolled_groups) as first:
+        for position in (k.add(first, step * tile.group) for step in range(unrolled_groups)):
             line = k.element_pointer(args.weights, k.mul(position, tile.columns), tile.weight)
             weights = [
                 k.load(k.element_pointer(line, vector * tile.lanes, I32), k.ints) for vector in range(tile.vectors)
@@ -140,29 +140,30 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
 
 
 def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) -> None:
-    """Emit `product_<kind>_<ending>(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)`.
+    """Emit the GEMM function `product_<kind>_<ending>` of each epilogue.
 
-    The function computes out = rounded · weightsᵀ + bias, (N, O).
+    product_<kind>_<ending>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread, threads)
+    computes out = rounded · weightsᵀ + bias, (N, O).
 
     Args:
         k: the IR builder.
         tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
-            AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, start, steps and bias
-            (O,) are those of `NativeLinear`, and O is a multiple of C.
+            AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
+            weight_scales and bias (O,) are those of `NativeLinear`, and O is a multiple of C.
         endings: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
             out holds; "half", which clamps to float16's range and writes float16.
     """
     for ending in endings:
         for rows in range(1, tile.rows + 1):
             with k.function(f"tile_{tile.kind}_{ending}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
-                micro_kernel = emit_float_micro_kernel if tile.is_float else _write_tile
+                micro_kernel = emit_float_micro_kernel if tile.is_float else _emit_integer_micro_kernel
                 micro_kernel(k, tile, rows, ending, MicroKernelArguments(*arguments))
         if tile.amx:
             amx.emit_blocks(k, tile, ending)
-        _write_product(k, tile, ending)
+        _emit_product(k, tile, ending)
 
 
-def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
+def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
     """Emit the function `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
@@ -208,9 +209,11 @@ def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
                 by_vectors()
 
 
-def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
+def _emit_integer_micro_kernel(
+    k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments
+) -> None:
     """Emit the integer micro-kernel: a few rows by one block of C outputs."""
-    starts = [k.load(k.element_pointer(args.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
+    starts = [k.load(k.element_pointer(args.initial_sums, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
     like = ir.Constant(k.ints, ir.Undefined)

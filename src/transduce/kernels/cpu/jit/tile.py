@@ -129,9 +129,9 @@ class MicroKernelArguments(NamedTuple):
     """The number of inputs D of the linear layer."""
     weights: Value
     """Pointer to the weights of the block's C outputs, (D / group, C, group)."""
-    start: Value
+    initial_sums: Value
     """Pointer to the initial 32-bit integer sums, one for each output of the block."""
-    steps: Value
+    weight_scales: Value
     """Pointer to the weight scales, float32, one for each output of the block."""
     bias: Value
     """Pointer to the bias, float32, one number for each output of the block."""
@@ -160,7 +160,7 @@ def dequantize_and_store(
     scale = k.splat(k.load(k.element_pointer(args.scales, row)))
     for vector, total in sums.items():
         column = vector * k.lanes
-        size = k.build.fmul(scale, k.load_floats(args.steps, column))
+        size = k.build.fmul(scale, k.load_floats(args.weight_scales, column))
         value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(args.bias, column))
         store_outputs(k, args, ending, row, vector, value)
 

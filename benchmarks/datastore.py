@@ -1,8 +1,8 @@
 """Measure kNN retrieval (translation with a datastore), without training and next to training.
 
-    python benchmarks/examples.py                   # trains three models first: over an hour
-    python benchmarks/examples.py --german DIR --chinese DIR      # with models of Tatoeba de-en and zh-en
-    python benchmarks/examples.py --quick
+    python benchmarks/datastore.py                   # trains three models first: over an hour
+    python benchmarks/datastore.py --german DIR --chinese DIR      # with models of Tatoeba de-en and zh-en
+    python benchmarks/datastore.py --quick
 
 New domain: a model of Tatoeba's German retrieves from Multi30k captions that it was not trained on, and translates
 others; the peers are the model alone, and the model fine-tuned on these captions. Own domain: a model of Tatoeba's

@@ -1,6 +1,6 @@
 """Freeze what one version writes: model folders of every kind, interrupted runs, a datastore and a prepared corpus.
 
-    python tests/compat/make_fixtures.py tests/compat/sets/NAME
+    python tests/compat/make_all_kinds.py tests/compat/sets/NAME
 
 Run the script once, when a version is released. A set never changes afterwards: `test_fixtures.py` opens every set with
 the present code. Both files use public names and the command line alone, so that modules may move.

@@ -1,6 +1,6 @@
 """Freeze a tiny training run of one version, with the losses and translations that later versions must reproduce.
 
-    python tests/compat/make_fixture.py tests/compat/0.1.0
+    python tests/compat/make_resumable_run.py tests/compat/0.1.0
 
 Run the script once, when a version is released; its output never changes afterwards. The frozen folder is that of the
 run after four fifths of its steps, with two checkpoints. `expected.json` has the losses of the steps after it.

@@ -1,8 +1,8 @@
 """Measure fine-tuning of an imported model on another small corpus, fully and by LoRA: held-out loss and BLEU.
 
-    python benchmarks/finetuning.py            # three trainings, about three quarters of an hour on two cores
-    python benchmarks/finetuning.py --quick    # the same on less work, within five minutes
-    python benchmarks/finetuning.py --ranks 4 8 16 64
+    python benchmarks/fine_tuning_quality.py            # three trainings, about three quarters of an hour on two cores
+    python benchmarks/fine_tuning_quality.py --quick    # the same on less work, within five minutes
+    python benchmarks/fine_tuning_quality.py --ranks 4 8 16 64
 
 1. `transduce train` on Tatoeba English to German, post-norm. Its folder, without this package's metadata and with the
    tokenizer's files as in OPUS-MT, is a Hugging Face Marian model, which `transduce import` converts.
