@@ -245,6 +245,86 @@ def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: 
     assert vocabulary.encode_batch(LINES) == theirs(LINES, add_special_tokens=False)["input_ids"] != before
 
 
+def write_llama(folder: Path, pipeline: str) -> dict[str, Any]:
+    """Write a small Llama tokenizer with an added token `<old>` to a folder; return its tokenizer.json."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if pipeline == "Prepend":
+        steps = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+        model.normalizer = tokenizers.normalizers.Sequence(steps)
+    else:
+        model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=pipeline, split=False)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    how = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    model.train_from_iterator(["hello world this is a test", "the cat world hello"] * 9, how)
+    content: dict[str, Any] = json.loads(model.to_str())
+    old = content["added_tokens"][0] | {"id": 300, "content": "<old>", "special": False}
+    content["added_tokens"] = [*content["added_tokens"][:3], old]
+    assert len(content["model"]["vocab"]) == 300
+    write(folder, "tokenizer.json", content)
+    return content
+
+
+LLAMA_LINES = ["hello world", " hello <old>world  cat", "<old>the <new>cat é<new>  test", "", "<old>", "a▁world 你"]
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("pipeline", ["Prepend", "always", "never"])
+def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, tmp_path: Path) -> None:
+    """Transformers ignores a Llama tokenizer.json's treatment of the first space; in Mistral it ignores the class."""
+    write_llama(tmp_path, pipeline)
+    write(tmp_path, "config.json", {"model_type": family})
+    found = []
+    for settings in (
+        {},
+        {"add_prefix_space": False},
+        {"legacy": True, "add_prefix_space": None},
+        {"legacy": False, "add_prefix_space": True},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False},
+    ):
+        write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizerFast"} | NAMES | settings)
+        theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+        vocabulary = ours(tmp_path, family, eos_id=2).source
+        found.append(vocabulary.encode_batch(LLAMA_LINES))
+        assert found[-1] == theirs(LLAMA_LINES, add_special_tokens=False)["input_ids"]
+        assert [vocabulary.decode(ids) for ids in found[-1][:3]] == theirs.batch_decode(found[-1][:3])
+    assert (found[0] == found[1]) == (family == "mistral")
+
+
+def test_a_llama_without_a_first_space_and_without_a_stored_tokenizer_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "tokenizer.model", b"never read")
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False})
+    with pytest.raises(
+        TransduceError, match="`add_prefix_space` = false cannot be imported from a sentencepiece model"
+    ):
+        ours(tmp_path, "llama", eos_id=2)
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        {"301": {"content": "<new>", "special": True}},
+        {"309": {"content": "<new>", "special": False}},
+        {"300": {"content": "<old>", "lstrip": True}, "301": {"content": "<new>", "rstrip": True}},
+        {"290": {"content": "o"}},
+    ],
+)
+def test_added_tokens_of_the_configuration(kind: str, tokens: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    stored = write_llama(tmp_path, "first")["added_tokens"]
+    listed = {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in stored}
+    described = {id: listed["300"] | token for id, token in tokens.items()}
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": kind} | NAMES)
+    before = ours(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
+    settings = {"tokenizer_class": kind, "added_tokens_decoder": listed | described}
+    write(tmp_path, "tokenizer_config.json", settings | NAMES)
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    found = ours(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
+    assert found == theirs(LLAMA_LINES, add_special_tokens=False)["input_ids"] != before
+
+
 def test_a_start_symbol_that_a_byte_level_tokenizer_adds(tmp_path: Path) -> None:
     write(tmp_path, "vocab.json", {"<|endoftext|>": 0, "a": 1})
     write(tmp_path, "merges.txt", b"#version: 0.2\n")

@@ -393,16 +393,26 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
-        content = _with_class_settings(content, files.json("tokenizer_config.json"))
+        settings = files.json("tokenizer_config.json")
+        content = _with_class_settings(content, settings)
+        if _is_llama_class(files, model_type) and merges_characters(content):
+            content = _llama_pipeline(content, settings)
         parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
+        parts = _with_configured_tokens(parts, len(content["model"]["vocab"]), settings)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieceRecord(model))
     if model is not None:
+        settings = files.json("tokenizer_config.json")
+        if _is_llama_class(files, model_type) and settings.get("add_prefix_space") is False:
+            raise TransduceError(
+                f"{files.location}/tokenizer_config.json: `add_prefix_space` = false cannot be imported from a "
+                "sentencepiece model: load the tokenizer with transformers and save it, which writes tokenizer.json."
+            )
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieceRecord(model), ids)
-        adds_start = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
+        adds_start = FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _read_bert_files(files)
@@ -444,6 +454,59 @@ def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]
     if class_name in _SPACED_CLASSES and is_byte_level and isinstance(settings.get("add_prefix_space"), bool):
         changed["pre_tokenizer"] = pre_tokenizer | {"add_prefix_space": settings["add_prefix_space"]}
     return changed
+
+
+def _is_llama_class(files: TokenizerFiles, model_type: str) -> bool:
+    """Return whether transformers opens a folder's tokenizer as its class LlamaTokenizer."""
+    names = (files.json(name).get("tokenizer_class") for name in ("tokenizer_config.json", "config.json"))
+    class_name = next(filter(None, names), None)
+    return model_type == "llama" and str(class_name).removesuffix("Fast") == "LlamaTokenizer"
+
+
+def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json with the pipeline that transformers' LlamaTokenizer uses in place of the stored one.
+
+    Args:
+        content: the content of tokenizer.json.
+        settings: the content of tokenizer_config.json.
+    """
+    adds_space = settings.get("add_prefix_space")
+    adds_space = adds_space is None or bool(adds_space)
+    scheme = ("always" if settings.get("legacy", False) else "first") if adds_space else "never"
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if adds_space:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        **content,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {**content["model"], "fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
+    }
+
+
+def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
+    """Return the parts of a tokenizer.json with the added tokens of tokenizer_config.json.
+
+    As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
+
+    Args:
+        parts: the parts of the tokenizer.json.
+        learned: the number of tokens in the learned vocabulary.
+        settings: the content of tokenizer_config.json.
+    """
+    entries = settings.get("added_tokens_decoder") or {}
+    ids, added = dict(parts.ids), {token.text: token for token in parts.added}
+    for key in sorted(entries, key=int):
+        text = entries[key]["content"]
+        if text not in ids:
+            ids[text] = max([learned, *(token.id + 1 for token in added.values())])
+        added[text] = added_token(ids[text], entries[key])
+    return parts._replace(ids=ids, added=tuple(added.values()))
 
 
 def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
