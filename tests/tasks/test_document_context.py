@@ -184,6 +184,20 @@ def test_length_limits_count_no_context(trained: Path) -> None:
     assert min(len(each.alternatives[0].tokens) for each in longer) >= 6
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_no_translation_contains_the_separator(trained: Path, beam_size: int, monkeypatch: Any) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    vocabulary = translator.tokenizer.target
+    assert translator.forbidden_ids == ((vocabulary.id("<sep>"),) if trained.name == "both" else ())
+    lines = ["tree is old", "it is big"]
+    usual = translator(lines, document=True, beam_size=beam_size)
+    forbidden = vocabulary.encode(usual[1].text)[0]
+    monkeypatch.setattr(Translator, "forbidden_ids", (forbidden,))
+    found = translator(lines, document=True, beam_size=beam_size)
+    assert found[0].text == usual[0].text
+    assert forbidden not in vocabulary.encode(found[1].text)
+
+
 def test_streams_have_the_context_of_their_text(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     text = "cat is old. it is red"

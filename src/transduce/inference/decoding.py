@@ -472,6 +472,8 @@ class SentenceBatch(NamedTuple):
     """Phrases that each sentence's translation must contain."""
     sentences: Sequence[int]
     """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
+    forbidden_ids: Sequence[int] = ()
+    """Token ids that no hypothesis contains after its prefix."""
 
 
 def start_search(
@@ -518,7 +520,7 @@ def start_search(
     ]
     limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     before = [[config.start_id]] * len(longest)
-    rules = [*build_rules(search, batch.prefixes, vocabulary, before), *more_rules]
+    rules = [*build_rules(search, batch.prefixes, vocabulary, before, batch.forbidden_ids), *more_rules]
     if search.generate is not None:
         rules += generate_rules(search.generate, limits.max_lengths, vocabulary.forced)
     beam = BeamOptions(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
@@ -647,6 +649,7 @@ def build_rules(
     prefixes: Sequence[Sequence[int]],
     vocabulary: Vocabulary,
     before: Sequence[Sequence[int]],
+    forbidden_ids: Sequence[int] = (),
 ) -> list[Rule]:
     """Return the rules on logits that the search settings require, in the order of application.
 
@@ -655,6 +658,7 @@ def build_rules(
         prefixes: tokens that each sentence's hypotheses start with.
         vocabulary: the vocabulary of the output.
         before: tokens before the output of each sentence: a prompt, or the start symbol.
+        forbidden_ids: token ids that no output contains after its prefix.
     """
     rules: list[Rule] = []
     if search.penalizes_repetition:
@@ -666,6 +670,8 @@ def build_rules(
                 presence=search.presence_penalty,
             )
         )
+    if forbidden_ids:
+        rules.append(Forbid(forbidden_ids))
     if search.forbidden:
         rules += forbid_texts(tuple(search.forbidden), vocabulary)
     if search.min_length:

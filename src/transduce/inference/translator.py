@@ -73,6 +73,7 @@ from transduce.text.glossary import Glossary
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
 
 
@@ -762,7 +763,14 @@ class Translator:
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
+    @property
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Token ids that no translation contains: the separator, if the model reads translations as context."""
+        is_separated = self.context is not None and self.context.on_target
+        return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()
+
     def _begin(self, batch: SentenceBatch, search: SearchSettings) -> Search:
+        batch = batch._replace(forbidden_ids=self.forbidden_ids)
         with torch.inference_mode():
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 

@@ -220,7 +220,8 @@ def _search(
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.
-    batch = SentenceBatch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
+    prefix = prefix[len(target.forced) :]
+    batch = SentenceBatch([source_ids], [prefix], [()], [0], translator.forbidden_ids)
     with torch.inference_mode():
         rules = [ForbidTokensAt(forbidden)] if forbidden else []
         (hypotheses,) = run_search(start_search(translator.models, target, batch, search, rules), observer)
