@@ -730,7 +730,7 @@ def check_searches() -> None:
         results = []
         for state in (GpuState(model, source), model.start(source)):
             scorer = EncoderDecoderScorer(model, source)
-            scorer.state, scorer._logits = state, None
+            scorer.state = state
             results.append(search(scorer))
         for found, expected in zip(*results, strict=True):
             assert [each.ids for each in found] == [each.ids for each in expected]
@@ -752,7 +752,7 @@ def random_search_model(ending: float, **changes: Any) -> Transformer:
 def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> CompiledSearch:
     """Return a search that runs as compiled kernels, each step recorded as one CUDA graph."""
     scorer = EncoderDecoderScorer(model, source)
-    scorer.state, scorer._logits = GpuState(model, source), None
+    scorer.state = GpuState(model, source)
     limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     found = find_compiled_search(scorer, limits, beam)
     assert found is not None
@@ -762,7 +762,7 @@ def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], 
 def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: BeamOptions) -> Search:
     """Return the equivalent search of the reference implementation."""
     scorer = EncoderDecoderScorer(model, source)
-    scorer.state, scorer._logits = model.start(source), None
+    scorer.state = model.start(source)
     limits = SequenceLimits(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     if beam.beam_size == 1:
         return GreedySearch(scorer, limits, take_argmax, alpha=beam.alpha)

@@ -19,6 +19,7 @@ from transduce.exchange.comparison import Agreement, Original
 from transduce.exchange.export import export
 from transduce.inference.translator import Translator
 from transduce.interop import ctranslate2
+from transduce.interop.hugging_face.export import tokenizer_files
 from transduce.interop.onnx import export as onnx
 from transduce.model.build import Model
 from transduce.model_folder import write
@@ -223,7 +224,7 @@ def corrupt_quantization(patch: pytest.MonkeyPatch) -> None:
 
 
 def corrupt_hugging_face(patch: pytest.MonkeyPatch) -> None:
-    right = write.tokenizer_files
+    right = tokenizer_files
 
     def wrong(tokenizer: Tokenizer, *arguments: Any) -> dict[str, Any]:
         text = json.dumps(tokenizer_json(tokenizer.source), ensure_ascii=False)
