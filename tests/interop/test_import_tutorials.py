@@ -446,6 +446,27 @@ def test_the_command_makes_a_folder_that_translates(tmp_path: Path, capsys: pyte
     assert translated.split() == [words[id] for id in written[1:] if id != 2]
 
 
+def test_the_lists_of_both_sides_may_have_other_sizes(tmp_path: Path) -> None:
+    theirs = SeparateTranslator()
+    theirs.encoder.src_emb = nn.Embedding(V + 4, D)
+    small_weights(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "tutorial.pt")
+    options = ["--style", "separate", "--heads", str(HEADS), "--start", "S", "--end", "E", "--padding", "P"]
+    for side, size in (("source", V + 4), ("target", V)):
+        words = ["P", "S", "E", *(f"{side}{number}" for number in range(size - 3))]
+        (tmp_path / side).write_text("".join(f"{word}\n" for word in words), "utf-8")
+        options += [f"--{side}-words", str(tmp_path / side)]
+    assert main(["import-tutorial", str(tmp_path / "tutorial.pt"), str(tmp_path / "model"), *options]) == 0
+    translator = transduce.load(tmp_path / "model", task="translation", precision="fp32", device="cpu")
+    source = f"source{V} source5 source1"
+    translated = translator(source, beam_size=1, max_length=6).text
+    ids, written = torch.tensor([[V + 3, 8, 4, 2]]), [1]
+    with torch.no_grad():
+        while len(written) < 7 and written[-1] != 2:
+            written.append(int(theirs(ids, torch.tensor([written]))[0, -1].argmax()))
+    assert translated.split() == [f"target{id - 3}" for id in written[1:] if id != 2]
+
+
 def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(SeparateTranslator(), tmp_path / "whole.pt")
     (tmp_path / "words.txt").write_text("P\nS\nE\n", "utf-8")

@@ -331,6 +331,7 @@ def _config(
     return ModelConfig(
         source_vocabulary_size=len(weights[names.source]),
         target_vocabulary_size=len(weights.get(names.target, weights[names.source])),
+        tie_source_target=False,  # the import finds out
         num_encoder_layers=sum(name.startswith(f"{names.encoder}.") for name in inner),
         num_decoder_layers=sum(name.startswith(f"{names.decoder}.") for name in inner),
         d_model=d_model,

@@ -107,7 +107,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Steps between checkpoints."""
     best_by: BestBy | None = None
     """The metric of the dev set by which the best model is selected and kept; `last` keeps the newest model, whatever
-    its scores.
+    its scores. The dev loss decides instead where a difference of the metric is smaller than its standard error.
     """
     patience: int | None = None
     """Training stops after this many validations without a better one, or once all of at least 100 dev sentences were
