@@ -19,7 +19,7 @@ from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorp
 from transduce.documents.translate import ModelTexts, translate_units
 from transduce.documents.units import Unit
 from transduce.errors import TransduceError
-from transduce.inference.batching import Documents
+from transduce.inference.batching import Documents, Part
 from transduce.inference.datastore import build_datastore
 from transduce.inference.retrieval import decoder_states, read_datastore
 from transduce.inference.scoring import target_states, token_log_probabilities
@@ -182,6 +182,34 @@ def test_length_limits_count_no_context(trained: Path) -> None:
     assert cut.text
     longer = translator(lines[:2], document=True, search=SearchSettings(min_length=6, beam_size=1))
     assert min(len(each.alternatives[0].tokens) for each in longer) >= 6
+
+
+def test_sentences_of_an_earlier_text_keep_their_own_translations(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+
+    def translate(*before: tuple[str, str]) -> transduce.Translation:
+        (found,) = translator.translate(["it is new"], translator.search, documents=Documents([True], before))
+        return found
+
+    expected = translate(("tree is old.", "TREE old."), ("it is big.", "ER big."))
+    found = translate(("tree is old. it is big.", "TREE old. ER big."))
+    assert found.text == expected.text
+    assert found.score == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_an_earlier_text_whose_sentences_cannot_be_paired_counts_as_one(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation")
+    source, target = translator.tokenizer.source, translator.tokenizer.target
+    parts = [Part(text, 0, n, source.with_special_tokens(source.encode(text))) for n, text in enumerate(("a", "b"))]
+    memory = translator.document_memory()
+    assert memory is not None
+    memory.append_text(parts, "A B", "de")
+    part = memory.add_history(parts[0])
+    if trained.name == "both":
+        assert list(part.history) == [*source.encode("a"), *source.encode("b"), source.id("<sep>")]
+        assert list(part.target_history) == [*target.encode("A B"), target.id("<sep>")]
+    else:
+        assert list(part.history) == [*source.encode("b"), source.id("<sep>")]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

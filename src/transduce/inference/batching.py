@@ -21,7 +21,7 @@ from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import UNSPACED_LANGUAGES, base_code
-from transduce.text.sentences import split_text
+from transduce.text.sentences import find_sentences, split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
 from transduce.text.word_spans import Span
@@ -152,6 +152,22 @@ class DocumentMemory:
         if self._context.on_target:
             target = self._tokenizer.target.encode(translation)
             self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
+
+    def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
+        """Append the parts of a text, each with the sentence of the text's translation that belongs to it.
+
+        If the translation has another number of sentences than the text has parts, the text counts as one sentence.
+        """
+        sentences = [translation] * len(parts)
+        if len(parts) > 1 and self._context.on_target:
+            sentences = [translation[slice(*each)] for each in find_sentences(translation, target_language)]
+        if len(sentences) != len(parts):
+            source = self._tokenizer.source
+            start, end = len(source.before), len(source.after)
+            texts = (part.ids[start : len(part.ids) - end] for part in parts)
+            parts, sentences = [parts[0]._replace(ids=source.with_special_tokens([*chain(*texts)]))], [translation]
+        for part, sentence in zip(parts, sentences, strict=True):
+            self.append(part, sentence)
 
 
 class History(NamedTuple):

@@ -743,8 +743,8 @@ class Translator:
             return _Histories(None, continues)
         earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
-            for part in encode_parts(self._segment([text], settings, None), self.tokenizer.source):
-                memory.append(part, translation)
+            parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
+            memory.append_text(parts, translation, self.target_language)
         return _Histories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
