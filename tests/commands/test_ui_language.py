@@ -93,6 +93,13 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
 
 
+@pytest.mark.parametrize("activation", ["", "source .venv/bin/activate; "])
+def test_what_the_demonstration_suggests_is_in_chinese(activation: str) -> None:
+    command = f'{activation}transduce inspect models/demo "我爱你"'
+    found = Catalog(TRANSLATED).find(f"Next, look into a translation: {command}")
+    assert found == f"下一步，看看一句译文是怎样得来的：{command}"
+
+
 def test_the_compiled_catalog_is_that_of_the_text_file() -> None:
     with CHINESE.with_suffix(".mo").open("rb") as file:
         compiled = vars(GNUTranslations(file))["_catalog"]

@@ -345,16 +345,12 @@ def run_demo(options: argparse.Namespace) -> int:
             precision=options.precision,
         )
         command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
-        sys.stdout.write(localized(f"\nNext: {_activation()}{command}\n"))
+        of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
+        next_step = f"source .venv/bin/activate; {command}" if of_make else command
+        sys.stdout.write(localized(f"\nNext, look into a translation: {next_step}\n"))
         sys.stdout.flush()
     write_report(result, options.json)
     return 0
-
-
-def _activation() -> str:
-    """Return the command that activates `make demo`'s environment; empty if the environment is active or not in use."""
-    of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
-    return "source .venv/bin/activate, then: " if of_make else ""
 
 
 def _remove_run(folder: Path) -> None:

@@ -474,13 +474,11 @@ class LabeledPlan:
             pad_id: the padding id.
             rank_and_count: (r, n): take every n-th text of a batch, starting with text r.
         """
-        self._texts, self._rows, self._seed, self._pad_id, self._rank_and_count = (
-            texts,
-            rows,
-            seed,
-            pad_id,
-            rank_and_count,
-        )
+        self._texts = texts
+        self._rows = rows
+        self._seed = seed
+        self._pad_id = pad_id
+        self._rank_and_count = rank_and_count
         self._epoch: tuple[int, list[Indices]] | None = None
 
     def __len__(self) -> int:

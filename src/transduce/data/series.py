@@ -308,13 +308,11 @@ class SeriesPlan:
             seed: the seed of the random orders.
             rank_and_count: (r, n): take every n-th window of a batch, starting with window r.
         """
-        self._series, self._scale, self._rows, self._seed, self._rank_and_count = (
-            series,
-            scale,
-            rows,
-            seed,
-            rank_and_count,
-        )
+        self._series = series
+        self._scale = scale
+        self._rows = rows
+        self._seed = seed
+        self._rank_and_count = rank_and_count
         self._epoch: tuple[int, Indices] | None = None
 
     def __len__(self) -> int:
