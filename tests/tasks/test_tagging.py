@@ -222,9 +222,15 @@ def test_scores_of_a_case_worked_out_by_hand() -> None:
     assert mean == pytest.approx(100 * 4 / 7)
 
 
-@pytest.mark.parametrize("marks", ["BIO", "BIESO"])
-def test_spans_are_those_of_seqeval(marks: str) -> None:
-    seqeval = pytest.importorskip("seqeval.metrics", reason="needs seqeval: pip install 'transduce[dev]'")
+@pytest.mark.parametrize(
+    ("marks", "f1", "precision", "accuracy"),
+    [
+        ("BIO", 0.1911111111111111, 0.18832116788321168, 0.23416666666666666),
+        ("BIESO", 0.32781267846944606, 0.3272519954389966, 0.13916666666666666),
+    ],
+)
+def test_scores_of_random_tags_equal_those_of_seqeval(marks: str, f1: float, precision: float, accuracy: float) -> None:
+    """Compare with the figures of seqeval 1.2.2, whose package can no longer be built on a fresh machine."""
     chooser = random.Random(2)
 
     def tags() -> list[str]:
@@ -233,9 +239,9 @@ def test_spans_are_those_of_seqeval(marks: str) -> None:
 
     right, found = ([tags() for _ in range(200)] for _ in range(2))
     report = score_tags(found, right)
-    assert report.f1 == pytest.approx(100 * seqeval.f1_score(right, found))
-    assert report.precision == pytest.approx(100 * seqeval.precision_score(right, found))
-    assert report.accuracy == pytest.approx(100 * seqeval.accuracy_score(right, found))
+    assert report.f1 == pytest.approx(100 * f1)
+    assert report.precision == pytest.approx(100 * precision)
+    assert report.accuracy == pytest.approx(100 * accuracy)
 
 
 def test_bilou_means_what_bioes_means() -> None:
