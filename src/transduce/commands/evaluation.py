@@ -23,6 +23,7 @@ from transduce.commands.options import (
     check_writable,
     glossary_from,
     load_translator,
+    option_of,
     read_aligned_lines,
     refuse_options,
     search_settings,
@@ -157,7 +158,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     for name in _OF_TRANSLATIONS:
         if vars(options).get(name):
             raise TransduceError(
-                f"`--{name.replace('_', '-')}` is for translations, but {options.model} is a classifier: leave it out."
+                f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
     classifier = load_classifier(
         options.model, precision=options.precision, device=options.device, threads=options.threads

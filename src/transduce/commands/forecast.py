@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --score: points of a season, for the seasonal baseline (default: the model's)",
     )
     scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
-    add_device(parser, precisions=("auto", "fp32", "bf16"), precision_help="auto: fp32")
+    add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 
 def run(options: argparse.Namespace) -> int:

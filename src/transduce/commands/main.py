@@ -294,18 +294,31 @@ def _explained(arguments: list[str]) -> int:
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
-    """Return an error's message in which options replace the names of Python arguments that they set.
+    """Return an error's message in which options replace the names of the settings or Python arguments that they set.
 
-    A message that names none of the options passed is returned as it is: its names may be those of a settings file.
+    If a settings file or --set is passed, settings whose options are not passed keep their names. If no option of a
+    Python argument that the message names is passed, Python arguments keep their names.
     """
     message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
-    options = {f"`{name}`": f"--{name.replace('_', '-')}" for name in re.findall(r"`([a-z_]+)`", message)}
+    names = set(re.findall(r"`([a-z_.]+)`", message))
+    if verb not in VERBS or not names:
+        return message
+    from transduce.commands.options import option_of
+    from transduce.tasks.settings.options import OPTIONS
+
     passed = {argument.partition("=")[0] for argument in arguments}
-    if verb in VERBS and passed.intersection(options.values()):
-        for name, option in options.items():
-            if option in build_parser(verb)._option_string_actions:
-                message = message.replace(name, f"`{option}`")
+    options_of_settings = {option.setting: name for name, option in OPTIONS.items()}
+    of_settings = {name: option_of(options_of_settings[name]) for name in names & options_of_settings.keys()}
+    of_arguments = {name: option_of(name) for name in names - of_settings.keys()}
+    if "--set" in passed or any(argument.endswith(".toml") for argument in arguments):
+        of_settings = {name: option for name, option in of_settings.items() if option in passed}
+    if not passed.intersection(of_arguments.values()):
+        of_arguments = {}
+    existing = build_parser(verb)._option_string_actions
+    for name, option in {**of_settings, **of_arguments}.items():
+        if option in existing:
+            message = message.replace(f"`{name}`", f"`{option}`")
     return message
 
 

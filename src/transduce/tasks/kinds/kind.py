@@ -532,7 +532,7 @@ def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles |
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
     if data.format == "tsv":
         raise TransduceError(
             f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
@@ -563,9 +563,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "instead."
         )
     if not data.source:
-        raise TransduceError(
-            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
-        )
+        raise TransduceError("There is no text to learn from: name it by `data.source` and `data.target`.")
 
     def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
@@ -631,12 +629,12 @@ class TextKind(TaskKind[TaskCorpus]):
         if not self.may_be_prepared:
             raise TransduceError(
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
-                "files: name them with --source."
+                "files: name them by `data.source`."
             )
         if settings.init_from is not None:
             raise TransduceError(
                 "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
-                "text with --source."
+                "text by `data.source`."
             )
 
     # --- the text ---

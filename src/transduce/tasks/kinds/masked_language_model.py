@@ -284,7 +284,7 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     if len(filled) < 2 * _MIN_SENTENCES:
         raise TransduceError(
             f"Pretraining needs running text of at least {2 * _MIN_SENTENCES} sentences, half of them for "
-            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`data.dev_source`)."
         )
     dev = min(_MAX_DEV_SENTENCES, max(_MIN_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev])

@@ -124,7 +124,7 @@ def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
     count = min(_MAX_DEV, max(int(len(keys) * _DEV_SHARE), min(_SMALL_DEV, len(keys) // 10)))
     if count == 0:
         raise TransduceError(
-            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or pass --dev-source."
+            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or set `data.dev_source`."
         )
     chosen = set(sorted(keys, key=keys.__getitem__)[:count])
     return {
@@ -281,8 +281,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         data = settings.data
         if not data.source:
             raise TransduceError(
-                "Tagging learns from sentences with a tag for each word: name files of columns with --source, or in "
-                "`data.source`."
+                "Tagging learns from sentences with a tag for each word: name files of columns by `data.source`."
             )
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
             if files:
@@ -367,7 +366,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         if len(corpus.tags) < 2:
             raise TransduceError(
                 f"Tagging needs at least two different tags, but all words have the tag {corpus.tags[0]}: choose the "
-                "column of the tags by `data.columns` (--columns)."
+                "column of the tags by `data.columns`."
             )
         return msgspec.structs.replace(
             config, num_labels=len(corpus.tags), token_labels=True, masked_language_head=False, pooler=False

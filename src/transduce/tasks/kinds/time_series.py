@@ -324,9 +324,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         }
         refuse_unused(self.name, unusable)
         if not data.source:
-            raise TransduceError(
-                "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
-            )
+            raise TransduceError("A forecaster learns from tables of numbers: name them by `data.source`.")
 
     # --- the corpus ---
 

@@ -64,7 +64,7 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
     if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(
             f"{folder} holds no run to resume, and no text is named to start one: name the run's folder with "
-            "--out, or pass --source and --target."
+            "--out, or set `data.source` and `data.target`."
         )
 
 
