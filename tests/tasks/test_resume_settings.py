@@ -167,5 +167,5 @@ def test_steps_are_recorded_as_before_by_as_many_processes(
 def test_damaged_settings_are_refused(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(damage)
-    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read as the settings of a run"):
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read"):
         read_stored(path)

@@ -4,7 +4,6 @@ Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind 
 they work on.
 """
 
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE
+from transduce.model_folder.read import read_run_setting
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -136,12 +135,9 @@ def continues_training(settings: Settings, kind: str) -> bool:
 def _task_of(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
-        content: dict[str, Any] = tomllib.loads((folder / SETTINGS_FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return read_run_setting(folder, "task.kind", str)
+    except TransduceError:
         return None
-    task = content.get("task", {})
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 # --- interface of a task ---
