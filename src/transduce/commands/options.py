@@ -183,7 +183,7 @@ def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
     add("--seed", type=int, metavar="N", help="random seed (default: 1)")
 
 
-def sampling_from(options: argparse.Namespace) -> dict[str, int | float]:
+def sampling_from(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those options of `add_sampling` that are set, by their names in `SamplingSettings`."""
     return {name: vars(options)[name] for name in SAMPLING_OPTIONS if vars(options)[name] is not None}
 
