@@ -11,6 +11,7 @@ from transduce.commands.options import (
     check_folder,
     check_writable,
     load_translator,
+    loading_options,
     option_of,
     read_aligned_lines,
     write_report,
@@ -49,9 +50,7 @@ def run_experiment(options: argparse.Namespace) -> int:
     report = experiment(
         options.file,
         jobs=options.jobs,
-        device=options.device,
-        threads=options.threads,
-        precision=options.precision,
+        **loading_options(options),
     )
     write_report(report, options.json)
     if options.json != "-":

@@ -12,6 +12,7 @@ from transduce.commands.options import (
     add_computing,
     add_sampling,
     check_writable,
+    loading_options,
     refuse_options,
     sampling_from,
     text_argument,
@@ -118,9 +119,7 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("A prompt and --prompts are both set: leave one of them out.")
     prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
-    generator = load_generator(
-        options.model, precision=options.precision, device=options.device, threads=options.threads
-    )
+    generator = load_generator(options.model, **loading_options(options))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)

@@ -15,6 +15,7 @@ from transduce.commands.options import (
     add_search,
     check_writable,
     load_translator,
+    loading_options,
     option_of,
     search_settings,
     text_argument,
@@ -161,7 +162,7 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
     if task_of(Path(folder)) == "translation":
         return load_translator(folder, options)
-    return load(folder, precision=options.precision, device=options.device, threads=options.threads)
+    return load(folder, **loading_options(options))
 
 
 def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":

@@ -18,6 +18,7 @@ from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.inference.load import LoadOptions
     from transduce.inference.translator import Translator
     from transduce.search.settings import SearchSettings
 
@@ -245,22 +246,19 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
             raise TransduceError(f"`{option_of(name)}` {reason}")
 
 
+def loading_options(options: argparse.Namespace) -> "LoadOptions":
+    """Return the options of `add_computing` as keyword arguments of functions that load a model."""
+    return {"precision": options.precision, "device": options.device, "threads": options.threads}
+
+
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
     """Load the model of a folder, or several models as an ensemble, with the command's options for loading."""
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    threads = thread_count(options, first)
-    return open_translator(
-        folders,
-        precision=options.precision,
-        device=options.device,
-        threads=threads,
-        source_language=options.source_language if "source_language" in options else None,
-        target_language=options.target_language if "target_language" in options else None,
-        datastore=options.datastore if "datastore" in options else None,
-        tag=options.tag if "tag" in options else None,
-    )
+    passed = {name: vars(options).get(name) for name in ("source_language", "target_language", "datastore", "tag")}
+    computing = loading_options(options) | {"threads": thread_count(options, first)}
+    return open_translator(folders, **computing, **passed)
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:

@@ -20,6 +20,7 @@ from transduce.commands.options import (
     add_settings,
     check_folder,
     check_writable,
+    loading_options,
     settings_from,
     write_json,
     write_report,
@@ -208,9 +209,7 @@ def run_demo(options: argparse.Namespace) -> int:
             options.out,
             seed=options.seed,
             steps=options.steps,
-            device=options.device,
-            threads=options.threads,
-            precision=options.precision,
+            **loading_options(options),
         )
         command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
         of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ

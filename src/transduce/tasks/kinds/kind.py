@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.atomic_io import file_sha256, write_file
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
@@ -516,13 +517,49 @@ class TaskKind(ABC, Generic[C]):
         """
 
 
+StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
+
+
+def write_stored_card(path: Path, card: msgspec.Struct) -> None:
+    """Write the card of data that a task stores in a run's folder."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+
+
+def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
+    """Read a card that `write_stored_card` wrote.
+
+    Raises:
+        TransduceError: the file is missing or damaged.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+
+
+def check_stored_file(path: Path, sha256: str | None) -> None:
+    """Refuse a file that differs from the one that a task stored, whose digest is `sha256`.
+
+    Raises:
+        TransduceError: the file is missing or was changed.
+    """
+    if not path.is_file() or file_sha256(path) != sha256:
+        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+
+
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
     """Return the PyTorch dtype in which a run's model computes, such as bfloat16 for the precision "bf16"."""
     return DTYPES[resolved.training.precision]
 
 
-def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
+"""Filters that keep all lines, even empty ones."""
+
+
+def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Nothing is held out if there is no dev text.
 
     Raises:
         TransduceError: there is a target, or no source.
@@ -540,7 +577,8 @@ def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles |
                 f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
                 f"files in `data.{setting.replace('target', 'source')}`."
             )
-    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+    dev = _both_sides(data.dev_source) if data.dev_source else None
+    return TaskText(files=_both_sides(data.source), dev=dev, filters=filters, hold_out=None)
 
 
 def _both_sides(files: tuple[str, ...]) -> CorpusFiles:

@@ -121,6 +121,12 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
     return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
 
 
+def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
+    """Return the description of a trained encoder for its model card; `size` describes the corpus."""
+    model = resolved.model
+    return f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on {size}"
+
+
 class EncoderChoices:
     """Default settings that all tasks of a BERT encoder share: its sizes, the schedule and the learning rate."""
 
@@ -420,9 +426,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text to prepare: all sentences, and the empty lines between documents."""
-        files, dev = text_only(data, "masked language model")
-        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+        return text_only(data, "masked language model")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without space for text between the special tokens.
@@ -559,12 +563,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card for a masked language model."""
-        model = resolved.model
         return CardTexts(
             "A masked language model",
             "fill-mask",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
         )
 

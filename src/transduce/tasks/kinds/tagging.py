@@ -34,14 +34,18 @@ from transduce.tasks.kinds.kind import (
     Reinitialized,
     RunPlacement,
     TaskKind,
+    check_stored_file,
     model_dtype,
+    read_stored_card,
     refuse_unused,
+    write_stored_card,
 )
 from transduce.tasks.kinds.masked_language_model import (
     LabelChoices,
     LabelingObjective,
     as_encoder,
     build_encoder,
+    describe_encoder,
     text_length,
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
@@ -144,8 +148,7 @@ def _store(parts: Mapping[str, Sequence[TaggedSentence]], folder: Path) -> dict[
 
 
 def _stored(path: Path, sha256: str | None) -> tuple[TaggedSentence, ...]:
-    if not path.is_file() or file_sha256(path) != sha256:
-        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    check_stored_file(path, sha256)
     decoder = msgspec.json.Decoder(TaggedSentence)
     return tuple(map(decoder.decode, path.read_bytes().split(b"\n")[:-1]))
 
@@ -332,7 +335,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
         card = _StoredCard(digests, tokenizer_settings)
-        write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+        write_stored_card(folder / _FOLDER / _CARD, card)
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
@@ -341,11 +344,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         Raises:
             TransduceError: a stored file is missing or damaged.
         """
-        path = folder / _FOLDER / _CARD
-        try:
-            card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+        card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
         training, dev = (_stored(folder / _FOLDER / f"{name}.jsonl", card.sha256.get(name)) for name in _PARTS)
         return TaggedCorpus(
             tokenizer=load_tokenizer(folder),
@@ -426,12 +425,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to taggers."""
-        model = resolved.model
         return CardTexts(
             "A tagger of words",
             "token-classification",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             "transduce tag THIS_FOLDER < sentences.txt",
             "Tags of the dev set",
         )
