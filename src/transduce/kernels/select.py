@@ -180,7 +180,7 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
 
 
 def compiled_state(state: DecodingState) -> "NativeState | None":
-    """Return a decoding state as a `NativeState` if it is one, else None."""
+    """Return a decoding state if it is a `NativeState` (the compiled CPU decoder's), else None; nothing is imported."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
     from transduce.kernels.cpu.decoding.state import NativeState
