@@ -166,7 +166,7 @@ class HeadScratch(NamedTuple):
     value_gradient: Value
     """The gradient of the values, (L, K)."""
     queries: Value
-    """The current queries times the attention scale, K each; in the backward pass `QUERIES_AT_ONCE` of them."""
+    """Queries times the attention scale, K elements each: those of one group, or in the backward pass of many."""
     context_gradient: Value
     """The gradient of the attention outputs of the queries that are computed at a time, K elements each."""
     weights: Value
@@ -187,7 +187,7 @@ class QueryGroup(NamedTuple):
 
 
 class HeadAddresses:
-    """The addresses of one head's keys and values in one sentence, and of a query head's queries and outputs."""
+    """The addresses of a key/value head's keys and values in one sentence, and of its queries and their outputs."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
         """Emit a load of the number of keys of a sentence; `where` is the indices of sentence and key/value head."""

@@ -525,7 +525,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses by the names of `writer.StepArguments`' fields, valid while the tables live."""
+        """Return the tables' memory addresses, valid while they live, named as fields of `writer.StepArguments`."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),

@@ -67,7 +67,7 @@ class SelectArguments(NamedTuple):
     ended_scores: Any
     """Output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
-    """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
+    """Output: totals of continuations that end among the beam size best, else -inf, float32 (B, 2 × beam size)."""
     scratch: Any
     """Scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
@@ -336,7 +336,7 @@ def emit_select(k: KernelBuilder) -> None:
 
 
 class RuleResult(NamedTuple):
-    """What search rules decide for the next token of a hypothesis: a forced token, and how logits are normalized."""
+    """The outcome of the search rules for the next token of a hypothesis: a forced token, and the normalization."""
 
     normalizer: Any
     """The log-sum-exp to subtract from a logit to get its log-probability."""
@@ -421,7 +421,7 @@ class Rules:
         return k.build.select(is_last, forced_last, first), is_certain
 
     def _forbid(self, line: LogitsRow) -> None:
-        """Set the logits of all tokens that may not come next to -inf."""
+        """Emit the rules that set logits to -inf: additional end tokens, forbidden tokens, early ends, repetitions."""
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)

@@ -40,7 +40,7 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return the hash of these parts (IR, processor, versions), which names a kernel in the cache of compiled code."""
+    """Return the SHA-256 hash of these parts (IR, processor, versions), the name of a file in the code cache."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
