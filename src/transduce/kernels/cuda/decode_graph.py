@@ -310,7 +310,10 @@ _Step = TypeVar("_Step", bound=RecordedStep)
 
 
 def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
-    """Return a recorded decoding step of this class and size: an unused one if there is any, else a new one."""
+    """Return a recorded decoding step of this class and size: an unused one of the model, or else a new one.
+
+    No other search uses the step until `release_step` is called with it.
+    """
     with _LOCK:
         free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
         for number, step in enumerate(free):
