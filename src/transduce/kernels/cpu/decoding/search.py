@@ -433,7 +433,7 @@ class NativeSearch:
         }
 
     def _select_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
+        """Return the initial `SelectArguments` of the kernel that selects each sentence's continuations, by name."""
         beam_size, output = self.options.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.count,
@@ -479,7 +479,7 @@ class NativeSearch:
         return self.options.rules.ranking if self.options.beam_size > 1 else "paper"
 
     def _draw_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the kernel function that draws tokens; zeros unless the search samples."""
+        """Return the initial `DrawArguments` of the kernel that draws samples, by name; zeros for other searches."""
         sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)
