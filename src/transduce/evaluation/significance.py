@@ -214,7 +214,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     value_a: float
     value_b: float
     difference: float
-    """B minus A; positive if B is better."""
+    """The score of B minus that of A; positive if B is better."""
     interval_low: float
     """Lower end of the middle 95 % of the bootstrap differences."""
     interval_high: float
@@ -237,7 +237,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     bleu: MetricComparison
     chrf: MetricComparison
     sentences: int
-    """The number of lines."""
+    """The number of lines (sentences) of the test set."""
     differing: int
     """The number of lines on which the two systems differ."""
     resamples: int
@@ -251,9 +251,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reference_sha256: str
     """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     decoding_a: dict[str, str | int | float | bool] = {}
-    """Decoding settings of A, if known: beam size, length penalty, precision, …"""
+    """Decoding settings of A, such as beam size, length penalty and precision; empty if unknown."""
     decoding_b: dict[str, str | int | float | bool] = {}
-    """Decoding settings of B, if known."""
+    """Decoding settings of B, such as beam size, length penalty and precision; empty if unknown."""
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """True if an embedding model divides each vector by its Euclidean norm."""
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of task.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
@@ -217,7 +217,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of series.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 

@@ -42,18 +42,15 @@ class AttentionArguments(NamedTuple):
     """
 
     queries: Any
-    """Queries of the first head, float32 or bfloat16.
-
-    Each position has H × K contiguous elements of queries; keys and values have so many per key/value head.
-    """
+    """Address of the first head's queries, float32 or bfloat16; each position has H × K contiguous elements."""
     keys: Any
-    """Keys of the first head."""
+    """Address of the first head's keys; each position has the key/value heads' elements without gaps."""
     values: Any
-    """Values of the first head."""
+    """Address of the first head's values; each position has the key/value heads' elements without gaps."""
     query_stride: Any
-    """The stride from one query to the next."""
+    """The stride from one query to the next, in elements."""
     key_stride: Any
-    """The stride from one key to the next, and from one value to the next."""
+    """The stride from one key to the next, and from one value to the next, in elements."""
     batch: Any
     """The number of sentences B."""
     heads: Any
@@ -63,22 +60,22 @@ class AttentionArguments(NamedTuple):
     num_keys: Any
     """The number of keys per sentence L."""
     lengths: Any
-    """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
+    """Address of the number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
+    """Address of the output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
     sums: Any
-    """float32 (B, H, Q, 2): each query's greatest score, and the inverse of the sum of exponentials of its scores.
+    """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.
 
     `attend` writes them, `attend_backward` reads them.
     """
     query_gradient: Any
-    """Output of the backward pass: the gradient of the queries, with the queries' stride."""
+    """Address of an output of the backward pass: the gradient of the queries, with the queries' stride."""
     key_gradient: Any
-    """Output of the backward pass: the gradient of the keys, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the keys, with the keys' stride."""
     value_gradient: Any
-    """Output of the backward pass: the gradient of the values, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the values, with the keys' stride."""
     scratch: Any
-    """Scratch space of `scratch_per_thread` float32 numbers for each thread."""
+    """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
     """The number of float32 numbers of scratch space per thread, as `attention_scratch_size` returns it."""
     seed: Any = 0
@@ -86,9 +83,9 @@ class AttentionArguments(NamedTuple):
     drop_256ths: Any = 0
     """The dropout rate of the attention weights in 256ths; 0: no dropout."""
     bias: Any = 0
-    """float32 (H, Q, L), L padded to `BIAS_KEYS`: what is added to the scores of all sentences; 0: nothing."""
+    """Address of what is added to the scores of all sentences, float32 (H, Q, L), L padded to `BIAS_KEYS`; 0: none."""
     bias_gradient: Any = 0
-    """float32, in the shape of `bias`: the gradient of the bias is added to it in the backward pass; 0: no bias."""
+    """Address of float32, shaped like `bias`, to which the backward pass adds the bias' gradient; 0: no bias."""
 
 
 class AttentionShape(NamedTuple):
@@ -99,7 +96,7 @@ class AttentionShape(NamedTuple):
     kind: Any
     """The LLVM type of elements: F32, or I16 for bfloat16."""
     lanes: int
-    """The number of 32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register, which is the vector length."""
     scale: float
     """The factor of the dot products of queries and keys."""
     shared: int = 1
@@ -179,9 +176,9 @@ class QueryGroup(NamedTuple):
     """A range of consecutive queries that an attention head computes together, to share loaded keys and values."""
 
     first: Value
-    """The index of the first query."""
+    """The index, in its sentence, of the group's first query."""
     size: int
-    """The number of queries."""
+    """The number of queries in the group."""
     scratch_first: Value
     """The index of the first query among the queries whose rows are in the scratch space."""
 

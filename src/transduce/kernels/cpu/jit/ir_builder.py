@@ -107,7 +107,7 @@ class KernelBuilder:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """Emit a counting loop from start (inclusive) to stop (exclusive); yields the 64-bit counter."""
+        """Emit a loop around the code in the body of `with`; yields the 64-bit counter, from start up to below stop."""
         start, stop = self.int64(start), self.int64(stop)
         entry = self.build.block
         header, body, after = (self.build.append_basic_block() for _ in range(3))
@@ -467,6 +467,6 @@ class Fields:
 
 
 def _alignment(kind: Any) -> int:
-    """Return the alignment in bytes that loads and stores may assume: that of one element."""
+    """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -188,7 +188,7 @@ class LayerShape(NamedTuple):
     sublayers: tuple[SublayerShape, ...]
     """The shapes of the layer's sub-layers, in the order in which they run."""
     threads: int
-    """The number of threads to allocate scratch space for."""
+    """The number of threads that run the kernel calls, each with scratch space of its own."""
     tile: Tile
     """The register tile (instructions and vector length) that the GEMM kernels are compiled for."""
 

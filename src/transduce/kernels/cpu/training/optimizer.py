@@ -37,13 +37,13 @@ class UpdateArguments(NamedTuple):
     """Arguments of the kernels `adam` and `apply`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
-    """The float32 master parameters."""
+    """Address of the float32 master parameters."""
     gradient: Any
-    """The gradients, which the kernel sets to zero."""
+    """Address of the gradients, which the kernel sets to zero."""
     average: Any
-    """The moving average of the parameters, which is updated; 0: none."""
+    """Address of the moving average of the parameters, which is updated; 0: none."""
     bfloat16_copy: Any
-    """The copy of the parameters that is rounded to bfloat16; 0: none."""
+    """Address of the copy of the parameters that is rounded to bfloat16; 0: none."""
     count: Any
     """The number of elements of each vector."""
     average_decay: Any
@@ -79,11 +79,11 @@ class MomentumArguments(NamedTuple):
     """Arguments of the kernel `momentum`: addresses of float32 vectors, unless stated otherwise."""
 
     gradient: Any
-    """The gradients, which do not change."""
+    """Address of the gradients, which do not change."""
     momentum: Any
-    """The momentum, which is updated."""
+    """Address of the momentum, which is updated."""
     out: Any
-    """The direction of the update, as output, float32 or bfloat16."""
+    """Address of the direction of the update, as output, float32 or bfloat16."""
     is_narrow: Any
     """Not 0 if `out` is bfloat16."""
     count: Any
@@ -367,7 +367,7 @@ class OrthogonalizeArguments(NamedTuple):
     matrices: Any
     """The address of an array of addresses: those of the bfloat16 matrices, each of R rows and C columns."""
     done: Any
-    """Output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
+    """Address of the output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
     count: Any
     """The number of matrices."""
     rows: Any
@@ -375,7 +375,7 @@ class OrthogonalizeArguments(NamedTuple):
     columns: Any
     """The number of columns C."""
     coefficients: Any
-    """The coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
+    """Address of the coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
     """The bits of a float32: a matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this."""
     most: Any
