@@ -49,7 +49,7 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" for lack of an installed one.
+    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" because a better one is missing.
 
     None and unknown codes give "13a".
     """
@@ -168,7 +168,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     bleu: Score
     chrf: Score
     sentences: int
-    """The number of lines."""
+    """The number of lines that were scored."""
     exact_match: int
     """The number of lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
@@ -182,7 +182,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     tokenize: str
     """The name of sacreBLEU's tokenizer that BLEU used, such as "13a"."""
     lowercase: bool
-    """Whether both metrics ignored case."""
+    """True if both metrics ignored case."""
     decoding: dict[str, str | int | float | bool]
     """Decoding settings of the hypotheses, as passed to `score`: beam size, length penalty, precision, …"""
     hypothesis_sha256: str
@@ -431,7 +431,7 @@ class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     texts: int
-    """The number of texts with this label."""
+    """The number of texts whose right label is this one."""
     precision: float
     """The share, in percent, of the texts with this predicted label whose label is right; 0 if never predicted."""
     recall: float
@@ -444,7 +444,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of the labels that a text classifier predicted, in percent."""
 
     texts: int
-    """The number of texts."""
+    """The number of texts that were classified."""
     right: int
     """The number of texts whose predicted label is right."""
     accuracy: float
@@ -532,9 +532,9 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sentences: int
-    """The number of sentences."""
+    """The number of sentences that were tagged."""
     words: int
-    """The number of words."""
+    """The number of words of all sentences."""
     right: int
     """The number of words with the right tag."""
     accuracy: float

@@ -216,13 +216,13 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     difference: float
     """The score of B minus that of A; positive if B is better."""
     interval_low: float
-    """Lower end of the middle 95 % of the bootstrap differences."""
+    """Lower end of the interval with the middle 95 % of the bootstrap differences."""
     interval_high: float
-    """Upper end of the middle 95 % of the bootstrap differences."""
+    """Upper end of the interval with the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
-    """Two-sided p value of paired bootstrap resampling."""
+    """Two-sided p value of the difference by paired bootstrap resampling."""
     p_randomisation: float
-    """Two-sided p value of approximate randomization."""
+    """Two-sided p value of the difference by approximate randomization, which decides the verdict."""
     is_real: bool
     """True if the difference is significant: `p_randomisation` is below 0.05."""
     verdict: str
@@ -239,9 +239,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     sentences: int
     """The number of lines (sentences) of the test set."""
     differing: int
-    """The number of lines on which the two systems differ."""
+    """The number of lines that the two systems translate differently."""
     resamples: int
-    """The number of resamples of each test."""
+    """The number of random draws of each of the two tests."""
     seed: int
     """The random seed of the resampling."""
     hypothesis_a_sha256: str

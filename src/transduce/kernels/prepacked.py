@@ -126,11 +126,11 @@ class PrepackedModel(VocabularyModel):
 
 
 class PrepackedTransformer(PrepackedModel, Transformer):
-    """An encoder-decoder model with prepacked weights."""
+    """An encoder-decoder Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedDecoder(PrepackedModel, Decoder):
-    """A decoder-only model with prepacked weights."""
+    """A decoder-only Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedEncoder(PrepackedModel, Encoder):

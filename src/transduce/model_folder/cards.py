@@ -28,7 +28,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
-    """The name of the task that the model was trained for."""
+    """The name of the task that the model was trained for, as in `--task`."""
     labels: tuple[str, ...] = ()
     """Names of the classes of texts, or of the tags of words, in the model's order; empty for other tasks."""
     length: int = 512

@@ -110,7 +110,7 @@ class HuggingFaceHeads(NamedTuple):
     """The output heads of a Hugging Face encoder, found from its weights and configuration."""
 
     masked_language: bool
-    """True if the model predicts masked tokens."""
+    """True if the model has a head that predicts masked tokens."""
     labels: tuple[str, ...]
     """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
     length: int

@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int
     versions: dict[str, str]
-    """Versions of the packages that wrote the folder."""
+    """Versions of the packages that wrote the folder, by package name."""
     source_language: str | None
     """Code of the source language; None if unknown."""
     target_language: str | None
@@ -92,7 +92,7 @@ class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
-    """Return language pairs as the text of directions.json."""
+    """Return pairs of source and target language as the JSON text of directions.json."""
     return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
 
 
@@ -115,7 +115,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return a record of context as the text of context.json."""
+    """Return how a model reads earlier sentences as the JSON text of context.json."""
     return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
 
 

@@ -98,7 +98,7 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     version: FileVersion
     """The file's version (size, times and inode) when it was read."""
     sha256: str
-    """The SHA-256 digest of the file's content."""
+    """The SHA-256 digest (hexadecimal) of the file's content, or of the part that was verified."""
     recorded_ns: int
     """The time at which the file began to be read, in nanoseconds since 1970."""
     is_finite: bool = False
@@ -327,7 +327,7 @@ class Int8Comparison(msgspec.Struct, frozen=True):
     """A comparison of translations with 8-bit weights and in float32, for one kind of search."""
 
     beam_size: int
-    """Number of beam hypotheses; 1: greedy search."""
+    """Number of beam hypotheses of the search; 1: greedy search."""
     samples: bool
     """True if tokens were drawn at random, with the same random numbers in both precisions."""
     equal: int
@@ -353,11 +353,11 @@ class Int8Proof(msgspec.Struct, frozen=True):
     """
 
     data: str
-    """The SHA-256 of the 8-bit weights."""
+    """The SHA-256 (hexadecimal) of the 8-bit weights that were measured."""
     source: str
     """The SHA-256 of the original weights and of the model's configuration."""
     version: str
-    """The version of transduce that translated."""
+    """The version of transduce with which the sentences were translated."""
     sentences: int
     """Number of sentences that were translated."""
     comparisons: tuple[Int8Comparison, ...]

@@ -32,13 +32,13 @@ class SelectArguments(NamedTuple):
     """Arguments of the kernel `select`, which selects each sentence's best continuations: mostly addresses."""
 
     logits: Any
-    """Address of the logits, float32 (N, V)."""
+    """Address of the logits, float32 (N, V), a row for each hypothesis."""
     rows: Any
     """The number N of hypotheses, which are rows of logits."""
     vocabulary_size: Any
-    """The vocabulary size V."""
+    """The number of tokens V in the vocabulary, which is the width of a row of logits."""
     stride: Any
-    """Elements from one row of logits to the next."""
+    """The number of elements from one row of logits to the next."""
     beams: Any
     """The number W of hypotheses of each sentence; 1 at the first step."""
     normalizer: Any
@@ -111,17 +111,17 @@ class RuleArguments(NamedTuple):
     presence: Any
     """The bits of a float32 that is subtracted once for each token in the output."""
     penalizes_log_probabilities: Any
-    """1: scores are log-probabilities; 0: they are logits."""
+    """1: penalties change log-probabilities, as in beam search; 0: they change logits."""
     before: Any
     """Address of tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
     before_stride: Any
-    """The greatest number of tokens before a sentence's output."""
+    """The greatest number of tokens before a sentence's output, which is the width of `before`."""
     before_counts: Any
     """Address of the number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
     forced: Any
     """Address of the first tokens of hypotheses, by index in the input batch, int64 (N, F); -1: no token."""
     forced_count: Any
-    """The number of forced positions F."""
+    """The number F of first positions for which `forced` has tokens."""
     certain_count: Any
     """The number of first positions at which a forced token has probability 1 instead of the model's."""
     forced_last: Any
@@ -135,7 +135,7 @@ class RuleArguments(NamedTuple):
     capacity: Any
     """The number of elements from one hypothesis' tokens to the next one's."""
     length: Any
-    """The number of steps so far."""
+    """The number of search steps so far."""
     joined: Any
     """Address of the number of steps before each sentence joined the batch, int64 (B,); it has fewer tokens by it."""
 
@@ -344,7 +344,7 @@ class RuleResult(NamedTuple):
     normalizer: Any
     """The log-sum-exp to subtract from a logit to get its log-probability."""
     forced: Any
-    """The token that must come next, or -1."""
+    """The token id that must come next; -1: none."""
     forced_value: Any
     """The log-probability of the forced token, 0 if it has probability 1."""
 

@@ -62,15 +62,15 @@ class NormArguments(NamedTuple):
     """
 
     x: Any
-    """Address of the input, (N, D)."""
+    """Address of the norm's input, (N, D)."""
     weight: Any
-    """Address of the weight, (D,)."""
+    """Address of the norm's weight, (D,)."""
     bias: Any
-    """Address of the bias, (D,); for LayerNorm only."""
+    """Address of the norm's bias, (D,); for LayerNorm only."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each of which is normalized by itself."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of elements of a row, a multiple of the vector length."""
     epsilon: Any
     """The bits of a float32 epsilon, which is added to the variance (LayerNorm) or mean square (RMSNorm)."""
     sums: Any
@@ -84,20 +84,20 @@ class NormArguments(NamedTuple):
     thread_gradients: Any
     """Address of scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
     weight_sum: Any
-    """Address of float32 (D,): the weight gradient is added to it."""
+    """Address of the float32 sum, (D,), to which the weight gradient is added."""
     bias_sum: Any
-    """Address of float32 (D,): the bias gradient is added to it; for LayerNorm only."""
+    """Address of the float32 sum, (D,), to which the bias gradient is added; for LayerNorm only."""
 
 
 class SoftmaxArguments(NamedTuple):
     """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities in place."""
 
     logits: Any
-    """Address of the logits, (N, V)."""
+    """Address of the logits, (N, V), which become probabilities."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of logits."""
     width: Any
-    """The vocabulary size V."""
+    """The number V of logits in a row, the vocabulary size."""
     normalizers: Any
     """Address of the output, float32 (N,): the log-sum-exp of each row."""
     scratch: Any
@@ -108,11 +108,11 @@ class ColumnSumArguments(NamedTuple):
     """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
 
     source: Any
-    """Address of the matrix, (N, D)."""
+    """Address of the matrix whose rows are summed, (N, D)."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of the matrix."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of columns of the matrix, a multiple of the vector length."""
     sums: Any
     """Address of the output, float32 (threads, D): each thread's sum over its rows, initially zero."""
     gate: Any
@@ -125,7 +125,7 @@ class AddArguments(NamedTuple):
     """Arguments of the kernel `add`, which computes total += part element by element, in float32."""
 
     total: Any
-    """Address of the total, float32 (count,)."""
+    """Address of the float32 array that is added to, (count,)."""
     part: Any
     """Address of the array to add, float32 or bfloat16 (count,)."""
     count: Any
@@ -462,9 +462,9 @@ class ActivationArguments(NamedTuple):
     out: Any
     """Address of the output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each a token's."""
     width: Any
-    """The width F, a multiple of the vector length."""
+    """The inner width F of the feed-forward network, a multiple of the vector length."""
     gradient: Any
     """Address of the activation's gradient, (N, F), for the backward pass; may equal `out` unless gated."""
 
@@ -535,15 +535,15 @@ class ScatterArguments(NamedTuple):
     """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for the frozen (padding) row."""
 
     total: Any
-    """Address of the matrix, float32 (V, D)."""
+    """Address of the matrix that rows are added to, float32 (V, D), such as an embedding's gradient."""
     ids: Any
-    """Address of row indices, int64 (N,)."""
+    """Address of the index in `total` of each row to add, int64 (N,)."""
     part: Any
     """Address of the rows to add, (N, D), float32 or bfloat16."""
     rows: Any
     """The number N of rows to add."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of columns of both matrices, a multiple of the vector length."""
     factor: Any
     """The bits of a float32 factor, which multiplies the rows to add."""
     frozen: Any

@@ -146,9 +146,9 @@ class StepSize(NamedTuple):
     """The buffer sizes of a recorded decoding step: sentences, hypotheses, source length and cached positions."""
 
     sentences: int
-    """The number of sentences B."""
+    """The number of sentences B that the buffers hold."""
     hypotheses: int
-    """The number of hypotheses of each sentence W."""
+    """The number of hypotheses W of each sentence."""
     source: int
     """The source length S in tokens."""
     capacity: int

@@ -33,7 +33,7 @@ class SearchArguments(NamedTuple):
     """
 
     steps: Any
-    """The number of steps left in this call."""
+    """The number of search steps left in this call of the kernel."""
     least: Any
     """The number of sentences left at which the call ends: 0, unless others are to join the batch."""
     stop: Any
@@ -77,7 +77,7 @@ class SearchArguments(NamedTuple):
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
-    """The beam size W."""
+    """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
     """The number of best hypotheses that must be final before a sentence is done; 0: one finished one is enough."""
     capacity: Any
@@ -96,7 +96,7 @@ class SearchArguments(NamedTuple):
     In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
     """
     all_sentences: Any
-    """The number of sentences that the arrays have space for, N."""
+    """The number of sentences N that the arrays have space for."""
     indices: Any
     """Address of each sentence's index in the input batch, int64 (B,)."""
     joined: Any

@@ -91,13 +91,13 @@ class StepArguments(NamedTuple):
     starts: Any = 0
     """Address of the index of the first token of each text within its chunk, int64, one for each text."""
     lengths: Any = 0
-    """Address of the number of tokens of each text, int64."""
+    """Address of the number of tokens of each text, int64, one for each text."""
     texts: Any = 0
-    """The number of texts."""
+    """The number of texts that an encoder reads."""
     chunks: Any = 0
     """Address of the chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
     num_chunks: Any = 0
-    """The number of chunks of texts."""
+    """The number of chunks of texts, which are computed one after another."""
     attention: Any = 0
     """Address of scratch space for attention of whole texts: `attention_each` float32 numbers for each thread."""
     attention_each: Any = 0

@@ -97,7 +97,10 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues (the work on sums before they are stored) of the GEMM kernels; see `emit_gemm`."""
+"""The names of the epilogues, the work on a GEMM's sums before they are stored.
+
+`store` stores them, `relu` applies ReLU first, `add` adds them to the output, and `half` converts them to float16.
+"""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:

@@ -46,19 +46,19 @@ class ForwardArguments(NamedTuple):
     """
 
     x: Any
-    """Address of the input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
     """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     bias: Any
     """Address of the bias, (O,); 0: none."""
     out: Any
-    """Address of the output, (N, O)."""
+    """Address of the layer's output, (N, O), which is written."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     packed_weight: Any
@@ -78,11 +78,11 @@ class BackwardArguments(NamedTuple):
     """
 
     x: Any
-    """Address of the input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
     """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     gradient: Any
-    """Address of the gradient with respect to the output, (N, O)."""
+    """Address of the gradient with respect to the layer's output, (N, O)."""
     x_gradient: Any
     """Address of the gradient with respect to x, (N, I), which is written."""
     relu_mask: Any
@@ -92,11 +92,11 @@ class BackwardArguments(NamedTuple):
     bias_gradient_sum: Any
     """Address of float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     packed_weight: Any
     """Address of scratch space of O × I elements for the packed weight."""
     packed_x: Any
@@ -210,9 +210,9 @@ class GradientSums(NamedTuple):
     """The float32 tensors to which a linear layer's gradients are added; None: that gradient is not requested."""
 
     weight: Tensor | None
-    """The sum of the weight's gradients, (O, I)."""
+    """The float32 tensor (O, I) to which the weight's gradient is added."""
     bias: Tensor | None = None
-    """The sum of the bias' gradients, (O,)."""
+    """The float32 tensor (O,) to which the bias' gradient is added."""
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:

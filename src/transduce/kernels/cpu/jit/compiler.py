@@ -335,7 +335,7 @@ def find_openmp() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
-        """Return the address of a function of the OpenMP library."""
+        """Return the address of the OpenMP library's function with this name."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
