@@ -201,7 +201,7 @@ class RowKernelEmitter:
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector from column `column` of a matrix row on, converted to the matrix's dtype."""
+        """Emit a store of a float32 vector from column `column` of a matrix row on, converted to the kernels' dtype."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
@@ -270,7 +270,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`.
+        """Emit a load of a vector of the source, with zeros where the gate is not positive, and its store to `gated`.
 
         Without a gate (address 0), nothing is stored, and the source is returned unchanged.
         """
@@ -426,7 +426,7 @@ class RowKernelEmitter:
             k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
 
     def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
-        """Load a vector of a row's logits as float32; lanes outside the row are -inf.
+        """Emit a load of a vector of a row's logits as float32; lanes outside the row are -inf.
 
         `inside` is a mask of the lanes inside the row; None: all are.
         """
