@@ -193,7 +193,7 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector from column `column` of a matrix row, float32 or bfloat16, converted to float32.
+        """Emit a load of a vector of a matrix row, from column `column` on, converted to float32.
 
         `address` is that of the matrix, and `width` its number of columns.
         """
@@ -344,7 +344,10 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add a vector to the norm's weight and bias gradients; return the terms whose means x's gradient needs."""
+            """Emit the addition of a vector to the norm's weight and bias gradients.
+
+            Return the two terms whose means over the row x's gradient needs.
+            """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
