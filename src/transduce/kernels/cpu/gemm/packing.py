@@ -118,7 +118,10 @@ class Packer:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Emit code that packs a matrix into `to`, whose columns are summed over: its rows become columns of panels."""
+        """Emit code that packs a matrix's transpose into `to`: rows of the matrix become columns of the panels.
+
+        Products sum over the matrix's columns.
+        """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
         first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)

@@ -93,7 +93,7 @@ class Gemm(NamedTuple):
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` bytes for each thread; None where nothing is packed."""
     partial_sums: Value | None = None
-    """The address of float32 scratch space for the sums of whole tiles; 0 or None: the summed dimension is whole."""
+    """The address of float32 scratch space for partial sums; if 0 or None, the summed dimension is not split."""
 
 
 class GemmEmitter:
