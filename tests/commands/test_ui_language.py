@@ -207,7 +207,7 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",
         ),
         (["translate", "m", "--beam-size", "x"], "参数 --beam-size：不是整数：'x'"),
-        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 --source 和 --target 指定"),
+        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 `--source` 和 `--target` 指定"),
         (["train", "--out", "{folder}/m", "--source", "{folder}/a.zh", "--target", "{folder}/a.en"], "a.zh 不存在"),
         (
             ["train", "--out", "{folder}/m", "--set", "training.stepz=3"],
