@@ -13,7 +13,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile
 from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
-from transduce.kernels.cpu.training import layer as layer_plan
+from transduce.kernels.cpu.training import layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
@@ -99,6 +99,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"activation": "reglu", "attention_score": "dot"},
     {"activation_dropout": 0.1, "attention_dropout": 0.1, "dropout": 0.0},
     {"num_heads": 6, "d_k": 32, "d_v": 32, "num_key_value_heads": 2, "attention_dropout": 0.2},
+    {"positions": "rotary"},
+    {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "num_key_value_heads": 1},
+    {"positions": "rotary-interleaved", "norm_order": "post", "attention_dropout": 0.2},
+    {"positions": "relative", "relative_buckets": 4, "relative_max_distance": 6},
+    {"positions": "relative", "norm": "rms", "bias": False, "attention_scale": 1.0, "attention_dropout": 0.1},
+    {"positions": "relative", "activation": "geglu-tanh", "num_heads": 4, "num_key_value_heads": 2, "d_k": 32, "d_v": 32},
 ]
 
 
@@ -126,7 +132,8 @@ def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype:
     [
         {"norm_order": "sandwich"},
         {"norm": "batch"},
-        {"positions": "rotary"},
+        {"positions": "rotary", "d_k": 16, "d_v": 16},
+        {"positions": "relative", "attention_window": 3},
         {"attention_score": "additive"},
         {"attention_kind": "hard"},
         {"d_k": 16, "d_v": 16, "d_model": 48},

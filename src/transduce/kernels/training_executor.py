@@ -24,7 +24,7 @@ from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table,
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
-from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, Rotation
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
@@ -281,18 +281,43 @@ def _padded_attend(
     known = kernel_lengths(x, memory, mask)
     if known is None:
         return None
-    if known.bias is not None and (rotation is not None or len(known.bias) != module.num_heads):
+    if not supports_positions(module, x, rotation, known.bias, kernels.supports_rotary):
         return None
     if rotation is None:
         return lambda projected, keyed: kernels.attend(
             projected, keyed, known.lengths, module.num_heads, options, known.bias
         )
-    if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
+    if memory is not None:
         return None
     heads, rotated = module.num_heads, module.num_heads + module.num_key_value_heads
     return lambda projected, _: kernels.attend(
         kernels.apply_rotary(projected, rotation, rotated), None, known.lengths, heads, options
     )
+
+
+def supports_positions(
+    attention: MultiHeadAttention,
+    x: Tensor,
+    rotation: Rotation | None,
+    bias: Tensor | None,
+    supports_rotary: Callable[[Tensor, int], bool],
+) -> bool:
+    """Return whether kernels support the positions of self-attention: a rotation, a bias of the scores, or neither.
+
+    Args:
+        attention: a module whose other properties kernels support.
+        x: its input, (B, T, D).
+        rotation: the rotary embedding; its positions must be the same in all sentences.
+        bias: the bias of all heads, (H, T, T).
+        supports_rotary: the backend's method `TrainingKernels.supports_rotary`.
+    """
+    if bias is not None and (rotation is not None or len(bias) != attention.num_heads):
+        return False
+    if rotation is None:
+        return True
+    shape = x.shape[1], attention.d_k // 2
+    is_known = type(rotation) is Rotation and rotation.cosine.shape == rotation.sine.shape == shape
+    return is_known and supports_rotary(x, attention.d_k)
 
 
 # --- whole layers ---------------------------------------------------------------------------------------------------
@@ -301,7 +326,7 @@ def _padded_attend(
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
     """Compute an encoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
-        found = kernels.run_layer(layer, x, None, (mask,))
+        found = kernels.run_layer(layer, x, None, (mask,), _rotation_of(kwargs))
         if found is not None:
             return found
     return EncoderLayer.forward(layer, x, mask, **kwargs)
@@ -319,16 +344,21 @@ def _decoder_layer(
 ) -> Tensor:
     """Compute a decoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
-        found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
+        found = kernels.run_layer(layer, x, memory, (mask, memory_mask), _rotation_of(kwargs))
         if found is not None:
             return found
     return DecoderLayer.forward(layer, x, memory, mask=mask, memory_mask=memory_mask, **kwargs)
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer's call uses no cache, weight output, trace, rotary embedding or hooks."""
-    asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
-    return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
+    """Return whether a layer's call uses no cache, weight output, trace or hooks."""
+    return not any(options.get(name) is not None for name in ("cache", "weights_out", "trace")) and not _has_hooks(layer)
+
+
+def _rotation_of(options: dict[str, Any]) -> Rotation | None:
+    """Return the rotary embedding among the keyword arguments of a layer's call; None: there is none."""
+    effect: PositionEffect = options.get("position_effect", NO_POSITION_EFFECT)
+    return effect.rotation
 
 
 class MaskedSublayer(NamedTuple):
