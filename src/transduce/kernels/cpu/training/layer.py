@@ -110,7 +110,7 @@ def run_layer(
 
 
 def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
-    """Return whether the kernels support the dtypes, sizes and memory layout of a sub-layer."""
+    """Return whether the whole-layer kernels support the dtypes, sizes and memory layout of a sub-layer's tensors."""
     parameters = [each for each in sublayer.parameters() if each is not None]
     attended = memory if sublayer.reads_memory and memory is not None else x
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
@@ -130,7 +130,7 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
 
 
 class _Layer(torch.autograd.Function):
-    """A whole layer as an autograd function.
+    """A whole encoder or decoder layer as an autograd function, each of whose passes runs one list of kernel calls.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
     """
@@ -193,7 +193,7 @@ class _Layer(torch.autograd.Function):
 def _shape_of(
     sublayers: Sequence[MaskedSublayer], rotation: Rotation | None, x: Tensor, memory: Tensor | None
 ) -> LayerShape:
-    """Return the shape of a layer for these tensors and the current number of threads."""
+    """Return the `LayerShape` (sizes and options) of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
     shapes = tuple(_sublayer_shape_of(each, None if number else rotation) for number, each in enumerate(sublayers))
     memory_length = 0 if memory is None else memory.shape[1]
@@ -201,7 +201,7 @@ def _shape_of(
 
 
 def _sublayer_shape_of(sublayer: MaskedSublayer, rotation: Rotation | None) -> SublayerShape:
-    """Return the shape of a sub-layer, on which its kernel calls depend; `rotation` rotates its queries and keys."""
+    """Return the `SublayerShape` of a sub-layer; `rotation` is the rotary embedding of its queries and keys."""
     attention, (first, last) = sublayer.attention, sublayer.linears
     options = PLAIN_ATTENTION if attention is None else options_of(attention)
     assert sublayer.norm.eps is not None
@@ -245,7 +245,7 @@ def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Seq
 
 @lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan of kernel calls for a layer's shape, made on first use."""
+    """Return the plan of kernel calls for a layer's shape, made on first use; the last 512 plans are cached."""
     return LayerPlan(shape)
 
 
