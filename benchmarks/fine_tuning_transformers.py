@@ -54,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(plan["threads"])
     torch.manual_seed(1)
     shape, (precision, attention) = plan["shape"], plan["form"].split()
-    model = getattr(transformers, MODELS[shape][0]).from_pretrained(plan["folder"], attn_implementation=attention).train()
+    model_class = getattr(transformers, MODELS[shape][0])
+    model = model_class.from_pretrained(plan["folder"], attn_implementation=attention).train()
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.98), eps=1e-9, weight_decay=0, fused=True)
     pad_id, pairs = plan["pad_id"], read_pairs(plan["batches"])

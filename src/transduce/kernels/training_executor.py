@@ -208,7 +208,7 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
     if memory is None and type(mask) is LookAheadMask:
         return KeyLengths(None)
     num_keys = (x if memory is None else memory).shape[1]
-    if type(mask) not in (AttentionMask, LookAheadMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
+    if type(mask) is not AttentionMask or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
         return None
     if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
         return None
@@ -361,7 +361,8 @@ def _decoder_layer(
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     """Return whether a layer is called without cache, weight output and trace, and has no hooks."""
-    return not any(options.get(name) is not None for name in ("cache", "weights_out", "trace")) and not _has_hooks(layer)
+    asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
+    return not asks and not _has_hooks(layer)
 
 
 def _rotation_of(options: dict[str, Any]) -> Rotation | None:

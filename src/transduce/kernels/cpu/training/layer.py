@@ -5,7 +5,7 @@ Legend: B sentences, T positions of each, S source positions, D model width, H h
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn

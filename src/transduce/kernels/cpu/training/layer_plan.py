@@ -522,9 +522,9 @@ class _Writer:
         return weight.advance(first), bias.advance(first_bias) if has_bias else None
 
     def rotate(self, projected: MemoryOffset, *, direction: float) -> None:
-        """Append a call of the kernel of rotary positions, which rotates queries and keys, or their gradients, in place.
+        """Append a call of the rotary embedding kernel, which rotates queries and keys, or their gradients, in place.
 
-        The direction is 1 for the angles of the positions, -1 for the opposite angles.
+        The direction is 1 to rotate by the angles of the positions, -1 by the opposite angles.
         """
         layer, shape = self.sublayer.layer, self.sublayer.shape
         arguments = RotationArguments(
