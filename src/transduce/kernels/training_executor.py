@@ -406,12 +406,12 @@ class MaskedSublayer(NamedTuple):
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
-        """The sub-layer's norm."""
+        """The sub-layer's only norm, LayerNorm or RMSNorm."""
         return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
-        """The first and the last linear layer of the sub-layer."""
+        """The first and the last linear layer of the sub-layer, such as its joint projection and output projection."""
         first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
         return first, last
 

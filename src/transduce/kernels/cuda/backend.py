@@ -538,7 +538,7 @@ class GpuTraining(TrainingKernels):
     """
 
     def __init__(self, device: str) -> None:
-        """Make this GPU the one on which PyTorch and Triton launch kernels."""
+        """Make this GPU the one on which PyTorch and Triton launch kernels, if the device has an index."""
         gpu = torch.device(device)
         self._device_type = gpu.type
         if gpu.type == "cuda" and gpu.index is not None:

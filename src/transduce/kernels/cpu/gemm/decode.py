@@ -97,7 +97,10 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues (the work on sums before they are stored) of the GEMM kernels; see `emit_gemm`."""
+"""The names of the epilogues, the work on a GEMM's sums before they are stored.
+
+`store` stores them, `relu` applies ReLU first, `add` adds them to the output, and `half` converts them to float16.
+"""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
@@ -175,7 +178,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
-            """Return the micro-kernel's arguments for rows from `row` on and a block of outputs."""
+            """Emit the micro-kernel's arguments for the rows from `row` on and a block of outputs."""
             column = k.mul(block, tile.columns)
             return MicroKernelArguments(
                 k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
@@ -459,7 +462,7 @@ class BFloat16Vocabulary:
         self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return float32 logits (…, V) of bfloat16 states (…, D)."""
+        """Return float32 logits (…, V) of bfloat16 states (…, D); only those of unlikely tokens are rounded."""
         outputs, width = self._weight.shape
         rows = x.reshape(-1, width).contiguous()
         rounded = F.linear(rows, self._weight, self._bias)

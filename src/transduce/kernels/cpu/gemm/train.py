@@ -74,12 +74,12 @@ class Gemm(NamedTuple):
     """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
     rows: Value
     panels: Value
-    """Pointer to the right operand, packed in panels."""
+    """Pointer to the right operand, packed in panels (blocks of columns)."""
     columns: Value
     pairs: Value
     """The number of element pairs along the summed dimension (in float32, of single elements)."""
     out: Value
-    """The address of the result, (rows, columns)."""
+    """The address of the result, (rows, columns), without gaps."""
     ending: Epilogue
     values: tuple[Value, ...] = ()
     """The epilogue's arguments.
@@ -103,9 +103,9 @@ class GemmEmitter:
     """
 
     layout: GemmLayout = AVX512_LAYOUT
-    """The block sizes of the GEMM."""
+    """The block sizes of the GEMM, which depend on registers and caches."""
     packer: type[Packer] = Packer
-    """The class that packs matrices for this layout."""
+    """The class that packs operands in the order in which this GEMM reads them."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
@@ -484,11 +484,11 @@ class _Block(NamedTuple):
     waiting: Value
     """Pointer to the block's partial sums, which wait for the next range of pairs."""
     tiles: TileRange
-    """The range of row tiles."""
+    """The range of row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
-    """The half-open range of columns, whole panels."""
+    """The half-open range of columns of the result that the block covers, whole panels."""
     span: PairRange
-    """The range of pairs that are summed."""
+    """The range of element pairs, along the summed dimension, that are added now."""
     begins: Value
     """1 if these are the first pairs of the summed dimension, else 0."""
     ends: Value

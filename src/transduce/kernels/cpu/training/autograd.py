@@ -537,7 +537,7 @@ class RotationArguments(NamedTuple):
     columns: Any
     """The number of columns of a row: the rotated heads, then columns that are copied unchanged."""
     heads: Any
-    """The number of heads to rotate."""
+    """The number of heads at the start of a row to rotate."""
     length: Any
     """The number of positions of each sentence."""
     angles: Any

@@ -61,17 +61,17 @@ class Base(IntEnum):
     TEMPORARY = 5
     """The scratch space of the forward pass or of the backward pass, which nothing else reads afterwards."""
     BY_OUT = 6
-    """The gradient with respect to the layer's output."""
+    """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
     BY_X = 7
-    """The gradient with respect to the layer's input."""
+    """The gradient with respect to the layer's input, (B, T, D), which the backward pass writes."""
     BY_MEMORY = 8
-    """The gradient with respect to the encoder output."""
+    """The gradient with respect to the encoder output, (B, S, D), which the backward pass writes."""
     ANGLES = 9
-    """The cosines and sines of rotary positions, as `RotationArguments` has them."""
+    """The float32 cosines, then sines, of each position, (T, K); address 0 without rotary positions."""
     BIAS = 10
-    """The bias of the self-attention's scores, as `AttentionArguments` has it."""
+    """The float32 bias of the self-attention's scores, as `padded_bias` returns it; address 0 if there is none."""
     BY_BIAS = 11
-    """The gradient with respect to the bias of the scores."""
+    """The gradient with respect to that bias, to which the backward pass adds; address 0 if there is none."""
     SUBLAYERS = 12
     """The first base address of the layer's first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
 
@@ -86,17 +86,17 @@ class SublayerBase(IntEnum):
     LENGTHS = 2
     """The number of keys of each sentence, for attention, int64 (B,); address 0 if there is none."""
     NORM = 3
-    """The weight of the sub-layer's norm."""
+    """The weight of the sub-layer's norm, (D,)."""
     NORM_BIAS = 5
-    """The bias of the sub-layer's norm."""
+    """The bias of the sub-layer's norm, (D,); address 0 for RMSNorm."""
     FIRST = 7
     """The weight of the sub-layer's first linear layer, such as that of queries, keys and values together."""
     FIRST_BIAS = 9
-    """The bias of the sub-layer's first linear layer."""
+    """The bias of the sub-layer's first linear layer; address 0 if there is none."""
     LAST = 11
     """The weight of the sub-layer's last linear layer, whose output has the model width D."""
     LAST_BIAS = 13
-    """The bias of the sub-layer's last linear layer."""
+    """The bias of the sub-layer's last linear layer; address 0 if there is none."""
     COUNT = 15
     """The number of base addresses of a sub-layer."""
 
@@ -109,7 +109,7 @@ class SublayerShape(NamedTuple):
     inner: int
     """The total width of the query heads, H × K, or the inner width of the feed-forward network."""
     reads_memory: bool
-    """True if attention is to the encoder output."""
+    """True for cross-attention, whose keys and values come from the encoder output."""
     has_lengths: bool
     """True if attention has a number of keys for each sentence; False if it is causal, or a feed-forward network."""
     norm_is_before: bool
@@ -117,7 +117,7 @@ class SublayerShape(NamedTuple):
     norm_has_bias: bool
     """True for LayerNorm, False for RMSNorm."""
     epsilon: float
-    """The norm's epsilon."""
+    """The number that the norm adds to the variance or mean square."""
     has_biases: tuple[bool, bool]
     """Two flags: True if the first linear layer has a bias, and True if the last one has."""
     drop_256ths: int
@@ -155,7 +155,7 @@ class LayerShape(NamedTuple):
     sublayers: tuple[SublayerShape, ...]
     """The shapes of the layer's sub-layers, in the order in which they run."""
     threads: int
-    """The number of threads to allocate scratch space for."""
+    """The number of threads that run the kernel calls, each with scratch space of its own."""
     tile: Tile
     """The register tile (instructions and vector length) that the GEMM kernels are compiled for."""
 
