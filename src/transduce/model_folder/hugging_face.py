@@ -200,9 +200,8 @@ def check_hugging_face_folder(folder: Path) -> str:
     """Return the `model_type` of a Hugging Face folder that can be imported.
 
     Raises:
-        TransduceError: the folder is missing, holds no model or only an adapter, or a model that is not supported or
-            was
-            written by transduce.
+        TransduceError: the folder is missing, holds no model, only an adapter, or a model that is not supported or
+            that transduce wrote.
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")

@@ -31,7 +31,7 @@ QUERIES_AT_ONCE = 64
 BIAS_KEYS = 16
 """The multiple to which the rows of an attention bias (one number for each key) are padded."""
 AMX_KEYS = 32
-"""The number of keys or queries, as bfloat16 pairs, in a row of an AMX tile register."""
+"""The number of bfloat16 elements, those of so many keys or queries, in a row of an AMX tile register."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -444,7 +444,7 @@ class Head(HeadAddresses):
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
     def zeros(self, count: int, columns: list[int]) -> list[list[Value]]:
-        """Allocate zeroed accumulators: for each of `count` queries, a vector for each of these columns."""
+        """Emit zeroed accumulators on the stack: for each of `count` queries, a vector for each of these columns."""
         return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
 
     def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
@@ -550,7 +550,7 @@ class _Contexts(Head):
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
-        """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
+        """Emit the replacement of scores by their exponentials, some of them dropped; return each query's inverse sum.
 
         Each query's greatest score and inverse sum are stored for the backward pass. The sum includes what dropout
         drops.

@@ -367,7 +367,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the forward pass of attention for 16 queries from `first` on."""
+        """Emit the forward pass for the 16 queries from `first` on: scores, their exponentials, weighted values."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)

@@ -76,11 +76,11 @@ class _Head(NamedTuple):
     count: Value
     """The number of tokens L of the sentence."""
     filled: Value
-    """L rounded up to whole blocks of keys."""
+    """The number of tokens L rounded up to whole blocks of keys."""
     transposed: Value
-    """Keys in transposed blocks of two vectors, (filled / block, K, block)."""
+    """The sentence's keys for this head, in transposed blocks of two vectors, (filled / block, K, block)."""
     values: Value
-    """Values without gaps, (L, K)."""
+    """The sentence's values for this head, copied without gaps, (L, K)."""
     weights: Value
     """Scores, later attention weights, of the queries that are computed together, (queries, filled)."""
     scaled: Value

@@ -193,7 +193,7 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector from column `column` of a matrix row, float32 or bfloat16, converted to float32.
+        """Emit a load of a vector of a matrix row, from column `column` on, converted to float32.
 
         `address` is that of the matrix, and `width` its number of columns.
         """
@@ -201,7 +201,7 @@ class RowKernelEmitter:
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector from column `column` of a matrix row on, converted to the matrix's dtype."""
+        """Emit a store of a float32 vector from column `column` of a matrix row on, converted to the kernels' dtype."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
@@ -270,7 +270,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`.
+        """Emit a load of a vector of the source, with zeros where the gate is not positive, and its store to `gated`.
 
         Without a gate (address 0), nothing is stored, and the source is returned unchanged.
         """
@@ -344,7 +344,10 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add a vector to the norm's weight and bias gradients; return the terms whose means x's gradient needs."""
+            """Emit the addition of a vector to the norm's weight and bias gradients.
+
+            Return the two terms whose means over the row x's gradient needs.
+            """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -426,7 +429,7 @@ class RowKernelEmitter:
             k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
 
     def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
-        """Load a vector of a row's logits as float32; lanes outside the row are -inf.
+        """Emit a load of a vector of a row's logits as float32; lanes outside the row are -inf.
 
         `inside` is a mask of the lanes inside the row; None: all are.
         """

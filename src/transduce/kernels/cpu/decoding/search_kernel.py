@@ -91,9 +91,10 @@ class SearchArguments(NamedTuple):
     max_rows: Any
     """The number of elements from the first to the second of the two arrays in `row_sources`."""
     sources: Any
-    """Address of the offset of each sentence's source, and its number of tokens, int64 (2, N).
+    """Address of two int64 numbers of each sentence, (2, N): its source's offset and number of tokens.
 
-    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
+    In decoder-only models, the number is that of the prompt and the tokens so far, with the one that the next step
+    reads.
     """
     all_sentences: Any
     """The number of sentences N that the arrays have space for."""

@@ -250,7 +250,10 @@ def _emit_integer_micro_kernel(
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
-    """Load vector `number` of a line of packed 8-bit weights, widened to 16 bits for tiles of kind `words`."""
+    """Emit a load of vector `number` of a line of packed 8-bit weights.
+
+    For tiles of kind `words`, the weights are widened to 16 bits.
+    """
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
     return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights

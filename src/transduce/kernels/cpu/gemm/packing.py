@@ -118,7 +118,10 @@ class Packer:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Emit code that packs a matrix into `to`, whose columns are summed over: its rows become columns of panels."""
+        """Emit code that packs a matrix's transpose into `to`: rows of the matrix become columns of the panels.
+
+        Products sum over the matrix's columns.
+        """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
         first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
@@ -213,7 +216,7 @@ class Packer:
             start = stop
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
-        """Return a pointer to the first pair of a column in its packed panel, and the panel's number of columns.
+        """Emit a pointer to the first pair of a column in its packed panel; also return the panel's number of columns.
 
         `columns` is the number of columns of the matrix, and `pairs` the number of pairs of each.
         """
@@ -223,7 +226,7 @@ class Packer:
         return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Return the indices of the matrix rows whose elements form the pair with this index."""
+        """Emit the indices of the matrix rows whose elements form the pair with this index: two, or one in float32."""
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
@@ -232,11 +235,11 @@ class Packer:
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to the element of a matrix at a row and column."""
+        """Emit a pointer to the element at a row and column of a matrix that starts at `base`."""
         return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Load a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
+        """Emit a load of a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
@@ -512,7 +515,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
+        """Emit a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

@@ -403,7 +403,7 @@ class KernelBuilder:
         self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.mul(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
-        """Allocate a variable on the stack with an initial value, and return its address."""
+        """Emit the allocation of a variable on the stack with an initial value, and return its address."""
         with self.build.goto_entry_block():
             address = self.build.alloca(start.type)
         self.build.store(start, address)

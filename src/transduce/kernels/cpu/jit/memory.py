@@ -381,7 +381,10 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all kernel calls on `threads` threads, with these base addresses (the first is 0); nothing is checked."""
+        """Run all kernel calls on `threads` threads; memory offsets in arguments become addresses.
+
+        `bases` are the base addresses that the offsets refer to by index, of which the first is 0. Nothing is checked.
+        """
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
         _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)

@@ -221,11 +221,11 @@ class UpdateEmitter:
         return k.splat(k.float_from_bits(bits))
 
     def _load(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Load the float32 SIMD vector at element `number` of an array; lanes outside the mask `inside` are zero."""
+        """Emit a load of a float32 SIMD vector at element `number` of an array; lanes outside `inside` are zero."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _store(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Store a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
+        """Emit a store of a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
 
         Lanes outside the mask `inside` are not written; None: all are.
         """
