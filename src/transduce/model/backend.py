@@ -155,7 +155,14 @@ class TrainingKernels(Protocol):
     def packed(self) -> PackedAttention | None:
         """The backend's kernels for packed batches (without padding); None if padded batches are at least as fast."""
 
-    def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+    def run_layer(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        memory: Tensor | None,
+        masks: Sequence[object],
+        rotation: Rotation | None = None,
+    ) -> Tensor | None:
         """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
 
         Args:
@@ -163,6 +170,7 @@ class TrainingKernels(Protocol):
             x: the layer's input, (B, T, D), or (1, N, D) for a packed batch; `supports_rows` must hold for it.
             memory: the encoder's output, (B, S, D) or (1, M, D).
             masks: the mask of self-attention, then, with a memory, the mask of cross-attention.
+            rotation: the rotary embedding of the queries and keys of self-attention; None: there is none.
 
         Returns:
             The output of the layer, in the shape of x.
