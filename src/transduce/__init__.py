@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from transduce.model.attention import MultiHeadAttention, ScoredAttention
     from transduce.model.build import register
     from transduce.model.config import ModelConfig
+    from transduce.model.masks import AttentionMask
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ablation",
     "Alternative",
+    "AttentionMask",
     "Attribution",
     "Callback",
     "Candidate",
@@ -285,6 +287,7 @@ _NAMES = {
     "model.attention": ("MultiHeadAttention", "ScoredAttention"),
     "model.build": ("register",),
     "model.config": ("ModelConfig",),
+    "model.masks": ("AttentionMask",),
     "model.transformer": ("Transformer",),
     "model_folder.upkeep": ("QuantizeReport", "VerifyReport", "quantize=quantize_folder", "verify"),
     "model_folder.weight_cache": ("Int8Comparison", "Int8Proof"),
