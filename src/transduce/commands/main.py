@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, localized, ui_language
+from transduce.ui_language import LANGUAGES, columns_of, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
@@ -123,7 +123,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     lines, line, columns = [], "", 0
     for unit in re.findall(_UNIT, " ".join(text.split())):
-        taken = sum(2 if character >= "\u2e80" else 1 for character in unit)
+        taken = columns_of(unit)
         if line and columns + taken > width:
             lines.append(line.rstrip())
             line, columns = "", 0
