@@ -142,9 +142,13 @@ class Generator:
     """
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
-        """Create a generator; `context` is the maximum number of tokens that the model attends to.
+        """Create a generator.
 
-        `language` is the code of the texts' language, which is only shown; None: unknown.
+        Args:
+            model: a decoder-only model.
+            tokenizer: the tokenizer that the model was trained with.
+            context: maximum number of tokens that the model attends to, prompt and continuation together.
+            language: the code of the texts' language; None: unknown.
         """
         self.model = model
         self.tokenizer = tokenizer
