@@ -106,7 +106,7 @@ def test_a_run_resumes_with_its_files_elsewhere_and_under_other_names(
         with gzip.open(second / f"{name}.gz", "wb") as file:
             file.write((first / name).read_bytes())
         (first / name).unlink()
-    with pytest.raises(TransduceError, match=r"dev\.zh, a file of the run's dev set, is not there any more: pass"):
+    with pytest.raises(TransduceError, match=r"dev\.zh, a file of the run's dev set, is not there any more: set"):
         go_on(10, "")
     go_on(10, "{}.gz")
     monkeypatch.chdir(tmp_path)

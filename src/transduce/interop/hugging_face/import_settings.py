@@ -168,11 +168,11 @@ BART_KEYS: Keys = {
     "eos_id": Key("eos_token_id"),
 }
 T5_KEYS: Keys = {
+    "d_model": Key("d_model"),
     "source_vocabulary_size": Key("vocab_size"),
     "target_vocabulary_size": Key("vocab_size"),
     "num_encoder_layers": Key("num_layers"),
     "num_decoder_layers": Key("num_decoder_layers", lambda settings: int(settings["num_encoder_layers"])),
-    "d_model": Key("d_model"),
     "d_ff": Key("d_ff"),
     "num_heads": Key("num_heads"),
     "d_k": Key("d_kv"),
