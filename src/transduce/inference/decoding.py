@@ -78,7 +78,7 @@ from transduce.training.interruption import explain_out_of_memory
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
-    """Catch out-of-memory errors in a `with` block, and raise one that names the search settings to lower."""
+    """Return a context manager that turns out-of-memory errors into one that names the search settings to lower."""
     return explain_out_of_memory(
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
@@ -143,7 +143,7 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
 
 
 class _GenerationConfig(msgspec.Struct, frozen=True):
-    """The keys of `generation_config.json` that set defaults of search."""
+    """The keys of a model folder's `generation_config.json` that set defaults of search; others are ignored."""
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
@@ -175,7 +175,10 @@ _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search 
 
 
 class CompiledSearch:
-    """A compiled search, equal to `BeamSearch`, `GenerateSearch` or `GreedySearch` (implements `scorer.Search`)."""
+    """A search of a batch by compiled kernels, with the same results as one of the searches in PyTorch.
+
+    These are `BeamSearch`, `GenerateSearch` and `GreedySearch`, whose interface (`scorer.Search`) it has.
+    """
 
     def __init__(
         self,
@@ -208,11 +211,11 @@ class CompiledSearch:
 
     @property
     def rows(self) -> Tensor:
-        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        """The batch indices of the sentences that are still being decoded, int64 (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
-        """Run at most `steps` decoding steps of the compiled search."""
+        """Run at most `steps` decoding steps of the compiled search; fewer if all sentences finish before."""
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
@@ -271,7 +274,7 @@ class CompiledSearch:
         return found
 
     def best(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished sentence at a batch index."""
+        """Return the n best hypotheses of the finished or abandoned sentence at a batch index, best first."""
         if index in self._abandoned:
             return self._abandoned[index][: self.beam.n_best]
         return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]
@@ -480,13 +483,13 @@ class SentenceBatch(NamedTuple):
     source_ids: Sequence[Sequence[int]]
     """Token ids of each source sentence, with the end symbol."""
     prefixes: Sequence[Sequence[int]]
-    """Token ids that each sentence's hypotheses start with."""
+    """Target token ids that each sentence's hypotheses start with; an empty list: no prefix."""
     phrases: Sequence[Sequence[Phrase]]
-    """Phrases that each sentence's translation must contain."""
+    """Phrases that each sentence's translation must contain, each as its alternative token sequences."""
     sentences: Sequence[int]
     """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
-    """Token ids that no hypothesis contains after its prefix."""
+    """Target token ids that no hypothesis contains after its prefix."""
 
 
 def start_search(
