@@ -492,8 +492,8 @@ class Window(NamedTuple):
     """True if positions may not attend to later ones."""
     present: Tensor | None
     """The positions that are not padding, boolean (B, L); None: all."""
-    relative: nn.Module | None
-    """The module that computes a relative position bias, if the model has one."""
+    bias: nn.Module | None
+    """The module that computes a bias of attention scores from positions, if the model has one."""
 
     @property
     def block(self) -> int:
@@ -571,7 +571,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of windowed attention for consecutive blocks, with the relative bias if the model has one.
+    """Return the mask of windowed attention for consecutive blocks, with the positions' bias if the model has one.
 
     Args:
         window: the window.
@@ -581,10 +581,10 @@ def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch
     """
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
-    if window.relative is None:
+    if window.bias is None:
         return mask
     positions = torch.arange(span, device=device)
-    return BiasedMask(mask.allowed, window.relative(positions[block : 2 * block], positions))
+    return BiasedMask(mask.allowed, window.bias(positions[block : 2 * block], positions))
 
 
 def _as_full(weights: Tensor, length: int) -> Tensor:
