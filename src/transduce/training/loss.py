@@ -6,10 +6,11 @@ Legend: N target positions, D model width, V vocabulary.
 """
 
 import itertools
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.model.backend import Projection, add_product, add_to, backend_in_use, sum_of_gradients
 
@@ -36,6 +37,26 @@ class Loss(NamedTuple):
     def divisor(self) -> float:
         """The number that turns the sums into means: the weight of the target tokens, or their number."""
         return self.tokens if self.weight is None else self.weight
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Objective(ABC, Generic[M]):
+    """A base class of training objectives: a function from a batch to the loss of a model."""
+
+    def __init__(self, model: M, *, label_smoothing: float = 0.0) -> None:
+        """Create the objective of a model; `label_smoothing` is ε of section 5.4."""
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, batch: Any) -> Loss:
+        """Return the loss of a batch, as `loss` does."""
+        return self.loss(batch)
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Loss:
+        """Return the loss of a batch, summed over all that the batch has labels of."""
 
 
 def projected_cross_entropy(

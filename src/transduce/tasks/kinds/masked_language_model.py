@@ -5,8 +5,6 @@ The trained encoder is a base model for classification.
 Legend: B rows, L tokens of a row, N masked tokens, D model width.
 """
 
-import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,9 +41,11 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     TextKind,
+    Validation,
     model_dtype,
     refuse_unused,
     text_only,
+    validation_event,
 )
 from transduce.tasks.kinds.texts import holds_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
@@ -63,7 +63,7 @@ from transduce.training.choices import (
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import OptimizerName
@@ -220,12 +220,8 @@ class LabelChoices(EncoderChoices):
         return [self.plan(corpus, resolved).largest_batches()]
 
 
-class LabelingObjective:
+class LabelingObjective(Objective[Encoder]):
     """A base class of the training objectives of classification and tagging."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def encode(self, batch: Batch) -> Tensor:
         """Return the encoder's output for a batch of texts, (B, S, D)."""
@@ -298,17 +294,13 @@ _FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
-class MaskedLanguageObjective:
+class MaskedLanguageObjective(Objective[Encoder]):
     """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
 
     The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
     prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
     mean over masked tokens plus the mean over rows.
     """
-
-    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the loss of a batch, whose `negative_log_likelihood` covers the masked tokens only."""
@@ -344,32 +336,26 @@ class MaskedLanguageObjective:
         return states, labels
 
 
-class MaskedDevSet:
+class MaskedDevSet(Validation):
     """A dev text: it measures the accuracy of masked tokens and of next-sentence prediction."""
+
+    model: Encoder
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.objective = MaskedLanguageObjective(self.model)
         self.batches = batches
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev text."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
         nats, hidden, correct, rows, next_correct = sums.tolist()
         loss = nats / max(1, hidden)
         scores = {MASKED_ACCURACY: 100.0 * correct / max(1, hidden)}
         if rows:
             scores[NEXT_ACCURACY] = 100.0 * next_correct / rows
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores=scores,
-            validation_seconds=time.monotonic() - started_at,
-        )
+        return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
         """Return a batch's loss in nats, and its numbers of masked tokens and of next-sentence rows.
@@ -502,7 +488,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
-        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""
