@@ -7,7 +7,7 @@ passes.
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from transduce.data.batches import Plan
 from transduce.errors import TransduceError
-from transduce.model.feed_forward import Dropout
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
@@ -32,6 +31,7 @@ from transduce.training.checkpoint import (
     load_newest,
 )
 from transduce.training.distributed import current_processes
+from transduce.training.dropout_monitor import DropoutMonitor
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import (
     NO_LOG,
@@ -52,77 +52,8 @@ from transduce.training.interruption import (
 )
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
-from transduce.training.schedule import (
-    VALIDATIONS,
-    Decision,
-    StepClock,
-    default_interval,
-    provisional_steps,
-    validations_until,
-)
+from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
-
-# --- dropout that does harm ---
-# A model normally predicts its training text better without dropout. If the opposite is true, the model has come to
-# depend on the noise, as one model that sorts words did: its translations, made without dropout, get worse while the
-# training loss falls. Dropout is then disabled (docs/training.md).
-
-
-# Ratio of losses on the same batches. A step on a text usually lowers the text's loss by a tenth or more.
-_HARM = 1.05
-
-
-class DropoutMonitor:
-    """A monitor of dropout that can disable all dropout modules of a model during a run."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
-        self.is_off = False
-
-    @property
-    def is_active(self) -> bool:
-        """True if the model has active dropout that can be disabled."""
-        return bool(self._modules) and not self.is_off
-
-    def disable(self) -> None:
-        """Disable dropout for the rest of the run."""
-        for module in self._modules:
-            module.set(0.0)
-        self.is_off = True
-
-    @torch.no_grad()
-    def negative_log_likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
-        """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
-
-        Args:
-            losses: the losses of the batches, each computed on iteration.
-        """
-        for module in self._modules:
-            module.eval()
-        try:
-            with torch.compiler.set_stance("force_eager"):  # compiled code is specialized for one of the two modes
-                return sum(float(loss.negative_log_likelihood) for loss in losses)
-        finally:
-            for module in self._modules:
-                module.train()
-
-    def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is higher without it, and return a message with the reason; None: dropout stays.
-
-        Args:
-            step: the last step.
-            sums: the totals of that step, with dropout.
-            without: the summed negative log-likelihood of the same batches without dropout.
-        """
-        if not 0.0 < sums.negative_log_likelihood * _HARM < without < math.inf:
-            return None
-        self.disable()
-        return (
-            f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
-            f"{sums.negative_log_likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, "
-            "so the model has come to depend on the noise (`training.adapt_dropout`)."
-        )
-
 
 # --- safeguards ---
 
@@ -228,7 +159,7 @@ class Trainer:
         self.display = display or ProgressDisplay()
         self.safeguards = safeguards or Safeguards()
         self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
-        self.steps = settings.steps
+        self.plan = StepPlan(settings.steps, settings.time_plan)
         self.step = 0
         self.elapsed_seconds = 0.0
         self._best_model = BestModelTracker(settings)
@@ -238,12 +169,15 @@ class Trainer:
         self.after_first_steps: Callable[[float], None] | None = None
         """A function that is called once with the mean duration of the first steps."""
         self._stopped_by: str | None = None
-        self._clock: StepClock | None = None
-        self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
         self._stop_signaled = False
         self._report = StepSums()
         self._loss_window = LossWindow()
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of the whole run; None while a run with a time budget has not planned it."""
+        return self.plan.steps
 
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint; return False if there is none."""
@@ -265,14 +199,12 @@ class Trainer:
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
-        self.steps = self.settings.steps or state.steps
+        self.plan.steps = self.settings.steps or state.steps
         if self.settings.minutes is not None and not self.settings.time_plan:
             self.time_use = msgspec.structs.replace(
                 self.time_use, overhead_seconds=self.time_use.overhead_seconds + state.overhead_seconds
             )
-            self._plan = [Decision(*each) for each in state.time_plan]
-            if not self._plan and self.steps is not None:  # a run of an earlier version
-                self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
+            self.plan.restore(state.time_plan)
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._best_model.best = Best(
@@ -340,7 +272,7 @@ class Trainer:
             best_step=best.step,
             best_value=best.value,
             elapsed_seconds=self.elapsed_seconds,
-            time_plan=tuple(self._plan),
+            time_plan=tuple(self.plan.decisions),
             reason=reason,
         )
 
@@ -454,7 +386,7 @@ class Trainer:
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
             self._stop_where_nothing_is_learnt()
-            if self._is_due(self.settings.validate_every, last):
+            if self.plan.is_due(self.step, self.settings.validate_every):
                 self._watch_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
@@ -462,7 +394,7 @@ class Trainer:
                 raise AbandonedError
             if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
                 return reason
-            if self._is_due(self.settings.save_every, last) and not last:
+            if not last and self.plan.is_due(self.step, self.settings.save_every):
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
         return "finished"
@@ -505,7 +437,7 @@ class Trainer:
                 parts.append(part)
                 sums = sums.add(loss)
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
-        rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
+        rate, weight_decay = step_rates(step, self.settings, self.steps, self.plan.decisions)
         mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
@@ -569,7 +501,7 @@ class Trainer:
         """Start the clock of a run with a time budget, unless the stored plan already decides its steps."""
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
-            self._clock = StepClock(
+            self.plan.clock = StepClock(
                 60.0 * settings.minutes,
                 validates=self.validate is not None or not self.processes.is_first,
                 every=settings.validate_every,
@@ -582,37 +514,23 @@ class Trainer:
         `step_seconds` is the duration of the last step.
         """
         if self.settings.time_plan:
-            self.steps = next((each.steps for each in reversed(self._plan) if each.step <= self.step), None)
-        if self._clock is None:
+            self.plan.follow(self.step)
+        if self.plan.clock is None:
             return
-        self._clock.add_step(step_seconds)
-        if self._plan and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
+        self.plan.clock.add_step(step_seconds)
+        decisions = self.plan.decisions
+        if decisions and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
             return
-        decision = self._clock.decide(self.step, self.elapsed_seconds + self.time_use.overhead_seconds, self._plan)
+        used_seconds = self.elapsed_seconds + self.time_use.overhead_seconds
+        decision = self.plan.clock.decide(self.step, used_seconds, decisions)
         decision = self.processes.broadcast(decision or _NO_DECISION, Decision)
         if decision == _NO_DECISION:
             return
-        if not self._plan:
+        if not decisions:
             self.display.say(
                 f"{self.settings.minutes:g} minutes are about {decision.steps:,} steps at the current speed."
             )
-        self._plan.append(decision)
-        self.steps = decision.steps
-
-    def _is_due(self, every: int | None, last: bool) -> bool:
-        """Return whether a periodic action is due; every=None means twelve times per run, at least 50 steps apart."""
-        if every is None:
-            if self.steps is None:
-                return False
-            if self._plan:
-                return last or validations_until(self.step, self._plan) > self._validations_before()
-            every = default_interval(self.steps)
-        return last or self.step % every == 0
-
-    def _validations_before(self) -> int:
-        """Return how many validations are due before the current step by the run's plan."""
-        known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
-        return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
+        self.plan.add(decision)
 
     def _write_report(self, log: Log) -> None:
         batches_done = self.step * self.settings.accumulate
@@ -640,24 +558,19 @@ class Trainer:
             raise AbandonedError
         self._best_model.best = self.processes.broadcast(self._best_model.best, Best)
         self._validation_due = False
-        if self._clock is not None:
-            self._clock.add_validation(time.monotonic() - started_at)
+        if self.plan.clock is not None:
+            self.plan.clock.add_validation(time.monotonic() - started_at)
 
     def _averaged_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to keep; with `average_checkpoints`, their mean with those of earlier checkpoints."""
         weights = self.optimizer.weights_to_keep()
         if not self.settings.average_checkpoints or not self.processes.is_first:
             return weights
-        steps = self._averaged_steps(self.step - 1, self.settings.average_checkpoints - 1)
+        steps = self.plan.last_saved(self.step - 1, self.settings.save_every, self.settings.average_checkpoints - 1)
         mean, refused = average_weights(weights, self.folder / CHECKPOINTS, steps)
         for sentence in refused:
             self.display.say(f"{sentence} The mean of the last checkpoints leaves it out.")
         return mean
-
-    def _averaged_steps(self, last: int, number: int) -> list[int]:
-        """Return the last `number` multiples, up to the step `last`, of the number of steps between checkpoints."""
-        every = self.settings.save_every or (default_interval(self.steps) if self.steps is not None else None)
-        return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
 
     def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
         """Validate in the first process; return False if a signal interrupted the validation."""
@@ -710,7 +623,7 @@ class Trainer:
             best_contributions=best.contributions,
             elapsed_seconds=self.elapsed_seconds,
             overhead_seconds=self.time_use.overhead_seconds,
-            time_plan=list(self._plan),
+            time_plan=list(self.plan.decisions),
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,
@@ -720,7 +633,7 @@ class Trainer:
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS
         # The checkpoint of this step counts itself if it is a regular one.
-        averaged = self._averaged_steps(self.step, self.settings.average_checkpoints)
+        averaged = self.plan.last_saved(self.step, self.settings.save_every, self.settings.average_checkpoints)
         save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints, averaged=averaged)
         self._notify("on_checkpoint", CheckpointEvent(step=self.step, folder=checkpoint_path(folder, self.step)))
 
