@@ -11,10 +11,10 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model import attention
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.transformer import Transformer
-from transduce.training.engine import compile_layers
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.loss_spikes import find_origin
 from transduce.training.prefetch import PrefetchedBatches, to_device

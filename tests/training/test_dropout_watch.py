@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from transduce.model.feed_forward import Dropout
 from transduce.training.dropout_monitor import DropoutMonitor
-from transduce.training.engine import StepTotals
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer, TrainResult
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, StepTotals
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from transduce.model.feed_forward import Dropout
-from transduce.training.engine import StepTotals
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, StepTotals
 
 # Ratio of losses on the same batches. A step on a text usually lowers the text's loss by a tenth or more.
 _HARM = 1.05

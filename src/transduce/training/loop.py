@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from transduce.data.batches import Plan
 from transduce.errors import TransduceError
+from transduce.machine import DTYPES
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
@@ -29,10 +30,10 @@ from transduce.training.checkpoint import (
     checkpoint_path,
     differences,
     load_newest,
+    save_together,
 )
-from transduce.training.distributed import current_processes
+from transduce.training.distributed import Processes, current_processes
 from transduce.training.dropout_monitor import DropoutMonitor
-from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import (
     NO_LOG,
     Durations,
@@ -50,8 +51,9 @@ from transduce.training.interruption import (
     tolerate_full_disk,
     try_batches,
 )
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, StepTotals
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
 from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
 
@@ -131,6 +133,29 @@ class StepTimer:
     def _is_settled(self) -> bool:
         later = self._seconds[1:]
         return len(later) >= _SETTLED_STEPS or (len(later) > 1 and sum(later) >= _SETTLED_SECONDS)
+
+
+def make_optimizer(
+    model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
+) -> tuple[Optimizer, Callable[[Any], Loss]]:
+    """Create a model's optimizer; return it and the loss function, wrapped in a module if the model is sharded.
+
+    Raises:
+        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
+            between them.
+    """
+    if processes.count > 1 and RunningStatistics(model).accepted:
+        raise TransduceError(
+            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
+            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
+        )
+    dtype = DTYPES[settings.precision]
+    if not settings.sharded or processes.count == 1:
+        return FlatOptimizer(model, settings, dtype, processes), loss
+    from transduce.training.sharding import ShardedOptimizer, shard  # imports FSDP, which takes seconds
+
+    sharded = shard(model, loss, dtype, next(model.parameters()).device.type)
+    return ShardedOptimizer(sharded, settings, processes), sharded
 
 
 class Trainer:

@@ -24,6 +24,7 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.model_folder.write import write_model_folder
@@ -74,7 +75,6 @@ from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
-from transduce.training.engine import compile_layers
 from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
 from transduce.training.forecast import (
     NO_SCORE,
