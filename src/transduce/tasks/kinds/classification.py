@@ -25,6 +25,14 @@ from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
+from transduce.tasks.kinds.encoders import (
+    LabelChoices,
+    LabelingObjective,
+    as_encoder,
+    build_encoder,
+    read_store,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -36,14 +44,6 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     pairs_of_files,
     validation_event,
-)
-from transduce.tasks.kinds.masked_language_model import (
-    LabelChoices,
-    LabelingObjective,
-    as_encoder,
-    build_encoder,
-    read_store,
-    text_length,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs

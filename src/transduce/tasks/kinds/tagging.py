@@ -24,6 +24,13 @@ from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
+from transduce.tasks.kinds.encoders import (
+    LabelChoices,
+    LabelingObjective,
+    as_encoder,
+    build_encoder,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -35,13 +42,6 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     refuse_unused,
     validation_event,
-)
-from transduce.tasks.kinds.masked_language_model import (
-    LabelChoices,
-    LabelingObjective,
-    as_encoder,
-    build_encoder,
-    text_length,
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
