@@ -26,7 +26,7 @@ from transduce.model_folder.weight_cache import cache_folders
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """The result of reading all files of a model folder."""
+    """The result of `verify`, which reads all files of a model folder and compares them with their digests."""
 
     folder: str
     """The model folder."""
@@ -106,7 +106,7 @@ def verify(folder: str | Path) -> VerifyReport:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the data of a file with quantized weights match the digest in its header."""
+    """Return whether the data of a file with quantized weights match the digest in its header; False if unreadable."""
     try:
         header = MappedTensors(path.parent, path.name, whole_numbers=None).header
         with path.open("rb") as file:
