@@ -21,6 +21,7 @@ from transduce.inference.scorers import (
     batch_invariant_scorer,
     common_padded_length,
 )
+from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
@@ -52,7 +53,6 @@ from transduce.search.selection import BestSelection, DiverseSelection, Selectio
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.interruption import explain_out_of_memory
 
 # --- out-of-memory errors ---
 
