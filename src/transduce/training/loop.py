@@ -365,7 +365,7 @@ class Trainer:
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
             started_at = time.monotonic()
-            with interruption.abandonable(), self._explaining_exhaustion("step 1"):
+            with interruption.abandonable(), self._explain_out_of_memory("step 1"):
                 self._accumulate_gradient(number % accumulate)
             micro_seconds = min(micro_seconds, time.monotonic() - started_at)
             self.optimizer.discard_gradient()
@@ -410,9 +410,9 @@ class Trainer:
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
-            self._stop_where_nothing_is_learnt()
+            self._stop_if_diverged()
             if self.plan.is_due(self.step, self.settings.validate_every):
-                self._watch_dropout(parts, sums, last=last)
+                self._check_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             if self._stop_signaled:
@@ -441,10 +441,10 @@ class Trainer:
         largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
-        with interruption.abandonable(), self._explaining_exhaustion("the largest batch of the corpus"):
+        with interruption.abandonable(), self._explain_out_of_memory("the largest batch of the corpus"):
             try_batches(self.optimizer, self.loss, largest)
 
-    def _explaining_exhaustion(self, what: str) -> Any:
+    def _explain_out_of_memory(self, what: str) -> Any:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
@@ -456,7 +456,7 @@ class Trainer:
         started_at = time.monotonic()
         step, sums = self.step + 1, StepTotals()
         parts: list[MicroBatch] = []
-        with interruption.abandonable(), self._explaining_exhaustion(f"step {step}"):
+        with interruption.abandonable(), self._explain_out_of_memory(f"step {step}"):
             for number in range(self.settings.accumulate):
                 loss, part = self._accumulate_gradient(number)
                 parts.append(part)
@@ -472,12 +472,12 @@ class Trainer:
             self._loss_window.record_accepted(step, mean)
         else:
             self._loss_window.skipped(high=high)
-            self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
+            self._report_skipped_step(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
         self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
 
-    def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
+    def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
         """Disable dropout when the loss of the step's batches is higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
@@ -502,7 +502,7 @@ class Trainer:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
         return self.loss(batch)
 
-    def _note_skip(self, skipped: SkippedStep) -> None:
+    def _report_skipped_step(self, skipped: SkippedStep) -> None:
         """Print why a training step was skipped, and write its batch and the cause to a file."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
@@ -514,7 +514,7 @@ class Trainer:
         where = f"; the batch is in {path}" if path else ""
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
 
-    def _stop_where_nothing_is_learnt(self) -> None:
+    def _stop_if_diverged(self) -> None:
         verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(
@@ -577,7 +577,7 @@ class Trainer:
             raise AbandonedError
         started_at = time.monotonic()
         weights = self._averaged_weights()
-        is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
+        is_done = not self.processes.is_first or self._validate_in_first_process(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.broadcast(is_done, bool):
             raise AbandonedError
@@ -597,7 +597,7 @@ class Trainer:
             self.display.say(f"{sentence} The mean of the last checkpoints leaves it out.")
         return mean
 
-    def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
+    def _validate_in_first_process(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
         """Validate in the first process; return False if a signal interrupted the validation."""
         if self.validate is None:
             self._keep(weights, None)
