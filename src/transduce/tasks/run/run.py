@@ -543,12 +543,12 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
-    training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
+    training, placement, reinitialized = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=reinitialized).to(
         placement.device
     )
-    restrict_training(model, resolved, placement.folder, fresh.may_lack)
+    restrict_training(model, resolved, placement.folder, reinitialized.may_lack)
     if training.compile:
         compile_layers(model, placement.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
