@@ -133,7 +133,14 @@ class Generator:
     """A language model. Call it with the start of a text."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
-        """Create a generator; `context` is the number of tokens that the model attends to."""
+        """Create a generator.
+
+        Args:
+            model: a decoder-only model.
+            tokenizer: the tokenizer that the model was trained with.
+            context: the number of tokens that the model attends to, prompt and continuation together.
+            language: the code of the texts' language; None: unknown.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.vocabulary: Vocabulary = tokenizer.target
