@@ -70,9 +70,9 @@ class CompiledSearch:
         Args:
             search: the compiled search.
             limits: the end symbol, and the maximum lengths.
-            beam: the options of the beam; its size is the number of samples of a sentence.
-            divisor: the length penalty of scores.
-            samples: True if tokens are drawn.
+            beam: the options of the beam; in sampling, its size is the number of samples of a sentence.
+            divisor: the function of a length that log-probabilities are divided by (length penalty).
+            samples: True if tokens are drawn at random, not ranked.
             reserved: the capacity for prompts that join the search later; None: only that of the first prompts.
         """
         self.search = search
@@ -94,9 +94,10 @@ class CompiledSearch:
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
-        """Return the tokens of the live hypotheses, best first, (B, W, t).
+        """Return the tokens of the live (unfinished) hypotheses of B unfinished sentences, best first, (B, W, t).
 
-        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t).
+        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t), padded with end symbols;
+        if none has finished, it is a copy of the best live one. Greedy search and sampling return the tokens unsorted.
         """
         tokens, scores = self.search.live()
         if self.beam.beam_size == 1 or self.samples:
@@ -110,7 +111,10 @@ class CompiledSearch:
         return torch.cat([live, last[:, None]], dim=1)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding the sentences with these indices; their live hypotheses become results."""
+        """Stop decoding the sentences with these batch indices; their finished and live hypotheses become the results.
+
+        Sentences that are not being decoded are ignored.
+        """
         active = self.search.active.tolist()
         rows = [row for row, index in enumerate(active) if index in sentences]
         if not rows:
@@ -127,12 +131,15 @@ class CompiledSearch:
             )
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
+        """Return the n best hypotheses of each sentence of the batch; an empty list for those still being decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return how many tokens of `hypotheses` belong to each unfinished sentence, B numbers; None: all."""
+        """Return how many of the t tokens of `hypotheses` each unfinished sentence has, B numbers; None: all of them.
+
+        The numbers differ only if sentences joined the search after its start.
+        """
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
@@ -161,15 +168,15 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Return the hypotheses of many sentences, decoded so that each finished sentence makes space for the next.
+    """Decode many sentences in one search that new ones join as others finish, and return the hypotheses of each.
 
-    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search of `begin`
-    cannot do that or would not be faster.
+    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search that
+    `begin` returns does not support joining or would not be faster; the caller then decodes batch by batch.
 
     Args:
         begin: returns a search for the sentences with these indices, before its first step.
         count: the number of sentences; the first ones should be the longest, because buffers have the size for them.
-        size: the number of sentences that are decoded at once.
+        size: the maximum number of sentences that are decoded at once.
     """
     search = begin(range(min(size, count)))
     if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
@@ -214,7 +221,10 @@ def find_compiled_search(
     draw: Draw | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> CompiledSearch | None:
-    """Return a compiled search for a scorer that has run no step; None if no kernel supports it or memory is short.
+    """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
+
+    It is None if no kernel supports the scorer, model, beam groups or rules, or if the search would need too much
+    memory.
 
     Args:
         scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
@@ -223,7 +233,8 @@ def find_compiled_search(
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
         draw: draws tokens; None for a search of the best hypotheses.
-        reserved: capacity for prompts that join later; None: only that of the first prompts.
+        reserved: capacity for prompts that join later; None: only that of the first prompts. If no kernel can reserve
+            capacity, the search is made without.
     """
     if not isinstance(scorer, EncoderDecoderScorer | DecoderOnlyScorer) or beam.groups > 1:
         return None
@@ -260,7 +271,7 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return the sampling options and the random numbers of `steps` steps, as a compiled search needs them."""
+    """Return the sampling options and the random numbers of `steps` decoding steps, as a compiled search needs them."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)
@@ -268,19 +279,19 @@ def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
 
 @lru_cache(maxsize=64)
 def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
-    """Return the length penalties of hypotheses of 0, 1, … tokens as float64; `blocks` × 64 numbers."""
+    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64."""
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
 def _compiled_rules(
     rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules as the arguments of a compiled search; None if one has an unknown class, or their order matters.
+    """Return rules as arguments of a compiled search; None if one has an unknown class, or their order matters.
 
     Args:
         rules: the rules, in the order of application.
         longest: the maximum length of each sentence in tokens.
-        never: tokens to which the model gives no probability.
+        never: token ids to which the model gives no probability; a forced prefix with one of them gives None, too.
         eos_id: the end symbol.
         draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """

@@ -91,7 +91,9 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
 
 def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length of training in tokens (`data.filters.max_tokens`), or the default length.
+    """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
+
+    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
 
     Raises:
         TransduceError: the run's settings cannot be read.
@@ -158,7 +160,7 @@ class SentenceBatch(NamedTuple):
     phrases: Sequence[Sequence[Phrase]]
     """Phrases that each sentence's translation must contain."""
     sentences: Sequence[int]
-    """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
+    """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
     """Token ids that no hypothesis contains after its prefix."""
 
@@ -172,7 +174,7 @@ def start_search(
     *,
     datastore: NeighborIndex | None = None,
 ) -> Search:
-    """Return a search for a batch of sentences, before its first step.
+    """Return a search for a batch of sentences, before its first step: compiled if kernels support it, else PyTorch.
 
     Args:
         models: one model, or several with the same vocabulary (an ensemble).
@@ -180,7 +182,7 @@ def start_search(
         batch: the sentences to translate.
         search: the search settings.
         more_rules: rules applied after those of the search settings.
-        datastore: datastore for kNN retrieval; used only with a single model.
+        datastore: datastore for kNN retrieval; ignored with several models; None: no retrieval.
 
     Raises:
         TransduceError: a model is in training mode, or lacks the attention that the settings need.
@@ -234,7 +236,7 @@ def start_search(
 def _greedy_search(
     scorer: Scorer, limits: SequenceLimits, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
 ) -> GreedySearch:
-    """Return a `GreedySearch` that takes the most probable tokens or, with `draw`, samples tokens."""
+    """Return a `GreedySearch` (without a beam) that takes the likeliest token or, with `draw`, samples tokens."""
     if draw is not None:
         return GreedySearch(scorer, limits, draw, width=search.n_best, rules=rules)
     divisor = length_penalty if search.generate is None else length_power
@@ -242,7 +244,9 @@ def _greedy_search(
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
-    """Return the maximum number of sentences in a batch; None if only the number of tokens is limited.
+    """Return the maximum number of sentences in a batch; None if there is no maximum besides that of tokens.
+
+    Batch-invariant search and kNN retrieval (a datastore) have one.
 
     Raises:
         TransduceError: the search settings cannot be combined with kNN retrieval.
@@ -255,12 +259,15 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Return the length of the longest sequence that all models support; 2**31 without learned positions."""
+    """Return the greatest number of target tokens that all models support; 2**31 without learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
-    """Return the number of hypotheses for each sentence: the beam size, or more if the phrases have more tokens."""
+    """Return the number of hypotheses for each sentence: the beam size, or more if its phrases have more tokens.
+
+    In sampling, it is the number of samples, `n_best`.
+    """
     if search.sampling is not None:
         return search.n_best
     return max(
@@ -269,7 +276,7 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
 
 
 def min_tokens(phrase: Phrase) -> int:
-    """Return the number of tokens in the shortest tokenization of a phrase."""
+    """Return the number of tokens in the shortest of the alternative token sequences that spell a phrase."""
     return min(map(len, phrase))
 
 
@@ -280,9 +287,13 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, at least the length of its prefix and required phrases.
+    """Return the maximum length of a translation in tokens, including the end symbol.
 
-    If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
+    If `max_length` is not set, the length is limited to `most`, the number of the model's positions, but leaves space
+    for the prefix and the required phrases.
+
+    Raises:
+        TransduceError: `max_length` is set and leaves no space for them.
     """
     longest = search.max_length_for(len(source_ids))
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
@@ -309,10 +320,10 @@ def _scorers(
 
 
 def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the same scorer.
+    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the given scorer.
 
     As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. The
-    `RepetitionPenalty` among the rules is set accordingly.
+    `RepetitionPenalty` among the rules is changed accordingly.
 
     Args:
         scorer: the scorer of logits.
@@ -338,7 +349,9 @@ def build_rules(
     before: Sequence[Sequence[int]],
     forbidden_ids: Sequence[int] = (),
 ) -> list[Rule]:
-    """Return the rules on logits that the search settings require, in the order of application.
+    """Return the rules on logits that the search settings require (penalties, forbidden texts, …), as applied in turn.
+
+    If any sentence has a prefix, one rule forces the prefixes and applies the others after them.
 
     Args:
         search: the search settings.
@@ -389,7 +402,7 @@ def _selection(
 
 
 def check_prefix(search: SearchSettings, prefix: str) -> None:
-    """Raise an error if the prefix of translations contains a forbidden text.
+    """Raise an error if the prefix that translations must start with contains a text that the settings forbid.
 
     Raises:
         TransduceError: the prefix contains a forbidden text.
@@ -400,7 +413,7 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
 
 
 def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
-    """Raise an error if models do not support the search settings; `width` is the number of beam hypotheses.
+    """Raise an error if models do not support the search settings; `width` is the number of hypotheses of a sentence.
 
     Raises:
         TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.
