@@ -79,7 +79,7 @@ class Texts:
 
 def cases(texts: Texts, *, is_quick: bool) -> Iterator[Case]:
     """Yield the cases."""
-    requests = 3 if is_quick else 12
+    few, many = (2, 3) if is_quick else (4, 12)
 
     def short() -> list[str]:
         return [texts.sentence(5, 15)]
@@ -88,16 +88,16 @@ def cases(texts: Texts, *, is_quick: bool) -> Iterator[Case]:
         return [texts.sentence(120, 120)]
 
     def line() -> list[str]:
-        return ["".join(f"{texts.sentence(20, 30)}。" for _ in range(40 if is_quick else 100))]
+        return ["".join(f"{texts.sentence(20, 30)}。" for _ in range(40 if is_quick else 80))]
 
     def document() -> list[str]:
-        return [texts.sentence(8, 40) for _ in range(50 if is_quick else 200)]
+        return [texts.sentence(8, 40) for _ in range(50 if is_quick else 100)]
 
-    yield Case("short requests beside two long sentences", short, 4, requests, long, 2)
-    yield Case("short requests beside a line of many sentences", short, 4, requests, line, 1)
-    yield Case("short requests beside a document of many lines", short, 4, requests, document, 1)
-    yield Case("only short requests", lambda: [texts.sentence(4, 25)], 16, requests)
-    yield Case("only long requests", lambda: [texts.sentence(60, 120)], 8, max(2, requests // 3))
+    yield Case("short requests beside two long sentences", short, 4, few, long, 2)
+    yield Case("short requests beside a line of many sentences", short, 4, few, line, 1)
+    yield Case("short requests beside a document of many lines", short, 4, few, document, 1)
+    yield Case("only short requests", lambda: [texts.sentence(4, 25)], 16, many)
+    yield Case("only long requests", lambda: [texts.sentence(60, 120)], 8, few)
 
 
 def run(case: Case, model: ServedModel, *, overtaking: bool) -> Measured:
