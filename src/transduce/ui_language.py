@@ -21,7 +21,9 @@ _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 # Fields of a template may have any length if its fixed parts have this many letters; else they have at most 3 words.
 _MIN_LETTERS = 12
 _MAX_WORDS = 3
-_SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
+# What stands between messages in one text, in this order, and between their translations.
+_SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
+_FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}
 
@@ -44,6 +46,11 @@ def localized(text: str) -> str:
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
     return _catalog(_state["language"]).translate(text)
+
+
+def labeled(label: str, text: str) -> str:
+    """Return a label in the user's language, a colon and a text that is shown as it is: "Machine: Linux"."""
+    return f"{localized(label)}{': ' if _state['language'] == 'en' else '：'}{text}"
 
 
 def column(text: str, width: int, *, right: bool = False) -> str:
@@ -122,10 +129,14 @@ class Catalog:
         core = text.strip()
         found = self.find(core)
         if found is not None:
-            return text.replace(core, found, 1) if core else text
-        for separator in _SEPARATORS:
+            before, _, after = text.partition(core) if core else (text, "", "")
+            begins, ends = found.startswith(tuple(_FULL_WIDTH)), found.endswith(tuple(_FULL_WIDTH))
+            return f"{before.rstrip(' ') if begins else before}{found}{after.lstrip(' ') if ends else after}"
+        for separator, translated in _SEPARATORS.items():
             if separator in text:
-                return separator.join(self.translate(part) for part in text.split(separator))
+                parts = text.split(separator)
+                shown = [self.translate(part) for part in parts]
+                return (separator if shown == parts else translated).join(shown)
         return text
 
     def find(self, text: str) -> str | None:
