@@ -18,9 +18,12 @@ CATALOGS = Path(__file__).with_name("locale")
 """Folder of the catalogs: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
-# Fields of a template may have any length if its fixed parts have this many letters; else they have at most 3 words.
+# Fields of a template may be anything if its fixed parts have this many letters; else they have at most 3 words, and
+# no phrase of English words, of which "{part} of {whole}" would make a sentence of neither language.
 _MIN_LETTERS = 12
 _MAX_WORDS = 3
+_MEETING = re.compile(r"[\u4e00-\u9fff][\w`]|[\w`][\u4e00-\u9fff]", re.ASCII)  # no space between these
+_PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command is no phrase
 # What stands between messages in one text, in this order, and between their translations.
 _SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
 _FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
@@ -166,7 +169,10 @@ class Catalog:
             return False
         if sum(map(str.isalpha, fixed)) >= _MIN_LETTERS:
             return True
-        return all(len(value.split()) <= _MAX_WORDS for value in self._untranslated(template, fields).values())
+        return all(
+            len(value.split()) <= _MAX_WORDS and not _PHRASE.search(value)
+            for value in self._untranslated(template, fields).values()
+        )
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the fields that the translation repeats unchanged, because they are not messages themselves."""
@@ -177,15 +183,18 @@ class Catalog:
         }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
-        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too."""
+        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too.
+
+        Such a field may begin or end with a Latin letter, which a space separates from a Chinese character beside it.
+        """
         from string import Formatter
 
         result = ""
         for literal, name, _, conversion in Formatter().parse(translation):
-            result += literal
+            result += " " + literal if _MEETING.fullmatch(result[-1:] + literal[:1]) else literal
             if name is not None:
-                value = fields[name]
-                result += self.translate(value) if conversion == "t" else value
+                value = self.translate(fields[name]) if conversion == "t" else fields[name]
+                result += " " + value if _MEETING.fullmatch(result[-1:] + value[:1]) else value
         return result
 
 

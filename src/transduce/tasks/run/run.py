@@ -269,7 +269,8 @@ class Run:
         width = max(len(line.name) for line in choice_log.lines)
         values = max(len(line.value) for line in choice_log.lines)
         for line in choice_log.lines:
-            value = column(line.value, values, right=True)
+            named = " " not in line.value  # a name, such as `encoder`, is shown as it is written in settings
+            value = f"{line.value:>{values}}" if named else column(line.value, values, right=True)
             self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
