@@ -81,9 +81,9 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     """The bracket scores of a corpus of predicted trees, for sentences of all lengths and for short ones."""
 
     all: BracketCounts
-    """Counts over sentences of all lengths."""
+    """Counts of brackets, words and sentences over sentences of all lengths."""
     short: BracketCounts
-    """Counts over the sentences of at most `short_length` words."""
+    """Counts of brackets, words and sentences over the sentences of at most `short_length` words."""
     short_length: int
 
     def __str__(self) -> str:

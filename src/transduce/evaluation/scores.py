@@ -49,7 +49,7 @@ def tokenizer_for(language: str | None) -> str:
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" for lack of an installed one.
+    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" because a better one is missing.
 
     None and unknown codes give "13a".
     """
@@ -168,7 +168,7 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     bleu: Score
     chrf: Score
     sentences: int
-    """The number of lines."""
+    """The number of lines that were scored."""
     exact_match: int
     """The number of lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
@@ -180,9 +180,9 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     target_language: str | None
     """Language code of the references; None if it was not specified."""
     tokenize: str
-    """sacreBLEU's tokenizer for BLEU."""
+    """The name of sacreBLEU's tokenizer that BLEU used, such as "13a"."""
     lowercase: bool
-    """Whether both metrics ignored case."""
+    """True if both metrics ignored case."""
     decoding: dict[str, str | int | float | bool]
     """Decoding settings of the hypotheses, as passed to `score`: beam size, length penalty, precision, …"""
     hypothesis_sha256: str
@@ -431,24 +431,24 @@ class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     texts: int
-    """The number of texts with this label."""
+    """The number of texts whose right label is this one."""
     precision: float
-    """The share of the texts with this predicted label whose label is right; 0 if it was never predicted."""
+    """The share, in percent, of the texts with this predicted label whose label is right; 0 if never predicted."""
     recall: float
-    """The share of the texts of this label that were predicted so; 0 if no text has it."""
+    """The share, in percent, of the texts of this label that were predicted so; 0 if no text has it."""
     f1: float
-    """The harmonic mean of the label's precision and recall."""
+    """The harmonic mean of the label's precision and recall, in percent."""
 
 
 class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of the labels that a text classifier predicted, in percent."""
 
     texts: int
-    """The number of texts."""
+    """The number of texts that were classified."""
     right: int
     """The number of texts whose predicted label is right."""
     accuracy: float
-    """The share of the texts whose predicted label is right."""
+    """The share of the texts whose predicted label is right, in percent."""
     macro_f1: float
     """The mean over labels of each label's F1, so rare labels count as much as frequent ones; as in scikit-learn."""
     labels: tuple[LabelScores, ...] = ()
@@ -533,21 +533,21 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sentences: int
-    """The number of sentences."""
+    """The number of sentences that were tagged."""
     words: int
-    """The number of words."""
+    """The number of words of all sentences."""
     right: int
     """The number of words with the right tag."""
     accuracy: float
-    """The share of the words with the right tag."""
+    """The share of the words with the right tag, in percent."""
     precision: float | None = None
-    """The share of the predicted spans that are right: of the right kind, with the right first and last word."""
+    """The share, in percent, of the predicted spans with the right kind, first and last word; None without spans."""
     recall: float | None = None
-    """The share of the right spans that were predicted."""
+    """The share of the right spans that were predicted, in percent; None without spans."""
     f1: float | None = None
     """The harmonic mean of precision and recall over all spans, as in the CoNLL shared tasks and in seqeval."""
     f1_of_kinds: dict[str, float] = {}
-    """The F1 of the spans of each kind, such as PER or LOC; empty if the tags describe no spans."""
+    """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
 
     def __str__(self) -> str:
         line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.words:,} words)"
@@ -643,7 +643,7 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
-    """Score summaries against one reference each by ROUGE (Lin 2004).
+    """Score summaries against one reference each by ROUGE (Lin 2004); return the mean F1 scores in percent.
 
     Raises:
         TransduceError: the numbers of texts differ, or there are none.

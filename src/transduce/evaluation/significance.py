@@ -214,15 +214,15 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     value_a: float
     value_b: float
     difference: float
-    """B minus A; positive if B is better."""
+    """The score of B minus that of A; positive if B is better."""
     interval_low: float
-    """Lower end of the middle 95 % of the bootstrap differences."""
+    """Lower end of the interval with the middle 95 % of the bootstrap differences."""
     interval_high: float
-    """Upper end of the middle 95 % of the bootstrap differences."""
+    """Upper end of the interval with the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
-    """Two-sided p value of paired bootstrap resampling."""
+    """Two-sided p value of the difference by paired bootstrap resampling."""
     p_randomisation: float
-    """Two-sided p value of approximate randomization."""
+    """Two-sided p value of the difference by approximate randomization, which decides the verdict."""
     is_real: bool
     """True if the difference is significant: `p_randomisation` is below 0.05."""
     verdict: str
@@ -237,11 +237,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     bleu: MetricComparison
     chrf: MetricComparison
     sentences: int
-    """The number of lines."""
+    """The number of lines (sentences) of the test set."""
     differing: int
-    """The number of lines on which the two systems differ."""
+    """The number of lines that the two systems translate differently."""
     resamples: int
-    """The number of resamples of each test."""
+    """The number of random draws of each of the two tests."""
     seed: int
     """The random seed of the resampling."""
     hypothesis_a_sha256: str
@@ -251,9 +251,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     reference_sha256: str
     """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     decoding_a: dict[str, str | int | float | bool] = {}
-    """Decoding settings of A, if known: beam size, length penalty, precision, …"""
+    """Decoding settings of A, such as beam size, length penalty and precision; empty if unknown."""
     decoding_b: dict[str, str | int | float | bool] = {}
-    """Decoding settings of B, if known."""
+    """Decoding settings of B, such as beam size, length penalty and precision; empty if unknown."""
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:

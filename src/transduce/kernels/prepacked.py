@@ -126,11 +126,11 @@ class PrepackedModel(VocabularyModel):
 
 
 class PrepackedTransformer(PrepackedModel, Transformer):
-    """An encoder-decoder model with prepacked weights."""
+    """An encoder-decoder Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedDecoder(PrepackedModel, Decoder):
-    """A decoder-only model with prepacked weights."""
+    """A decoder-only Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedEncoder(PrepackedModel, Encoder):
@@ -177,13 +177,13 @@ PREPACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The models that `prepack` supports."""
+"""The table of models whose weights `prepack` can lay out for inference kernels."""
 
 
 InferenceModel = Transformer | Decoder | Encoder
-"""Models whose weights can be prepacked."""
+"""The classes of models whose weights can be prepacked."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
-"""Models with prepacked weights."""
+"""The classes of models with prepacked weights."""
 _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,

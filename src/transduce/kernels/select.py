@@ -191,7 +191,7 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
     """Return a search on CPU or GPU kernels that starts from a decoding state before its first step.
 
-    None if the state is not that of a kernel backend, or if its kernels do not support the options.
+    None if the state is not one of these kernels', or if they do not support the options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
@@ -211,9 +211,9 @@ class DecoderChoice(NamedTuple):
     """The backend that decodes a model, and why faster ones do not."""
 
     backend: str
-    """`compiled`, `triton` or `reference`."""
+    """The backend: `compiled` (kernels on a CPU), `triton` (on a GPU) or `reference` (PyTorch modules)."""
     refused: dict[str, str]
-    """For each faster backend, a clause with the reason why it does not decode the model."""
+    """For each faster backend, a clause with the reason why it does not decode the model; empty if there is none."""
 
 
 def select_decoder(model: nn.Module) -> DecoderChoice:

@@ -6,9 +6,11 @@ K width of a head's keys.
 
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache, LayerCache, Window, block_length, build_attention
@@ -85,6 +87,10 @@ class EncoderLayer(Component):
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
+    @override
+    def _check_call(self, x: Tensor, mask: object = None, **options: Any) -> None:
+        self._check_input(x, self.feed_forward.inner.in_features, self.feed_forward.inner.weight)
+
 
 class DecoderLayer(Component):
     """Masked self-attention, cross-attention to the memory, then the feed-forward network."""
@@ -142,6 +148,11 @@ class DecoderLayer(Component):
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
+    @override
+    def _check_call(self, x: Tensor, memory: Tensor, **options: Any) -> None:
+        for name, value in (("x", x), ("memory", memory)):
+            self._check_input(value, self.feed_forward.inner.in_features, self.feed_forward.inner.weight, name=name)
+
 
 # --- stacks of layers ---
 
@@ -188,7 +199,7 @@ class StackPositions(nn.Module):
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
         long = self.radius is not None and not cached and length > 3 * block_length(self.radius)
-        banded = long and not (self.causal and mask is not None)
+        banded = long and not (self.causal and mask is not None) and not isinstance(mask, BiasedMask)
         if self.causal and mask is None and length > 1 and not banded:
             mask = look_ahead_mask(length, x.device, cached=cached)
         if self.is_plain:
@@ -226,16 +237,13 @@ def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionM
     """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
-    allowed = near.allowed[..., first:]
-    if mask is None:
-        return AttentionMask(allowed), first
-    narrowed = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
-    return AttentionMask(narrowed & allowed), first
+    near = near.from_key(first)
+    return near if mask is None else mask.from_key(first) & near, first
 
 
 def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
     allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=bias.device) if mask is None else mask.allowed
-    return BiasedMask(allowed, bias, mask)
+    return BiasedMask(allowed, bias + mask.term if isinstance(mask, BiasedMask) else bias, mask)
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:

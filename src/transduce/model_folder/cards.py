@@ -28,7 +28,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
-    """The name of the task that the model was trained for."""
+    """The name of the task that the model was trained for, as in `--task`."""
     labels: tuple[str, ...] = ()
     """Names of the classes of texts, or of the tags of words, in the model's order; empty for other tasks."""
     length: int = 512
@@ -39,7 +39,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """True if an embedding model divides each vector by its Euclidean norm."""
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of task.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
@@ -217,7 +217,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of series.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 

@@ -110,7 +110,7 @@ class HuggingFaceHeads(NamedTuple):
     """The output heads of a Hugging Face encoder, found from its weights and configuration."""
 
     masked_language: bool
-    """True if the model predicts masked tokens."""
+    """True if the model has a head that predicts masked tokens."""
     labels: tuple[str, ...]
     """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
     length: int
@@ -200,7 +200,8 @@ def check_hugging_face_folder(folder: Path) -> str:
     """Return the `model_type` of a Hugging Face folder that can be imported.
 
     Raises:
-        TransduceError: the folder cannot be imported.
+        TransduceError: the folder is missing, holds no model, only an adapter, or a model that is not supported or
+            that transduce wrote.
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")

@@ -60,11 +60,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int
     versions: dict[str, str]
-    """Versions of the packages that wrote the folder."""
+    """Versions of the packages that wrote the folder, by package name."""
     source_language: str | None
-    """Code of the source language, if known."""
+    """Code of the source language; None if unknown."""
     target_language: str | None
-    """Code of the target language, if known."""
+    """Code of the target language; None if unknown."""
     sha256: dict[str, list[str]]
     """The SHA-256 digests of each file by name; while the weights are being replaced, the old and the new one."""
 
@@ -86,13 +86,13 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of directions.json."""
+    """The content of directions.json: the pairs of source and target language that a model translates."""
 
     directions: list[tuple[str, str]]
 
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
-    """Return language pairs as the text of directions.json."""
+    """Return pairs of source and target language as the JSON text of directions.json."""
     return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
 
 
@@ -115,7 +115,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return a record of context as the text of context.json."""
+    """Return how a model reads earlier sentences as the JSON text of context.json."""
     return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
 
 
@@ -239,7 +239,10 @@ def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFo
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
-    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder."""
+    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder.
+
+    False for a folder without a config.json.
+    """
     if not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
@@ -376,7 +379,7 @@ def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
 
 
 def _read_imported(folder: Path) -> ModelFolder[Model]:
-    """Read a Hugging Face folder that transduce did not write."""
+    """Read a Hugging Face folder that transduce did not write, with its weights; the model is in evaluation mode."""
     content, weights = outline_imported(folder)
     content.model.load_state_dict(dict(weights), assign=True)
     compute_unstored_buffers(content.model, build_model)

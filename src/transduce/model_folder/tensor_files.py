@@ -43,11 +43,11 @@ class FileVersion(msgspec.Struct, frozen=True):
     """A file's size, times and inode, by which one sees whether the file was replaced or written to."""
 
     size: int
-    """Size in bytes."""
+    """The file's size in bytes."""
     modified_ns: int
-    """Time of the last change of the content, in nanoseconds."""
+    """Time of the last change of the content, in nanoseconds since 1970."""
     changed_ns: int
-    """Time of the last change of content, name or rights, in nanoseconds; programs cannot set it on Unix."""
+    """Time of the last change of content, name or rights, in nanoseconds since 1970; programs cannot set it on Unix."""
     inode: int
     """The file's number on its file system."""
 

@@ -29,7 +29,7 @@ from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
 
 CACHE_FOLDER = ".transduce"
-"""The name of the cache's folder inside a model folder."""
+"""The name of the folder inside a model folder that caches digests of verified files and prepacked weights."""
 _VARIABLE = "TRANSDUCE_CACHE"  # names the user's cache; empty: nothing is kept, in model folders either
 _RECORDS = "verified_files.json"
 _SMALL_BYTES = 32 << 20  # smaller files are read and quantized again faster than anybody notices
@@ -38,9 +38,10 @@ _SPARE_BYTES = 1 << 30  # left free on the disk
 
 
 def cache_folders(folder: Path) -> list[Path]:
-    """Return the folders that may hold a model folder's cache, the preferred one first; none if caching is disabled.
+    """Return the folders that may hold a model folder's cache, the preferred one first.
 
-    A model folder that can be written to has its cache inside; others have it in the user's cache folder too.
+    A model folder that can be written to has its cache inside; others have it in the user's cache folder too. The list
+    is empty if $TRANSDUCE_CACHE is empty, which disables caching.
     """
     configured = os.environ.get(_VARIABLE)
     if configured == "":
@@ -97,7 +98,7 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     version: FileVersion
     """The file's version (size, times and inode) when it was read."""
     sha256: str
-    """The SHA-256 digest of the file's content."""
+    """The SHA-256 digest (hexadecimal) of the file's content, or of the part that was verified."""
     recorded_ns: int
     """The time at which the file began to be read, in nanoseconds since 1970."""
     is_finite: bool = False
@@ -183,7 +184,7 @@ class VerifiedFiles:
             self._write()
 
     def _write(self) -> None:
-        """Write the records to the first cache folder that can be written to; do nothing if there is none."""
+        """Write the records of verified files to the first cache folder that can be written to, if there is one."""
         for location in cache_folders(self._folder):
             with contextlib.suppress(OSError), _new_file(location, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
@@ -201,7 +202,7 @@ class PrepackedCache:
     """The prepacked (quantized) weights of a model folder, in one file for each memory layout that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
-        """Describe the cache of a folder.
+        """Describe the cached weights of a model folder at a precision, without reading them.
 
         Args:
             folder: the model folder.
@@ -326,7 +327,7 @@ class Int8Comparison(msgspec.Struct, frozen=True):
     """A comparison of translations with 8-bit weights and in float32, for one kind of search."""
 
     beam_size: int
-    """Number of beam hypotheses; 1: greedy search."""
+    """Number of beam hypotheses of the search; 1: greedy search."""
     samples: bool
     """True if tokens were drawn at random, with the same random numbers in both precisions."""
     equal: int
@@ -352,11 +353,11 @@ class Int8Proof(msgspec.Struct, frozen=True):
     """
 
     data: str
-    """The SHA-256 of the 8-bit weights."""
+    """The SHA-256 (hexadecimal) of the 8-bit weights that were measured."""
     source: str
     """The SHA-256 of the original weights and of the model's configuration."""
     version: str
-    """The version of transduce that translated."""
+    """The version of transduce with which the sentences were translated."""
     sentences: int
     """Number of sentences that were translated."""
     comparisons: tuple[Int8Comparison, ...]
@@ -390,7 +391,7 @@ def has_proofs(folder: Path) -> bool:
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
-    """Return the `Int8Proof` of a file with 8-bit weights.
+    """Return the `Int8Proof` of a file with 8-bit weights, which says how often they translate as float32 does.
 
     None if there is none, or if it is of other weights or another version of this package.
     """

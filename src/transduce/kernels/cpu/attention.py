@@ -31,7 +31,7 @@ QUERIES_AT_ONCE = 64
 BIAS_KEYS = 16
 """The multiple to which the rows of an attention bias (one number for each key) are padded."""
 AMX_KEYS = 32
-"""The number of keys or queries, as bfloat16 pairs, in a row of an AMX tile register."""
+"""The number of bfloat16 elements, those of so many keys or queries, in a row of an AMX tile register."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -42,53 +42,50 @@ class AttentionArguments(NamedTuple):
     """
 
     queries: Any
-    """Queries of the first head, float32 or bfloat16.
-
-    Each position has H × K contiguous elements of queries; keys and values have so many per key/value head.
-    """
+    """Address of the first head's queries, float32 or bfloat16; each position has H × K contiguous elements."""
     keys: Any
-    """Keys of the first head."""
+    """Address of the first head's keys; a position has (key/value heads) × K contiguous elements."""
     values: Any
-    """Values of the first head."""
+    """Address of the first head's values; a position has (key/value heads) × K contiguous elements."""
     query_stride: Any
-    """The stride from one query to the next."""
+    """The stride from one query to the next, in elements."""
     key_stride: Any
-    """The stride from one key to the next, and from one value to the next."""
+    """The stride from one key to the next, and from one value to the next, in elements."""
     batch: Any
-    """The number of sentences B."""
+    """The number of sentences B in the batch."""
     heads: Any
-    """The number of heads H."""
+    """The number of query heads H."""
     num_queries: Any
-    """The number of queries per sentence Q."""
+    """The number of queries Q of each sentence, padding included."""
     num_keys: Any
-    """The number of keys per sentence L."""
+    """The number of keys L of each sentence, padding included."""
     lengths: Any
-    """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
+    """Address of the number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
+    """Address of the output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
     sums: Any
-    """float32 (B, H, Q, 2): each query's greatest score, and the inverse of the sum of exponentials of its scores.
+    """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.
 
     `attend` writes them, `attend_backward` reads them.
     """
     query_gradient: Any
-    """Output of the backward pass: the gradient of the queries, with the queries' stride."""
+    """Address of an output of the backward pass: the gradient of the queries, with the queries' stride."""
     key_gradient: Any
-    """Output of the backward pass: the gradient of the keys, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the keys, with the keys' stride."""
     value_gradient: Any
-    """Output of the backward pass: the gradient of the values, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the values, with the keys' stride."""
     scratch: Any
-    """Scratch space of `scratch_per_thread` float32 numbers for each thread."""
+    """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
     """The number of float32 numbers of scratch space per thread, as `attention_scratch_size` returns it."""
     seed: Any = 0
-    """The 64-bit seed of dropout."""
+    """The 64-bit seed from which dropout computes which attention weights it drops."""
     drop_256ths: Any = 0
     """The dropout rate of the attention weights in 256ths; 0: no dropout."""
     bias: Any = 0
-    """float32 (H, Q, L), L padded to `BIAS_KEYS`: what is added to the scores of all sentences; 0: nothing."""
+    """Address of what is added to the scores of all sentences, float32 (H, Q, L), L padded to `BIAS_KEYS`; 0: none."""
     bias_gradient: Any = 0
-    """float32, in the shape of `bias`: the gradient of the bias is added to it in the backward pass; 0: no bias."""
+    """Address of float32, shaped like `bias`, to which the backward pass adds the bias' gradient; 0: no bias."""
 
 
 class AttentionShape(NamedTuple):
@@ -97,9 +94,9 @@ class AttentionShape(NamedTuple):
     width: int
     """The head width K, a multiple of the vector length `lanes`."""
     kind: Any
-    """The LLVM type of elements: F32, or I16 for bfloat16."""
+    """The LLVM type of queries, keys, values and outputs: F32, or I16 for bfloat16."""
     lanes: int
-    """The number of 32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register, which is the vector length."""
     scale: float
     """The factor of the dot products of queries and keys."""
     shared: int = 1
@@ -107,7 +104,7 @@ class AttentionShape(NamedTuple):
     drops: bool = False
     """True if attention weights are dropped at random (dropout)."""
     biased: bool = False
-    """True if a bias is added to the scores."""
+    """True if a bias, such as that of relative positions, is added to the scores."""
     amx: bool = False
     """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, no shared heads, dropout or bias."""
 
@@ -158,13 +155,13 @@ class HeadScratch(NamedTuple):
     transposed_values: Value
     """Values transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
     keys: Value
-    """Keys as float32, (L, K)."""
+    """The sentence's keys converted to float32, (L, K)."""
     values: Value
-    """Values as float32, (L, K)."""
+    """The sentence's values converted to float32, (L, K)."""
     key_gradient: Value
-    """The gradient of the keys, (L, K)."""
+    """The gradient of the sentence's keys, summed over queries, (L, K)."""
     value_gradient: Value
-    """The gradient of the values, (L, K)."""
+    """The gradient of the sentence's values, summed over queries, (L, K)."""
     queries: Value
     """Queries times the attention scale, K elements each: those of one group, or in the backward pass of many."""
     context_gradient: Value
@@ -179,9 +176,9 @@ class QueryGroup(NamedTuple):
     """A range of consecutive queries that an attention head computes together, to share loaded keys and values."""
 
     first: Value
-    """The index of the first query."""
+    """The index, in its sentence, of the group's first query."""
     size: int
-    """The number of queries."""
+    """The number of queries in the group."""
     scratch_first: Value
     """The index of the first query among the queries whose rows are in the scratch space."""
 
@@ -447,7 +444,7 @@ class Head(HeadAddresses):
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
     def zeros(self, count: int, columns: list[int]) -> list[list[Value]]:
-        """Allocate zeroed accumulators: for each of `count` queries, a vector for each of these columns."""
+        """Emit zeroed accumulators on the stack: for each of `count` queries, a vector for each of these columns."""
         return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
 
     def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
@@ -529,7 +526,7 @@ class _Contexts(Head):
                 self._attend(QueryGroup(first, count, self.k.int64(0)))
 
     def _attend(self, group: QueryGroup) -> None:
-        """Emit the forward pass of attention for a group of queries."""
+        """Emit the forward pass of attention for a group of queries: scores, their exponentials, weighted values."""
         limits = self.limits_of(group)
         self.scale_queries(group)
         greatest = self._scores(group, limits)
@@ -553,7 +550,7 @@ class _Contexts(Head):
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
-        """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
+        """Emit the replacement of scores by their exponentials, some of them dropped; return each query's inverse sum.
 
         Each query's greatest score and inverse sum are stored for the backward pass. The sum includes what dropout
         drops.

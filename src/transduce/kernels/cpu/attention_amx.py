@@ -49,9 +49,9 @@ class AmxScratch(NamedTuple):
     values: Value
     """A copy of the values, (L, K), used where they cannot be read in place."""
     key_pairs: Value
-    """Keys whose rows 2n and 2n + 1 are interleaved."""
+    """Keys whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     value_pairs: Value
-    """Values whose rows 2n and 2n + 1 are interleaved."""
+    """Values whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     query_columns: Value
     """16 queries transposed: for each two columns, the pair of elements of each query."""
     output_gradient_columns: Value
@@ -69,17 +69,17 @@ class AmxScratch(NamedTuple):
     inverses: Value
     """The inverse of the sum of exponentials of each of 16 queries, float32."""
     query_pairs: Value
-    """32 queries, two rows interleaved."""
+    """32 queries whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     output_gradient_pairs: Value
-    """The gradient of 32 attention outputs, two rows interleaved."""
+    """The gradient of 32 attention outputs, rows 2n and 2n + 1 interleaved, as an AMX right operand."""
     weight_rows: Value
-    """The attention weights of 32 queries for each key."""
+    """The attention weights of 32 queries, a row of 32 for each key."""
     score_gradient_rows: Value
-    """The score gradients of 32 queries for each key."""
+    """The score gradients of 32 queries, a row of 32 for each key."""
     key_gradient: Value
-    """The gradient of the keys, (L, K) float32."""
+    """The gradient of the sentence's keys, (L, K) float32, summed over queries."""
     value_gradient: Value
-    """The gradient of the values, (L, K) float32."""
+    """The gradient of the sentence's values, (L, K) float32, summed over queries."""
 
 
 class AmxHead(HeadAddresses):
@@ -240,7 +240,7 @@ class AmxHead(HeadAddresses):
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Emit a vector mask that is true in the first `count` lanes."""
+        """Emit a vector mask that is true in the first `count` lanes, such as those of queries that exist."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the forward pass of attention for 16 queries from `first` on."""
+        """Emit the forward pass for the 16 queries from `first` on: scores, their exponentials, weighted values."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)

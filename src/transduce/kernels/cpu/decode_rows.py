@@ -152,7 +152,7 @@ class HeadShape(NamedTuple):
     width: int
     """The head width K in elements, a multiple of the vector length."""
     scale: float
-    """The factor of the query-key dot products."""
+    """The factor that the dot products of queries and keys are multiplied by."""
 
     @staticmethod
     def of(config: ModelConfig) -> "HeadShape":
@@ -466,7 +466,7 @@ def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
 
 
 def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
-    """Emit x · sigmoid(z)."""
+    """Emit x · sigmoid(z), which SiLU and the approximate GELU consist of."""
     return k.build.fmul(x, _sigmoid(k, z))
 
 
@@ -513,7 +513,7 @@ class PositionTables(NamedTuple):
     """Position encoding tables for positions 0 to T - 1; those that a model does not use are empty."""
 
     added_encodings: Tensor
-    """Encodings that are added to embeddings, (T, D)."""
+    """Position encodings that are added to embeddings, a row for each position, (T, D)."""
     rotary: Tensor
     """Rotary angles (T, K): the cosines, then the sines, of the angle of each pair of dimensions."""
     relative_bias: Tensor
@@ -522,7 +522,7 @@ class PositionTables(NamedTuple):
     The distance is the key's position minus the query's; the first column is that of 1 - T.
     """
     length: int
-    """The number of positions T."""
+    """The number of positions T that the tables cover."""
 
     def addresses(self) -> dict[str, int]:
         """Return the tables' memory addresses, valid while they live, named as fields of `writer.StepArguments`."""
@@ -600,7 +600,14 @@ def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> Non
 
 
 def emit_rotary_head(
-    k: KernelBuilder, width: int, pointers: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+    k: KernelBuilder,
+    width: int,
+    pointers: tuple[Value, Value],
+    angles: Value,
+    *,
+    interleaved: bool,
+    kind: Any = F32,
+    direction: Value | None = None,
 ) -> None:
     """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
 
@@ -611,10 +618,12 @@ def emit_rotary_head(
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
         kind: the element type.
+        direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
+        sine = sine if direction is None else k.build.fmul(sine, direction)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
         first, second = (k.load_as_float32(source, start, kind) for start in starts)
         if interleaved:

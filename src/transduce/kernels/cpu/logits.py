@@ -45,7 +45,7 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Emit the maximum of the block of the row with index `number`."""
+        """Emit the maximum of the logits in block `number` of the row."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.pointer, start, _VECTORS))
 
@@ -238,7 +238,7 @@ class _Output(NamedTuple):
     kind: Any
     """The LLVM element type of weights and states."""
     vectors: int
-    """The number of vectors per block of logits."""
+    """The number of vectors of logits in a block, which is checked at once."""
     width: Value
     weights: Value
     bias: Value

@@ -32,44 +32,47 @@ class SelectArguments(NamedTuple):
     """Arguments of the kernel `select`, which selects each sentence's best continuations: mostly addresses."""
 
     logits: Any
-    """The logits, float32 (N, V)."""
+    """Address of the logits, float32 (N, V), a row for each hypothesis."""
     rows: Any
     """The number N of hypotheses, which are rows of logits."""
     vocabulary_size: Any
-    """The vocabulary size V."""
+    """The number of tokens V in the vocabulary, which is the width of a row of logits."""
     stride: Any
-    """Elements from one row of logits to the next."""
+    """The number of elements from one row of logits to the next."""
     beams: Any
     """The number W of hypotheses of each sentence; 1 at the first step."""
     normalizer: Any
-    """The log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
+    """Address of the log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
     scores: Any
-    """The total log-probability of each hypothesis, float32 (N,)."""
+    """Address of the total log-probability of each hypothesis, float32 (N,)."""
     eos_id: Any
     """The id of the end symbol."""
     beam_size: Any
     """The number of continuations to select for each sentence."""
     live_parents: Any
-    """Output: parents of the best continuations that do not end, int64 (B, beam size).
+    """Address of the output: parents of the best continuations that do not end, int64 (B, beam size).
 
     A parent is the index of the hypothesis that is continued, among its sentence's.
     """
     live_tokens: Any
-    """Output: tokens of the live continuations, int64 (B, beam size)."""
+    """Address of the output: tokens of the live continuations, int64 (B, beam size)."""
     live_scores: Any
-    """Output: log-probabilities of the live continuations' last tokens, float32 (B, beam size)."""
+    """Address of the output: log-probabilities of the live continuations' last tokens, float32 (B, beam size)."""
     live_totals: Any
-    """Output: total log-probabilities of the live continuations, float32 (B, beam size)."""
+    """Address of the output: total log-probabilities of the live continuations, float32 (B, beam size)."""
     ended_parents: Any
-    """Output: parents of the 2 × beam size best continuations, ended or not, int64 (B, 2 × beam size)."""
+    """Address of the output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_tokens: Any
-    """Output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
+    """Address of the output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
     ended_scores: Any
-    """Output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
+    """Address of the output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
-    """Output: totals of continuations that end among the beam size best, else -inf, float32 (B, 2 × beam size)."""
+    """Address of the output: totals of those that end among the beam size best, -inf of others, float32.
+
+    The shape is (B, 2 × beam size), as of the other arrays `ended_…`.
+    """
     scratch: Any
-    """Scratch space of `scratch_per_thread` float32 numbers for each thread."""
+    """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
     """The number of float32 numbers of scratch space per thread, as `select_scratch_size` returns it."""
     rules: Any
@@ -80,17 +83,17 @@ class RuleArguments(NamedTuple):
     """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
 
     never: Any
-    """Token ids that no hypothesis contains, int64; they have no probability, so the log-sum-exp is without them."""
+    """Address of token ids, int64, that no hypothesis contains and that have no probability."""
     never_count: Any
     """The number of token ids in `never`."""
     forbidden: Any
-    """Token ids that no hypothesis contains, int64; their probability counts in the log-sum-exp unless renormalized."""
+    """Address of token ids, int64, that no hypothesis contains; the log-sum-exp counts them unless renormalized."""
     forbidden_count: Any
     """The number of token ids in `forbidden`."""
     renormalizes: Any
     """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
     more_ends: Any
-    """Token ids that end a hypothesis too, int64: the end symbol gets the greatest of their logits and its own."""
+    """Address of token ids, int64, that end a hypothesis too: the end symbol gets their greatest logit or its own."""
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
     sums_ends: Any
@@ -108,33 +111,33 @@ class RuleArguments(NamedTuple):
     presence: Any
     """The bits of a float32 that is subtracted once for each token in the output."""
     penalizes_log_probabilities: Any
-    """1: scores are log-probabilities; 0: they are logits."""
+    """1: penalties change log-probabilities, as in beam search; 0: they change logits."""
     before: Any
-    """Tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
+    """Address of tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
     before_stride: Any
-    """The greatest number of tokens before a sentence's output."""
+    """The greatest number of tokens before a sentence's output, which is the width of `before`."""
     before_counts: Any
-    """The number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
+    """Address of the number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
     forced: Any
-    """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
+    """Address of the first tokens of hypotheses, by index in the input batch, int64 (N, F); -1: no token."""
     forced_count: Any
-    """The number of forced positions F."""
+    """The number F of first positions for which `forced` has tokens."""
     certain_count: Any
     """The number of first positions at which a forced token has probability 1 instead of the model's."""
     forced_last: Any
     """The token at the greatest length of a sentence, with probability 1; -1: none."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     longest: Any
-    """Each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of each sentence's greatest number of tokens, int64 (B,)."""
     tokens: Any
-    """The hypotheses' tokens, int32 (B × W, capacity)."""
+    """Address of the hypotheses' tokens, int32 (B × W, capacity)."""
     capacity: Any
     """The number of elements from one hypothesis' tokens to the next one's."""
     length: Any
-    """The number of steps so far."""
+    """The number of search steps so far."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses are shorter by it."""
+    """Address of the number of steps before each sentence joined the batch, int64 (B,); it has fewer tokens by it."""
 
 
 class NativeReductions:
@@ -341,7 +344,7 @@ class RuleResult(NamedTuple):
     normalizer: Any
     """The log-sum-exp to subtract from a logit to get its log-probability."""
     forced: Any
-    """The token that must come next, or -1."""
+    """The token id that must come next; -1: none."""
     forced_value: Any
     """The log-probability of the forced token, 0 if it has probability 1."""
 
@@ -436,7 +439,7 @@ class Rules:
             self._forbid_repetitions(line)
 
     def _penalize(self, line: LogitsRow, normalizer: Value) -> None:
-        """Emit lower logits for tokens that occurred, as `search.rules.RepetitionPenalty` does.
+        """Emit the penalties of tokens that occurred, as `search.rules.RepetitionPenalty` computes them.
 
         `normalizer` is the row's log-sum-exp, for penalties of log-probabilities.
         """
@@ -601,11 +604,11 @@ class DrawArguments(NamedTuple):
     """Arguments of the emitted function `draw`, which draws samples of tokens: addresses, unless stated otherwise."""
 
     uniform: Any
-    """Random numbers in [0, 1) by index in the input batch, step and sample, float32 (N, T, W)."""
+    """Address of random numbers in [0, 1) by index in the input batch, step and sample, float32 (N, T, W)."""
     steps: Any
     """The number of steps T for which `uniform` has random numbers."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     inverse_temperature: Any
     """The bits of a float32: 1 / temperature."""
     top_k: Any
@@ -617,11 +620,11 @@ class DrawArguments(NamedTuple):
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
-    """Scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
+    """Address of scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
     logits: Any
-    """Scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
+    """Address of scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
     tokens: Any
-    """Scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
+    """Address of scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
 
 
 def emit_draw(k: KernelBuilder) -> None:

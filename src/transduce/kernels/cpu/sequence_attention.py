@@ -25,27 +25,27 @@ class SequenceArguments(NamedTuple):
     """The arguments of the emitted function `attend_sequences` (attention of whole sentences); mostly pointers."""
 
     queries: Any
-    """Queries of row 0; float32, K elements for each head."""
+    """Address of the queries of row 0, float32, K elements for each head."""
     keys: Any
-    """Keys of row 0, K elements for each head."""
+    """Address of the keys of row 0, float32, K elements for each key/value head."""
     values: Any
-    """Values of row 0, K elements for each head."""
+    """Address of the values of row 0, float32, K elements for each key/value head."""
     stride: Any
     """The number of elements from one row of queries, keys and values to the next."""
     starts: Any
-    """The first row of each sentence, int64 (S,)."""
+    """Address of the first row of each sentence, int64 (S,)."""
     counts: Any
-    """The number of tokens of each sentence, int64 (S,)."""
+    """Address of the number of tokens of each sentence, int64 (S,)."""
     sentences: Any
     """The number of sentences S."""
     bias: Any
-    """The first head's relative position bias at distance 0; distances are the key's position minus the query's."""
+    """Address of the first head's relative position bias at distance 0 (the key's position minus the query's)."""
     bias_stride: Any
     """The number of elements between two heads' biases."""
     out: Any
-    """The attention output, float32 (N, H × K)."""
+    """Address of the attention output, float32 (N, H × K)."""
     scratch: Any
-    """Scratch space of `scratch_each` float32 numbers for each thread."""
+    """Address of scratch space of `scratch_each` float32 numbers for each thread."""
     scratch_each: Any
     """The number of float32 numbers of each thread's scratch space: see `sequence_scratch_size`."""
     thread: Any
@@ -76,11 +76,11 @@ class _Head(NamedTuple):
     count: Value
     """The number of tokens L of the sentence."""
     filled: Value
-    """L rounded up to whole blocks of keys."""
+    """The number of tokens L rounded up to whole blocks of keys."""
     transposed: Value
-    """Keys in transposed blocks of two vectors, (filled / block, K, block)."""
+    """The sentence's keys for this head, in transposed blocks of two vectors, (filled / block, K, block)."""
     values: Value
-    """Values without gaps, (L, K)."""
+    """The sentence's values for this head, copied without gaps, (L, K)."""
     weights: Value
     """Scores, later attention weights, of the queries that are computed together, (queries, filled)."""
     scaled: Value

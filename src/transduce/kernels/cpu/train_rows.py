@@ -62,42 +62,42 @@ class NormArguments(NamedTuple):
     """
 
     x: Any
-    """Input, (N, D)."""
+    """Address of the norm's input, (N, D)."""
     weight: Any
-    """Weight, (D,)."""
+    """Address of the norm's weight, (D,)."""
     bias: Any
-    """Bias, (D,); for LayerNorm only."""
+    """Address of the norm's bias, (D,); for LayerNorm only."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each of which is normalized by itself."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of elements of a row, a multiple of the vector length."""
     epsilon: Any
     """The bits of a float32 epsilon, which is added to the variance (LayerNorm) or mean square (RMSNorm)."""
     sums: Any
-    """float32 (N, 2): each row's mean (0 for RMSNorm) and the inverse of its standard deviation (root mean square)."""
+    """Address of each row's mean (0 for RMSNorm) and inverse standard deviation (root mean square), float32 (N, 2)."""
     out: Any
-    """Output: the norm, or in the backward pass the gradient of x, (N, D)."""
+    """Address of the output: the norm, or in the backward pass the gradient of x, (N, D)."""
     gradient: Any
-    """The gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
+    """Address of the gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
     kept: Any
-    """A gradient of x, (N, D), to add to the result, such as that of a residual connection; 0: none."""
+    """Address of a gradient of x, (N, D), to add to the result, such as that of a residual connection; 0: none."""
     thread_gradients: Any
-    """Scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
+    """Address of scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
     weight_sum: Any
-    """float32 (D,): the weight gradient is added to it."""
+    """Address of the float32 sum, (D,), to which the weight gradient is added."""
     bias_sum: Any
-    """float32 (D,): the bias gradient is added to it; for LayerNorm only."""
+    """Address of the float32 sum, (D,), to which the bias gradient is added; for LayerNorm only."""
 
 
 class SoftmaxArguments(NamedTuple):
     """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities in place."""
 
     logits: Any
-    """Address of the logits, (N, V)."""
+    """Address of the logits, (N, V), which become probabilities."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of logits."""
     width: Any
-    """The vocabulary size V."""
+    """The number V of logits in a row, the vocabulary size."""
     normalizers: Any
     """Address of the output, float32 (N,): the log-sum-exp of each row."""
     scratch: Any
@@ -108,11 +108,11 @@ class ColumnSumArguments(NamedTuple):
     """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
 
     source: Any
-    """Address of the matrix, (N, D)."""
+    """Address of the matrix whose rows are summed, (N, D)."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of the matrix."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of columns of the matrix, a multiple of the vector length."""
     sums: Any
     """Address of the output, float32 (threads, D): each thread's sum over its rows, initially zero."""
     gate: Any
@@ -125,7 +125,7 @@ class AddArguments(NamedTuple):
     """Arguments of the kernel `add`, which computes total += part element by element, in float32."""
 
     total: Any
-    """Address of the total, float32 (count,)."""
+    """Address of the float32 array that is added to, (count,)."""
     part: Any
     """Address of the array to add, float32 or bfloat16 (count,)."""
     count: Any
@@ -193,7 +193,7 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector from column `column` of a matrix row, float32 or bfloat16, converted to float32.
+        """Emit a load of a vector of a matrix row, from column `column` on, converted to float32.
 
         `address` is that of the matrix, and `width` its number of columns.
         """
@@ -201,12 +201,12 @@ class RowKernelEmitter:
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector from column `column` of a matrix row on, converted to the matrix's dtype."""
+        """Emit a store of a float32 vector from column `column` of a matrix row on, converted to the kernels' dtype."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Prefetch the matrix element that is a page (4096 bytes) ahead: the hardware prefetcher stops at pages."""
+        """Emit a prefetch of the element that is a page (4096 bytes) ahead, where the hardware prefetcher stops."""
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -270,7 +270,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`.
+        """Emit a load of a vector of the source, with zeros where the gate is not positive, and its store to `gated`.
 
         Without a gate (address 0), nothing is stored, and the source is returned unchanged.
         """
@@ -295,7 +295,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Load a vector of the row x, with a prefetch in the first pass over the row."""
+            """Emit a load of a vector of the row x from `column` on, with a prefetch in the first pass over the row."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -304,7 +304,7 @@ class RowKernelEmitter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            """Return a vector of the row x minus the row's mean."""
+            """Emit a vector of the row x, from `column` on, minus the row's mean."""
             return k.build.fsub(element(column, is_first=not is_centered), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -335,16 +335,19 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Return a vector of the normalized row, (x - mean) / deviation."""
+            """Emit a vector of the normalized row, (x - mean) / deviation, from `column` on."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            """Return a vector of the output's gradient times the norm's weight."""
+            """Emit a vector of the output's gradient times the norm's weight, from `column` on."""
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add a vector to the norm's weight and bias gradients; return the terms whose means x's gradient needs."""
+            """Emit the addition of a vector to the norm's weight and bias gradients.
+
+            Return the two terms whose means over the row x's gradient needs.
+            """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -426,7 +429,7 @@ class RowKernelEmitter:
             k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
 
     def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
-        """Load a vector of a row's logits as float32; lanes outside the row are -inf.
+        """Emit a load of a vector of a row's logits as float32; lanes outside the row are -inf.
 
         `inside` is a mask of the lanes inside the row; None: all are.
         """
@@ -458,15 +461,15 @@ class ActivationArguments(NamedTuple):
     """Arguments of the kernels `activate` and `activate_backward`: addresses, unless stated otherwise."""
 
     projected: Any
-    """The first linear layer's output, (N, F); for a gated activation (N, 2 F), each row's gate before its value."""
+    """Address of the first linear layer's output, (N, F); if gated, (N, 2 F), each row's gate before its value."""
     out: Any
-    """Output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
+    """Address of the output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each a token's."""
     width: Any
-    """The width F, a multiple of the vector length."""
+    """The inner width F of the feed-forward network, a multiple of the vector length."""
     gradient: Any
-    """The gradient of the activation, (N, F), for the backward pass only; may equal `out` unless the kind is gated."""
+    """Address of the activation's gradient, (N, F), for the backward pass; may equal `out` unless gated."""
 
 
 class ActivationEmitter:
@@ -535,15 +538,15 @@ class ScatterArguments(NamedTuple):
     """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for the frozen (padding) row."""
 
     total: Any
-    """Address of the matrix, float32 (V, D)."""
+    """Address of the matrix that rows are added to, float32 (V, D), such as an embedding's gradient."""
     ids: Any
-    """Address of row indices, int64 (N,)."""
+    """Address of the index in `total` of each row to add, int64 (N,)."""
     part: Any
     """Address of the rows to add, (N, D), float32 or bfloat16."""
     rows: Any
     """The number N of rows to add."""
     width: Any
-    """The width D, a multiple of the vector length."""
+    """The number D of columns of both matrices, a multiple of the vector length."""
     factor: Any
     """The bits of a float32 factor, which multiplies the rows to add."""
     frozen: Any
@@ -596,7 +599,7 @@ class ScatterEmitter:
 
 
 LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
-"""LLVM types of the supported dtypes."""
+"""The LLVM types of the dtypes that training kernels support; bfloat16 is stored as 16-bit integers."""
 
 
 def supports_rows(x: Tensor) -> bool:

@@ -116,7 +116,10 @@ class AttendedPositions(NamedTuple):
     """The cached positions that each sentence's hypotheses attend to in a decoding step; by default all."""
 
     allowed: Tensor | None = None
-    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions)."""
+    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions).
+
+    None: all positions, or those that the other fields select.
+    """
     counts: Tensor | None = None
     """The number of positions of each sentence, the first ones or the listed ones, int32, (sentences,); None: all."""
     position_list: Tensor | None = None

@@ -146,9 +146,9 @@ class StepSize(NamedTuple):
     """The buffer sizes of a recorded decoding step: sentences, hypotheses, source length and cached positions."""
 
     sentences: int
-    """The number of sentences B."""
+    """The number of sentences B that the buffers hold."""
     hypotheses: int
-    """The number of hypotheses of each sentence W."""
+    """The number of hypotheses W of each sentence."""
     source: int
     """The source length S in tokens."""
     capacity: int
@@ -201,7 +201,8 @@ class RecordedStep(Caches):
     def run(self) -> Tensor:
         """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites.
 
-        The first run is eager, the second is recorded as a CUDA graph, and later ones replay the graph.
+        The first run is eager, the second is recorded as a CUDA graph, and later ones replay the graph. On a CPU all
+        are eager.
         """
         if self._graph is not None:
             self._graph.replay()
@@ -354,7 +355,7 @@ def round_up_source(positions: int) -> int:
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum memory in bytes for a model's unused recorded decoding steps: a tenth of the GPU's."""
+    """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of a GPU's, or 256 MiB."""
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory

@@ -83,7 +83,7 @@ class TextLayout(NamedTuple):
     lengths: Tensor
     """The number of tokens of each text, int64."""
     chunks: Tensor
-    """The fields of each `Chunk`, int64 (chunks, 4)."""
+    """The chunks of texts that are computed together: the fields of each `Chunk`, int64 (chunks, 4)."""
     chunk_rows: int
     """The number of rows (tokens) of the largest chunk, for which scratch space must suffice."""
 
@@ -394,7 +394,7 @@ class CompiledModel:
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
         self.cache_dtype = _cache_dtype(model)
-        """The dtype of the cached keys and values."""
+        """The dtype of the cached keys and values, float32 or float16."""
         self.read_positions, self.step_positions = _position_tables(model)
         is_ragged = isinstance(model, PrepackedDecoder)
         k = new_builder("model", tile)

@@ -33,7 +33,7 @@ class SearchArguments(NamedTuple):
     """
 
     steps: Any
-    """The number of steps left in this call."""
+    """The number of search steps left in this call of the kernel."""
     least: Any
     """The number of sentences left at which the call ends: 0, unless others are to join the batch."""
     stop: Any
@@ -45,25 +45,25 @@ class SearchArguments(NamedTuple):
     length: Any
     """The number of search steps so far; hypotheses have as many tokens unless their sentence joined later."""
     tokens: Any
-    """The hypotheses' tokens, int32 (B × W, T)."""
+    """Address of the hypotheses' tokens, int32 (B × W, T)."""
     values: Any
-    """The log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
+    """Address of the log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
     next_tokens: Any
-    """A second buffer for `tokens`, swapped at each step."""
+    """Address of a second buffer for `tokens`, swapped at each step."""
     next_values: Any
-    """A second buffer for `values`, swapped at each step."""
+    """Address of a second buffer for `values`, swapped at each step."""
     lists: Any
-    """The lists of the hypotheses' key/value cache entries, as `StepArguments.lists`, int32 (B × W, `list_stride`)."""
+    """Address of the hypotheses' lists of key/value cache entries, int32 (B × W, `list_stride`)."""
     next_lists: Any
-    """A second buffer for `lists`, swapped at each step."""
+    """Address of a second buffer for `lists`, swapped at each step."""
     step: Any
     """The address of the machine code of the decoder step."""
     step_arguments: Any
-    """The decoder step's arguments, `writer.StepArguments`."""
+    """Address of the decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `selection.SelectArguments`."""
+    """Address of the selection's arguments, `selection.SelectArguments`."""
     rule_arguments: Any
-    """The arguments of the rules on tokens, `selection.RuleArguments`."""
+    """Address of the arguments of the rules on tokens, `selection.RuleArguments`."""
     is_read: Any
     """1 before the first selection of a decoder-only model, whose prompts have already given the logits; else 0."""
     is_ragged: Any
@@ -73,57 +73,58 @@ class SearchArguments(NamedTuple):
     longest_prompt: Any
     """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
     draw_arguments: Any
-    """The arguments of sampling, `selection.DrawArguments`."""
+    """Address of the arguments of sampling, `selection.DrawArguments`."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
-    """The beam size W."""
+    """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
     """The number of best hypotheses that must be final before a sentence is done; 0: one finished one is enough."""
     capacity: Any
-    """The capacity in tokens T."""
+    """The capacity T of a hypothesis in tokens."""
     positions: Any
     """The number of positions in the position encoding tables of the decoder step."""
     newest: Any
-    """The last token of each hypothesis, int64 (B × W,)."""
+    """Address of the last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
-    """The offset of each hypothesis' source, int64 (B × W,), and, `max_rows` elements later, its number of tokens."""
+    """Address of the offset of each hypothesis' source, int64 (B × W,), and, `max_rows` later, its number of tokens."""
     max_rows: Any
     """The number of elements from the first to the second of the two arrays in `row_sources`."""
     sources: Any
-    """The offset of each sentence's source, and its number of tokens, int64 (2, N).
+    """Address of two int64 numbers of each sentence, (2, N): its source's offset and number of tokens.
 
-    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
+    In decoder-only models, the number is that of the prompt and the tokens so far, with the one that the next step
+    reads.
     """
     all_sentences: Any
-    """The number of sentences that the arrays have space for, N."""
+    """The number of sentences N that the arrays have space for."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,)."""
+    """Address of the number of steps before each sentence joined the batch, int64 (B,)."""
     longest: Any
-    """Each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of each sentence's greatest number of tokens, int64 (B,)."""
     greatest_penalties: Any
-    """The length penalty at each sentence's greatest length, float32 (B,)."""
+    """Address of the length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
-    """The length penalty of n tokens at index n, float64 (T + 2,)."""
+    """Address of the length penalty of n tokens at index n, float64 (T + 2,)."""
     finished_counts: Any
-    """The number of finished hypotheses by index in the input batch, int64 (N,)."""
+    """Address of the number of finished hypotheses by index in the input batch, int64 (N,)."""
     order: Any
-    """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1).
+    """Address of the slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1).
 
     A slot is an index into the `finished_…` arrays, which keep the W best, and one that is being written.
     """
     finished_scores: Any
-    """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
+    """Address of the scores of finished hypotheses by slot, float64 (N, W + 1)."""
     finished_lengths: Any
-    """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
+    """Address of the lengths, in tokens, of finished hypotheses by slot, int64 (N, W + 1)."""
     finished_ended: Any
-    """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
+    """Address of flags by slot, int64 (N, W + 1): 1 for hypotheses that end with the end symbol, 0 for cut ones."""
     finished_tokens: Any
-    """Tokens of the finished hypotheses by slot, int32 (N, W + 1, T)."""
+    """Address of the tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
     finished_values: Any
-    """Log-probabilities of the finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
+    """Address of the log-probabilities of finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
 
 
 @cache

@@ -32,71 +32,74 @@ class StepArguments(NamedTuple):
     weights: Any
     """The address of an array with the addresses of the model's weights: `CompiledModel.weights`."""
     x: Any
-    """The residual stream (N, D), which holds the last layer's output in the end."""
+    """Address of the residual stream (N, D), which holds the last layer's output in the end."""
     normed: Any
-    """Scratch space (N, D) for the outputs of norms."""
+    """Address of scratch space (N, D) for the outputs of norms."""
     quantized: Any
-    """Scratch space for quantized rows: max(N × D, N × H × K) 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Address of scratch space for quantized rows, 16-bit words: max(N × D, N × H × K), and some rows more.
+
+    `amx.READABLE_EXTRA_ROWS` is the number of these rows, which kernels may read.
+    """
     scales: Any
-    """Scratch space (N,) for the scales of quantized rows."""
+    """Address of scratch space (N,) for the scales of quantized rows."""
     projected: Any
-    """Scratch space for the projected queries of each row; in the encoder for the projected keys and values too."""
+    """Address of scratch space for the projected queries of each row; in the encoder also for keys and values."""
     heads: Any
-    """Scratch space (N, H × K) for the attention heads' outputs."""
+    """Address of scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
-    """Scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
+    """Address of scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
     quantized_inner: Any
-    """Scratch space for the quantized inner layer: 128 × F 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Address of scratch space for the quantized inner layer, 16-bit words: 128 × F, and some rows more."""
     scores: Any
-    """Scratch space for attention scores: `score_capacity` float32 numbers for each thread."""
+    """Address of scratch space for attention scores: `score_capacity` float32 numbers for each thread."""
     score_capacity: Any
-    """The number of scores per thread: the most positions that a row attends to, plus one vector."""
+    """The number of float32 scores per thread: the most positions that a row attends to, plus one vector."""
     firsts: Any
-    """The index of the first token of each row's source, or of its prompt, int64 (N,)."""
+    """Address of the index of the first token of each row's source, or of its prompt, int64 (N,)."""
     counts: Any
-    """The number of source tokens of each row, int64 (N,); in decoder-only models, the tokens of its own sequence."""
+    """Address of the number of source tokens of each row, int64 (N,); in decoder-only models, of its own sequence."""
     memory: Any
-    """Keys and values projected from the encoder output, (layers, source tokens, keys and values of all heads)."""
+    """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
     sources: Any
-    """The number of source tokens S."""
+    """The number of source tokens S of all sentences."""
     past: Any
-    """The key/value cache of the tokens so far, (layers, entries, keys and values of all heads)."""
+    """Address of the key/value cache of the tokens so far, (layers, entries, keys and values of all heads)."""
     entries: Any
     """The capacity of the key/value cache in entries (tokens)."""
     rotary_angles: Any
-    """Cosines and sines of rotary embeddings by position, (positions, K)."""
+    """Address of cosines and sines of rotary embeddings by position, (positions, K)."""
     relative_bias: Any
-    """The relative position bias at distance 0, in a table (H, distances)."""
+    """Address of the relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
     """The number of elements between two heads' rows in the table of relative position biases."""
     position_encodings: Any
-    """Encodings that are added to embeddings, by position, (positions, D)."""
+    """Address of encodings that are added to embeddings, by position, (positions, D)."""
     ids: Any
-    """The tokens to read, or each row's newest token, int64 (N,)."""
+    """Address of the tokens to read, or each row's newest token, int64 (N,)."""
     used: Any
     """The number of used entries of the cache, to which a step appends. Only steps have this and the later fields."""
     lists: Any
-    """The cache entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
+    """Address of the cache entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
     list_stride: Any
     """The number of elements from one row's list of cache entries to the next one's."""
     length: Any
     """The number of entries in each list, the newest token's included."""
     logits: Any
-    """The output: logits, float32 (N, V), V padded to whole blocks."""
+    """Address of the output: the logits, float32 (N, V), V padded to whole blocks."""
     token_types: Any = 0
-    """The segment of each token, int64 (N,), if encoders have token types. Only encoders read this and later fields."""
+    """Address of the segment of each token, int64 (N,), or 0. Only encoders read this and the later fields."""
     starts: Any = 0
-    """The index of the first token of each text within its chunk, int64, one for each text."""
+    """Address of the index of the first token of each text within its chunk, int64, one for each text."""
     lengths: Any = 0
-    """The number of tokens of each text, int64."""
+    """Address of the number of tokens of each text, int64, one for each text."""
     texts: Any = 0
-    """The number of texts."""
+    """The number of texts that an encoder reads."""
     chunks: Any = 0
-    """The chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
+    """Address of the chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
     num_chunks: Any = 0
-    """The number of chunks of texts."""
+    """The number of chunks of texts, which are computed one after another."""
     attention: Any = 0
-    """Scratch space for attention of whole texts: `attention_each` float32 numbers for each thread."""
+    """Address of scratch space for attention of whole texts: `attention_each` float32 numbers for each thread."""
     attention_each: Any = 0
     """The number of float32 numbers of each thread's scratch space for attention of whole texts."""
 
@@ -112,7 +115,7 @@ class Weights:
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
-        """Return the index of a weight in the list that a kernel reads; a new weight is appended."""
+        """Return the index of a weight in the list of addresses that a kernel reads; a new weight is appended."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)

@@ -30,7 +30,7 @@ REGISTER_ROWS = 16
 REGISTER_BYTES = 64
 """The number of bytes per row of an AMX tile register; a row of D inputs must be a multiple of it."""
 MIN_ROWS = 4
-"""The minimum number of rows for AMX; with fewer rows, vector instructions take fewer cycles."""
+"""The minimum number of rows for AMX with integer formats; vector instructions are faster for fewer rows."""
 READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
 """The number of rows behind the last one that the AMX kernels may read."""
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3

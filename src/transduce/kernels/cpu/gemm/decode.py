@@ -97,7 +97,10 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues (the work on sums before they are stored) of the GEMM kernels; see `emit_gemm`."""
+"""The names of the epilogues, the work on a GEMM's sums before they are stored.
+
+`store` stores them, `relu` applies ReLU first, `add` adds them to the output, and `half` converts them to float16.
+"""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
@@ -175,7 +178,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
-            """Return the micro-kernel's arguments for rows from `row` on and a block of outputs."""
+            """Emit the micro-kernel's arguments for the rows from `row` on and a block of outputs."""
             column = k.mul(block, tile.columns)
             return MicroKernelArguments(
                 k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
@@ -247,7 +250,10 @@ def _emit_integer_micro_kernel(
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
-    """Load vector `number` of a line of packed 8-bit weights, widened to 16 bits for tiles of kind `words`."""
+    """Emit a load of vector `number` of a line of packed 8-bit weights.
+
+    For tiles of kind `words`, the weights are widened to 16 bits.
+    """
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
     return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
@@ -459,7 +465,7 @@ class BFloat16Vocabulary:
         self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return float32 logits (…, V) of bfloat16 states (…, D)."""
+        """Return float32 logits (…, V) of bfloat16 states (…, D); only those of unlikely tokens are rounded."""
         outputs, width = self._weight.shape
         rows = x.reshape(-1, width).contiguous()
         rounded = F.linear(rows, self._weight, self._bias)

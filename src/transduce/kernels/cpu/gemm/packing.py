@@ -37,7 +37,7 @@ class GemmLayout(NamedTuple):
     tile_rows: int
     """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
-    """The minimum number of rows of the left operand."""
+    """The minimum number of rows of the left operand for which the GEMM works."""
     row_multiple: int
     """The multiple to which the summed dimension is padded with zeros."""
     block: int
@@ -67,21 +67,21 @@ class GemmLayout(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The size of an element in bytes."""
+        """The size in bytes of an element: 2 for bfloat16, 4 for float32."""
         return 4 // self.group
 
 
 AVX512_LAYOUT = GemmLayout(panel=48, tile_rows=8, min_rows=8, row_multiple=8, block=1 << 16, depth=1 << 8, sum_tiles=32)
-"""The layout for AVX-512: 24 of the 32 registers hold sums."""
+"""The GEMM's block sizes for AVX-512 in bfloat16: 24 of the 32 registers hold sums."""
 AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 << 17, depth=1 << 8, sum_tiles=8)
-"""The layout for AMX: four of the eight tile registers hold 16 × 16 sums each."""
+"""The GEMM's block sizes for AMX in bfloat16: four of the eight tile registers hold 16 × 16 sums each."""
 
 
 class Matrix(NamedTuple):
     """A row-major matrix without gaps between its rows, as LLVM values."""
 
     pointer: Value
-    """Pointer to the first element."""
+    """Pointer to the matrix's first element."""
     rows: Value
     columns: Value
 
@@ -118,7 +118,10 @@ class Packer:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Emit code that packs a matrix into `to`, whose columns are summed over: its rows become columns of panels."""
+        """Emit code that packs a matrix's transpose into `to`: rows of the matrix become columns of the panels.
+
+        Products sum over the matrix's columns.
+        """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
         first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
@@ -176,7 +179,7 @@ class Packer:
                     self._add_sums(gradient, column, total)
 
     def _add_sums(self, gradient: Gradient, column: Value, total: Value) -> None:
-        """Emit the addition of `total`, the sums of the columns in the vector at `column`, to the column sums."""
+        """Emit the addition of `total`, sums of the vector of columns at `column`, to the gradient's column sums."""
         k = self.k
         pointer = k.element_pointer(k.pointer(gradient.sums), column)
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
@@ -213,7 +216,7 @@ class Packer:
             start = stop
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
-        """Return a pointer to the first pair of a column in its packed panel, and the panel's number of columns.
+        """Emit a pointer to the first pair of a column in its packed panel; also return the panel's number of columns.
 
         `columns` is the number of columns of the matrix, and `pairs` the number of pairs of each.
         """
@@ -223,7 +226,7 @@ class Packer:
         return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Return the indices of the matrix rows whose elements form the pair with this index."""
+        """Emit the indices of the matrix rows whose elements form the pair with this index: two, or one in float32."""
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
@@ -232,11 +235,11 @@ class Packer:
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to the element of a matrix at a row and column."""
+        """Emit a pointer to the element at a row and column of a matrix that starts at `base`."""
         return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Load a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
+        """Emit a load of a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
@@ -271,12 +274,12 @@ PART_ROWS = amx.REGISTER_ROWS
 """The number of rows in a part of an AMX tile, which is one tile register."""
 TILE_ROWS = AMX.tile_rows
 TILE = TILE_ROWS * AMX.panel
-"""The number of sums in an AMX tile."""
+"""The number of sums in an AMX tile, 32 rows × 32 columns."""
 STEP = 16
 """The number of pairs per row of a tile register, which one AMX instruction sums."""
 PARTS = TILE_ROWS // PART_ROWS
 AMX_VECTORS = AMX.panel // PART_ROWS
-"""The number of vectors of columns in an AMX panel."""
+"""The number of vectors of columns (16 each) in an AMX panel."""
 _LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
@@ -284,9 +287,9 @@ class PanelArguments(NamedTuple):
     """The arguments of an emitted AMX function that multiplies several tiles of rows by one panel of columns."""
 
     left: Value
-    """Pointer to the first tile's rows."""
+    """Pointer to the rows of the left operand that belong to the first tile."""
     tile_bytes: Value
-    """Bytes from one tile's rows to the next tile's."""
+    """Bytes from the left operand's rows of one tile to those of the next tile."""
     part_bytes: Value
     """Bytes from one 16-row part of a tile (a tile register) to the next."""
     row_bytes: Value
@@ -296,7 +299,7 @@ class PanelArguments(NamedTuple):
     panel: Value
     """Pointer to the packed columns of the panel."""
     depth: Value
-    """The number of pairs to sum."""
+    """The number of element pairs to sum in this call."""
     partial_sums: Value
     """Pointer to the partial sums of all tiles, which are kept between two ranges of pairs."""
     is_first_span: Value
@@ -310,17 +313,17 @@ class PanelArguments(NamedTuple):
     rows: Value
     """The number of rows of the result."""
     first: Value
-    """The index of the first row tile."""
+    """The index of the first row tile to compute."""
     last: Value
     """The index of the row tile at which to stop (exclusive)."""
     step: Value
-    """The step from one row tile to the next."""
+    """The step from one row tile to the next: 1, or the number of threads that alternate."""
     prefetched: Value
-    """Pointer to the data that is multiplied next, for prefetching."""
+    """Pointer to the packed columns that are multiplied next, which are prefetched meanwhile."""
 
 
 PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
-"""The LLVM types of `PanelArguments`' fields."""
+"""The LLVM types of the fields of `PanelArguments`, in their order."""
 
 
 class EpilogueEmitter(NamedTuple):
@@ -512,7 +515,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
+        """Emit a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

@@ -62,7 +62,7 @@ TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
 
 
 def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> Value:
-    """Add to each float32 sum the two products of a bfloat16 pair of one vector and the same pair of the other."""
+    """Emit the addition, to each float32 sum, of the two products of a bfloat16 pair with another vector's pair."""
     pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
     return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
 
@@ -74,12 +74,12 @@ class Gemm(NamedTuple):
     """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
     rows: Value
     panels: Value
-    """Pointer to the right operand, packed in panels."""
+    """Pointer to the right operand, packed in panels (blocks of columns)."""
     columns: Value
     pairs: Value
     """The number of element pairs along the summed dimension (in float32, of single elements)."""
     out: Value
-    """The address of the result, (rows, columns)."""
+    """The address of the result, (rows, columns), without gaps."""
     ending: Epilogue
     values: tuple[Value, ...] = ()
     """The epilogue's arguments.
@@ -93,7 +93,7 @@ class Gemm(NamedTuple):
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` bytes for each thread; None where nothing is packed."""
     partial_sums: Value | None = None
-    """The address of float32 scratch space for the sums of whole tiles; 0 or None: the summed dimension is whole."""
+    """The address of float32 scratch space for partial sums; if 0 or None, the summed dimension is not split."""
 
 
 class GemmEmitter:
@@ -103,9 +103,9 @@ class GemmEmitter:
     """
 
     layout: GemmLayout = AVX512_LAYOUT
-    """The block sizes of the GEMM."""
+    """The block sizes of the GEMM, which depend on registers and caches."""
     packer: type[Packer] = Packer
-    """The class that packs matrices for this layout."""
+    """The class that packs operands in the order in which this GEMM reads them."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
@@ -168,7 +168,7 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the half-open range of row tiles, blocks of `layout.tile_rows` rows, of the current thread."""
+        """Emit the half-open range of row tiles, blocks of `layout.tile_rows` rows, of the current thread."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
@@ -205,7 +205,7 @@ class GemmEmitter:
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of the tiles of a panel that this thread computes, from the diagonal on.
+            """Emit (first, last, step) of the row tiles that this thread computes for a panel, from the diagonal on.
 
             `column` is the panel's first column.
             """
@@ -272,12 +272,12 @@ class GemmEmitter:
         k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
     def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
-        """Return a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
+        """Emit a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
         k = self.k
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Return the epilogue's arguments, with addresses moved to a tile's first element.
+        """Emit the epilogue's arguments, with addresses moved to a tile's first element.
 
         `column` is the tile's first column, and `offset` the index of its first element in the result.
         """
@@ -294,7 +294,7 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Return an address moved by `elements` of `size` bytes; address 0 stays 0.
+        """Emit an address moved by `elements` of `size` bytes; address 0 stays 0.
 
         `size` None means that of the packed elements.
         """
@@ -484,11 +484,11 @@ class _Block(NamedTuple):
     waiting: Value
     """Pointer to the block's partial sums, which wait for the next range of pairs."""
     tiles: TileRange
-    """The range of row tiles."""
+    """The range of row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
-    """The half-open range of columns, whole panels."""
+    """The half-open range of columns of the result that the block covers, whole panels."""
     span: PairRange
-    """The range of pairs that are summed."""
+    """The range of element pairs, along the summed dimension, that are added now."""
     begins: Value
     """1 if these are the first pairs of the summed dimension, else 0."""
     ends: Value
@@ -630,7 +630,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return the arguments of the emitted tile function that are the same for packed and unpacked rows, by name."""
+        """Emit the arguments of the tile function that packed and unpacked rows have in common; return them by name."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),

@@ -46,29 +46,29 @@ class ForwardArguments(NamedTuple):
     """
 
     x: Any
-    """Input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
-    """Weight, (O, I), which the kernel packs first; 0: `packed_weight` already holds the packed weight."""
+    """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     bias: Any
-    """Bias, (O,); 0: none."""
+    """Address of the bias, (O,); 0: none."""
     out: Any
-    """Output, (N, O)."""
+    """Address of the layer's output, (N, O), which is written."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     packed_weight: Any
-    """Scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight."""
     is_nontemporal: Any
     """1 if outputs are written by non-temporal stores, past the caches, else 0."""
     thread_scratch: Any
-    """Scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
+    """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
     positive_mask: Any
-    """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
+    """Address of a bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
 
 class BackwardArguments(NamedTuple):
@@ -78,35 +78,35 @@ class BackwardArguments(NamedTuple):
     """
 
     x: Any
-    """Input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
-    """Weight, (O, I), which the kernel packs first; 0: `packed_weight` already holds the packed weight."""
+    """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     gradient: Any
-    """The gradient with respect to the output, (N, O)."""
+    """Address of the gradient with respect to the layer's output, (N, O)."""
     x_gradient: Any
-    """The gradient with respect to x, (N, I), which is written."""
+    """Address of the gradient with respect to x, (N, I), which is written."""
     relu_mask: Any
-    """If x is a ReLU's output, N × I bits that are 1 where x was positive; elsewhere the gradient is set to 0."""
+    """Address of N × I bits, 1 where x was positive, if x is a ReLU's output: elsewhere its gradient is set to 0."""
     weight_gradient_sum: Any
-    """float32, (O, I): the gradient with respect to the weight is added to it."""
+    """Address of float32, (O, I): the gradient with respect to the weight is added to it."""
     bias_gradient_sum: Any
-    """float32, (O,): the gradient with respect to the bias is added to it."""
+    """Address of float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     packed_weight: Any
-    """Scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight."""
     packed_x: Any
-    """Scratch space for the packed input: I × N elements, with N rounded up to the multiple that the GEMM needs."""
+    """Address of scratch space for the packed input: I × N elements, N rounded up to the GEMM's multiple."""
     thread_scratch: Any
-    """Scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
+    """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
     is_nontemporal: Any
     """1 if `x_gradient` is written by non-temporal stores, past the caches, else 0."""
     partial_sums: Any = 0
-    """Scratch space of N × I float32, N rounded up to whole row tiles, for the gradient of x.
+    """Address of scratch space of N × I float32, N rounded up to whole row tiles, for the gradient of x.
 
     It is used only for very many outputs, such as those of a vocabulary; 0: none.
     """
@@ -210,9 +210,9 @@ class GradientSums(NamedTuple):
     """The float32 tensors to which a linear layer's gradients are added; None: that gradient is not requested."""
 
     weight: Tensor | None
-    """The sum of the weight's gradients, (O, I)."""
+    """The float32 tensor (O, I) to which the weight's gradient is added."""
     bias: Tensor | None = None
-    """The sum of the bias' gradients, (O,)."""
+    """The float32 tensor (O,) to which the bias' gradient is added."""
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:

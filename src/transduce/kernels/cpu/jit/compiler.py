@@ -173,8 +173,8 @@ def address_of(tensor: Tensor | None) -> int:
 def find_integer_tile() -> Tile | None:
     """Return the register tile for quantized GEMMs on this processor; None if there are no kernels for it.
 
-    Kernels need an x86-64 processor with AVX2 and FMA, or AVX-512. The environment variables that restrict the
-    instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) restrict these kernels too.
+    Kernels need an x86-64 processor with AVX2 and FMA, or AVX-512, and LLVM 22. The environment variables that restrict
+    the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) restrict these kernels too.
     """
     if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _MIN_LLVM:
         return None
@@ -335,7 +335,7 @@ def find_openmp() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
-        """Return the address of a function of the OpenMP library."""
+        """Return the address of the OpenMP library's function with this name."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
@@ -411,7 +411,8 @@ _LIMITER = ThreadLimiter()  # one per process
 def useful_threads(work: int, max_threads: int | None = None) -> int:
     """Return how many threads to use for `work` multiply-adds between barriers, at most `max_threads`.
 
-    None: PyTorch's number. Small work runs on one thread, and fewer threads are used while cores are busy.
+    A None `max_threads` is PyTorch's number. Small work runs on one thread, and fewer threads are used while cores are
+    busy.
     """
     wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
     return _LIMITER.size(wanted) if wanted > 1 else 1

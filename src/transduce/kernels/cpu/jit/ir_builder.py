@@ -107,7 +107,7 @@ class KernelBuilder:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """Emit a counting loop from start (inclusive) to stop (exclusive); yields the 64-bit counter."""
+        """Emit a loop around the code in the body of `with`; yields the 64-bit counter, from start up to below stop."""
         start, stop = self.int64(start), self.int64(stop)
         entry = self.build.block
         header, body, after = (self.build.append_basic_block() for _ in range(3))
@@ -190,7 +190,7 @@ class KernelBuilder:
         return ir.Constant(I64, value) if isinstance(value, int) else value
 
     def float32(self, value: float) -> Value:
-        """Return a float32 constant."""
+        """Return a Python number as an LLVM float32 constant."""
         return ir.Constant(F32, value)
 
     def float_from_bits(self, bits: Value) -> Value:
@@ -202,7 +202,7 @@ class KernelBuilder:
         return self.build.icmp_signed("!=", address, self.int64(0))
 
     def splat(self, value: Value | float) -> Value:
-        """Emit a vector with one value in all lanes."""
+        """Emit a vector with one value in all lanes; a Python float becomes a float32 constant."""
         if isinstance(value, float):
             return ir.Constant(self.floats, [value] * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
@@ -210,14 +210,14 @@ class KernelBuilder:
         return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
 
     def add(self, *values: Value | int) -> Value:
-        """Emit the sum of 64-bit integers."""
+        """Emit the sum of any number of 64-bit integers; Python integers become constants."""
         total = self.int64(values[0])
         for value in values[1:]:
             total = self.build.add(total, self.int64(value))
         return total
 
     def mul(self, *values: Value | int) -> Value:
-        """Emit the product of 64-bit integers."""
+        """Emit the product of any number of 64-bit integers; Python integers become constants."""
         product = self.int64(values[0])
         for value in values[1:]:
             product = self.build.mul(product, self.int64(value))
@@ -403,7 +403,7 @@ class KernelBuilder:
         self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.mul(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
-        """Allocate a variable on the stack with an initial value, and return its address."""
+        """Emit the allocation of a variable on the stack with an initial value, and return its address."""
         with self.build.goto_entry_block():
             address = self.build.alloca(start.type)
         self.build.store(start, address)
@@ -462,11 +462,11 @@ class Fields:
         self.set(other, first)
 
     def _at(self, name: str) -> Value:
-        """Emit a pointer to the kernel argument with this name."""
+        """Emit a pointer to the memory of the kernel argument with this name."""
         return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
 def _alignment(kind: Any) -> int:
-    """Return the alignment in bytes that loads and stores may assume: that of one element."""
+    """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -80,7 +80,7 @@ class Arena:
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}
-        """The memory address of each array by name."""
+        """The memory address of each array, by the array's name."""
         self._tensors: dict[str, Tensor] = {}
         self._numbers: dict[str, Any] = {}
 
@@ -266,7 +266,7 @@ class StackAllocator:
     def __init__(self, size: int) -> None:
         """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
         self.live: dict[int, int] = {}
-        """The end address of each block in use, by its start address."""
+        """The end address of each block in use on the stack, by the block's start address."""
         self._first = self._end = 0
         self._lock = RLock()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -317,7 +317,7 @@ class MemoryOffset(NamedTuple):
     base: int
     """The index of the base address among those passed to `CompiledSteps.run`."""
     bytes: int = 0
-    """The offset in bytes."""
+    """The offset from the base address in bytes."""
 
     def advance(self, count: int) -> "MemoryOffset":
         """Return the memory offset that lies `count` bytes later, from the same base address."""
@@ -333,7 +333,7 @@ class MemoryPlan:
     def __init__(self, base: int) -> None:
         self.base = base
         self.size = 0
-        """The peak memory in bytes."""
+        """The peak of the memory that is in use at once, in bytes, which the caller must allocate."""
         self._taken: dict[int, int] = {}
 
     def allocate(self, count: int) -> MemoryOffset:
@@ -381,7 +381,10 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all kernel calls on `threads` threads, with these base addresses (the first is 0); nothing is checked."""
+        """Run all kernel calls on `threads` threads; memory offsets in arguments become addresses.
+
+        `bases` are the base addresses that the offsets refer to by index, of which the first is 0. Nothing is checked.
+        """
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
         _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)

@@ -38,7 +38,7 @@ class Tile(NamedTuple):
     vectors: int
     """The number of vector registers that hold a row of the block, so that it has lanes × vectors outputs."""
     rows: int
-    """The number of rows of activations in a block."""
+    """The number of rows of activations that a micro-kernel multiplies at once."""
     kind: Kind
     """The format that rows are quantized to, such as `bytes` or `pairs`."""
     amx: bool = False
@@ -80,12 +80,12 @@ class Tile(NamedTuple):
 
     @property
     def weight(self) -> Any:
-        """The LLVM type of a weight."""
+        """The LLVM type of a packed weight: 8-bit integer, or that of activations for floating-point formats."""
         return self.element if self.is_float else I8
 
     @property
     def weight_bytes(self) -> int:
-        """The size of a weight in bytes."""
+        """The size of a packed weight in bytes: 1, 2 (bfloat16) or 4 (float32)."""
         return {"floats": 4, "pairs": 2}.get(self.kind, 1)
 
     @property
@@ -105,7 +105,7 @@ class Tile(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """The number of outputs in a block of weights, C."""
+        """The number C of outputs in a block of packed weights, which a micro-kernel computes at once."""
         return self.lanes * self.vectors
 
     @property
@@ -115,9 +115,9 @@ class Tile(NamedTuple):
 
 
 AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
-"""The AVX-512 tile: 24 of the 32 registers of 512 bits hold sums."""
+"""The register block for AVX-512, of 6 rows × 64 outputs: 24 of the 32 registers of 512 bits hold sums."""
 AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
-"""The AVX2 tile: 12 of the 16 registers of 256 bits hold sums."""
+"""The register block for AVX2, of 6 rows × 16 outputs: 12 of the 16 registers of 256 bits hold sums."""
 MAX_LANES = AVX512_TILE.lanes
 
 
@@ -139,13 +139,13 @@ class MicroKernelArguments(NamedTuple):
     bias: Value
     """Pointer to the bias, float32, one number for each output of the block."""
     out: Value
-    """Pointer to the first output of the first row."""
+    """Pointer to the output's first element in the block, in the first row."""
     stride: Value
     """The number of elements from one output row to the next."""
 
 
 MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
-"""The LLVM types of `MicroKernelArguments`' fields."""
+"""The LLVM types of the fields of `MicroKernelArguments`, in their order."""
 
 
 def output_type(ending: str) -> Any:

@@ -37,13 +37,13 @@ class UpdateArguments(NamedTuple):
     """Arguments of the kernels `adam` and `apply`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
-    """The float32 master parameters."""
+    """Address of the float32 master parameters, which are updated."""
     gradient: Any
-    """The gradients, which the kernel sets to zero."""
+    """Address of the gradients, which the kernel sets to zero."""
     average: Any
-    """The moving average of the parameters, which is updated; 0: none."""
+    """Address of the moving average of the parameters, which is updated; 0: none."""
     bfloat16_copy: Any
-    """The copy of the parameters that is rounded to bfloat16; 0: none."""
+    """Address of the copy of the parameters that is rounded to bfloat16; 0: none."""
     count: Any
     """The number of elements of each vector."""
     average_decay: Any
@@ -52,21 +52,21 @@ class UpdateArguments(NamedTuple):
     This number and those of the next fields are the bits of a float32, unless stated otherwise.
     """
     first: Any
-    """Address of the first moments; for `adam` only."""
+    """Address of the first moments (running means of gradients), which are updated; for `adam` only."""
     second: Any
-    """Address of the second moments; for `adam` only."""
+    """Address of the second moments (running means of squares), which are updated; for `adam` only."""
     factor: Any
     """The factor that the gradient is multiplied by first, such as that of clipping; for `adam` only."""
     beta1: Any
-    """Adam's β1; for `adam` only."""
+    """Adam's β1, the decay of the first moment; for `adam` only."""
     beta2: Any
-    """Adam's β2; for `adam` only."""
+    """Adam's β2, the decay of the second moment; for `adam` only."""
     rate: Any
     """The learning rate; for `adam` divided by 1 - β1^t, with t the number of the update."""
     inverse_root: Any
     """1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
     epsilon: Any
-    """Adam's epsilon; for `adam` only."""
+    """Adam's ε, which is added to the divisor; for `adam` only."""
     update: Any
     """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
     has_bfloat16_move: Any
@@ -79,11 +79,11 @@ class MomentumArguments(NamedTuple):
     """Arguments of the kernel `momentum`: addresses of float32 vectors, unless stated otherwise."""
 
     gradient: Any
-    """The gradients, which do not change."""
+    """Address of the gradients, which do not change."""
     momentum: Any
-    """The momentum, which is updated."""
+    """Address of the momentum, which is updated."""
     out: Any
-    """The direction of the update, as output, float32 or bfloat16."""
+    """Address of the direction of the update, as output, float32 or bfloat16."""
     is_narrow: Any
     """Not 0 if `out` is bfloat16."""
     count: Any
@@ -221,11 +221,11 @@ class UpdateEmitter:
         return k.splat(k.float_from_bits(bits))
 
     def _load(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Load the float32 SIMD vector at element `number` of an array; lanes outside the mask `inside` are zero."""
+        """Emit a load of a float32 SIMD vector at element `number` of an array; lanes outside `inside` are zero."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _store(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Store a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
+        """Emit a store of a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
 
         Lanes outside the mask `inside` are not written; None: all are.
         """
@@ -367,21 +367,21 @@ class OrthogonalizeArguments(NamedTuple):
     matrices: Any
     """The address of an array of addresses: those of the bfloat16 matrices, each of R rows and C columns."""
     done: Any
-    """Output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
+    """Address of the output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
     count: Any
-    """The number of matrices."""
+    """The number of matrices to orthogonalize."""
     rows: Any
-    """The number of rows R."""
+    """The number of rows R of each matrix."""
     columns: Any
-    """The number of columns C."""
+    """The number of columns C of each matrix."""
     coefficients: Any
-    """The coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
+    """Address of the coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
     """The bits of a float32: a matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this."""
     most: Any
     """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse; other matrices stay unchanged."""
     scale: Any
-    """The bits of a float32 that the result is multiplied by."""
+    """The bits of a float32 that each orthogonalized matrix is multiplied by."""
     by_gram_matrix: Any
     """Not 0 to evaluate the polynomials on x xᵀ and multiply x only once."""
     scratch: Any
@@ -411,7 +411,7 @@ class OrthogonalizeEmitter:
     """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices in place by odd polynomials (Muon)."""
 
     names = ("orthogonalize",)
-    """The kernel's name."""
+    """The name of the emitted kernel, in a tuple."""
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
