@@ -265,8 +265,10 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
             markersize=4,
         )
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if all(np.array_equal(each.x, np.rint(each.x)) for each in panel.curves):  # such as positions and steps
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
-    if len(panel.curves) > 1:
+    if panel.curves:
         axes.legend(
             frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
         )
@@ -318,6 +320,8 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         axes.grid(which="minor", color="white", linewidth=0.8)
         axes.tick_params(which="minor", length=0)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    for axis in (axes.xaxis, axes.yaxis):  # rows and columns have whole numbers
+        axis.get_major_locator().set_params(integer=True)
     for spine in axes.spines.values():
         spine.set_visible(True)
     if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
@@ -468,8 +472,9 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
-    lines.append(axes + localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark"))
+    axes = ", ".join(f"{label} {arrow}" for label, arrow in ((panel.y_label, "↓"), (panel.x_label, "→")) if label)
+    shading = localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark")
+    lines.append(axes + shading if axes else shading[1:].lstrip())
     return "\n".join(lines)
 
 

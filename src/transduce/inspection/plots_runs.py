@@ -207,14 +207,15 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
     names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
+    query, key = "source token" if kind == "encoder" else "target token", names[kind]
     if len(maps.kinds) == 1:
-        names[kind] = "token"
+        query = key = "token"
     return Chart(
         tuple(
             HeatMap(
                 title=f"layer {chosen}, head {head + 1}",
-                x_label=names[kind] if head + columns_of(heads) >= heads else "",
-                y_label="",
+                x_label=key,
+                y_label=query,
                 values=weights[chosen - 1, head].astype(np.float64),  # (Q, L)
                 minimum=0.0,
                 maximum=1.0,
