@@ -85,7 +85,8 @@ def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_trans
     with pytest.raises(TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"):
         transduce.load(model, datastore="some.examples")
     for read in (load_translator, read_model_folder):
-        with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
+        message = r"is of the kind `decoder`, but .* is needed here: `transduce generate`"
+        with pytest.raises(TransduceError, match=message):
             read(model)
     assert 'transduce generate THIS_FOLDER "the beginning"' in (model / "README.md").read_text("utf-8")
 

@@ -405,12 +405,13 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         event = self.validation(corpus, resolved, placement).validate(filler.model.state_dict(), step or 0)
+        masked, following = event.scores[MASKED_ACCURACY], event.scores.get(NEXT_ACCURACY)
         summary = (
-            f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of masked tokens found"
+            f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found."
+            if following is None
+            else f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found and "
+            f"{following:.1f} % of next sentences predicted."
         )
-        if NEXT_ACCURACY in event.scores:
-            summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
-        summary += "."
         hint = f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 

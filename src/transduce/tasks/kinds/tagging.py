@@ -372,7 +372,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
         """Choose the number of sentences in a batch."""
-        return Choice(_ROWS, "sentences")
+        return Choice(_ROWS, "sentences, with a tag for each word")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the number of training steps of ten epochs."""

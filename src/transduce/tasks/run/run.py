@@ -91,7 +91,7 @@ from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, T
 from transduce.training.lora import count_parameters
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
-from transduce.ui_language import column, localized
+from transduce.ui_language import column, labeled, localized
 
 # --- safeguards ---
 # The largest batches, which are tried first, a description of batches, and the run's environment.
@@ -265,12 +265,12 @@ class Run:
         )
 
     def _say_choices(self, choice_log: ChoiceLog) -> None:
-        parts = ", ".join(map(localized, describe(self.machine).split(", ")))
-        self.display.show(f"{localized('Machine:')} {parts}")
+        self.display.show(labeled("Machine", localized(describe(self.machine))))
         width = max(len(line.name) for line in choice_log.lines)
         values = max(len(line.value) for line in choice_log.lines)
         for line in choice_log.lines:
-            value = column(line.value, values, right=True)
+            named = " " not in line.value  # a name, such as `encoder`, is shown as it is written in settings
+            value = f"{line.value:>{values}}" if named else column(line.value, values, right=True)
             self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
