@@ -22,7 +22,7 @@ from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.choices import choose_kernels
-from transduce.ui_language import column, localized
+from transduce.ui_language import column, labeled, localized, ui_language
 
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
@@ -45,7 +45,8 @@ class BackendChoice(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         reasons = [localized(f"not {name}, because {reason}") for name, reason in self.refused.items()]
-        return "; ".join([self.backend + (f": {localized(self.reason)}" if self.reason else ""), *reasons])
+        chosen = labeled(self.backend, localized(self.reason)) if self.reason else self.backend
+        return ("; " if ui_language() == "en" else "；").join([chosen, *reasons])
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         shown = self.decoding or localized("this kind of model has no choice of backends")
-        return f"{self.description}: {shown}"
+        return labeled(self.description, str(shown))
 
 
 class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +118,12 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        yield "machine", f"{self.system}, {localized(threads)}, {', '.join(self.processor)}"
+        yield "machine", localized(", ".join([self.system, threads, *self.processor]))
         if self.limits:
             yield "limits", ", ".join(f"{name}={value}" for name, value in self.limits.items())
         yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + localized(self.no_gpu or "")
-        name, colon, reason = self.precision.partition(": ")
-        yield "precision", name + colon + localized(reason)
+        name, _, reason = self.precision.partition(": ")
+        yield "precision", labeled(name, localized(reason))
         yield "training", str(self.training)
         yield "decoding", str(self.decoding) + localized(" (the paper's base model)")
         if self.slower is not None:
