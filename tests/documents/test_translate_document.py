@@ -125,7 +125,7 @@ def test_a_translation_is_not_resumed_with_other_weights_tags_or_terms(
     terms.write_text("苹果\tapples\n", "utf-8")
     changed = copy.deepcopy(translator)
     with torch.no_grad():
-        changed.transformer.decoder_layers[0].feed_forward.inner.weight += 1.0
+        dict(changed.model.named_parameters())["decoder_layers.0.feed_forward.inner.weight"].add_(1.0)
     with pytest.raises(TransduceError, match="started with another document, model or settings"):
         transduce.translate_document(changed, source, target, resume=True, **options)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Compare an exported model with its original: log-probabilities of targets, and greedy translations.
+"""Compare an exported model with its original: log-probabilities of targets, greedy translations, encoder outputs.
 
 For a language model, the translation of a prompt is its greedy continuation.
 """
@@ -42,7 +42,7 @@ _CPU = torch.device("cpu")
 
 
 class OriginalModel(ExportedModel):
-    """An original encoder–decoder, with the interface of exported models."""
+    """An original encoder–decoder, with the interface of exported models, so that both can be compared."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -67,7 +67,7 @@ class OriginalModel(ExportedModel):
 
 
 class OriginalLanguageModel(ExportedModel):
-    """An original decoder-only model in float32 on a CPU, with the interface of exported models."""
+    """An original decoder-only model in float32 on a CPU, with the interface of exported models, for comparison."""
 
     def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
         """Wrap a decoder-only model.
@@ -104,7 +104,7 @@ class OriginalLanguageModel(ExportedModel):
 
 
 class OriginalEncoder(ExportedEncoder):
-    """An original encoder in float32 on a CPU, with the interface of exported encoders."""
+    """An original encoder in float32 on a CPU, with the interface of exported encoders, for comparison."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
@@ -154,7 +154,7 @@ class Original:
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
-        """The source vocabulary for each target language of the export, or the only source vocabulary.
+        """The source vocabularies to compare with: one for each target language of the export, or only one.
 
         A vocabulary for a target language puts the language's token before each sentence.
         """
@@ -172,7 +172,7 @@ class Original:
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
-        """Return the original model with the interface of an exported one."""
+        """Return the original model with the interface of an exported one, by its kind."""
         if isinstance(self.model, Encoder):
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
@@ -194,7 +194,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of how closely an exported model's log-probabilities and translations agree with its original's."""
 
     sentences: int
-    """Number of sentences compared."""
+    """Number of sentences (or prompts) compared."""
     log_probabilities: int
     """Number of log-probabilities compared: of each token and end symbol in the original's translations and in random
     targets.
@@ -208,7 +208,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as lines of text; `name` names the weights, such as "float32" or "int8"."""
+        """Return the statistics as two lines of text; `name` names the weights, such as "float32" or "int8"."""
         largest, mean = self.largest_difference, self.mean_difference
         compared = f"{self.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
         return [
@@ -218,7 +218,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Difference(NamedTuple):
-    """The log-probabilities of one token by both models, and the token's position."""
+    """One target token's log-probabilities in nats by original (`ours`) and export (`theirs`), with its position."""
 
     difference: float
     allowed: float
@@ -231,7 +231,7 @@ class _Difference(NamedTuple):
 def compare_models(
     original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
-    """Compare two models on the given sentences.
+    """Compare a model that generates text with its export on the given sentences, and return the differences.
 
     Args:
         original: the original model.
@@ -256,7 +256,7 @@ def compare_models(
 
 
 class Comparison:
-    """The differences between an exported model and its original on all compared sentences."""
+    """The differences between a model that generates text and its export on all compared sentences."""
 
     def __init__(self) -> None:
         self.own_differences: list[_Difference] = []
@@ -265,7 +265,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """The agreement statistics over all compared log-probabilities and translations."""
+        """The agreement statistics over all compared log-probabilities (in nats) and greedy translations."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -277,7 +277,7 @@ class Comparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original; `name` names its weights in messages.
+        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
 
         Raises:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
@@ -300,7 +300,7 @@ class Comparison:
             )
 
     def check_close(self, name: str) -> None:
-        """Check an export whose weights were quantized; `name` names its weights in messages.
+        """Raise an error if quantization changed the export too much; `name` names its weights in the message.
 
         Raises:
             TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
@@ -317,7 +317,10 @@ class Comparison:
 def _differences(
     original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
-    """Yield both models' log-probability of each target token; `first` is the index of the first sentence."""
+    """Yield the log-probabilities of each target token by both models; `first` is the index of the first sentence.
+
+    A difference that is not a number counts as infinite.
+    """
     pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
         for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
@@ -329,7 +332,7 @@ def _differences(
 
 
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether two greedy translations are equal or diverge at a tie of the original model."""
+    """Return whether two greedy translations are equal, or diverge where the original's choices are tied."""
     if list(ours) == list(theirs):
         return True
     common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
@@ -359,13 +362,13 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
     logits.
     """
     largest_difference: float
-    """Largest absolute difference over all outputs."""
+    """Largest absolute difference over all outputs of all texts."""
     same_choices: int
     """Number of texts with the same most probable token at each position and the same most probable class, up to ties.
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as lines of text; `name` names the weights, such as "float32"."""
+        """Return the statistics as two lines of text; `name` names the weights, such as "float32"."""
         each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
         return [
             f"{name}: largest differences of {each}",
@@ -374,7 +377,7 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worst(NamedTuple):
-    """The output value with the largest error relative to the tolerance."""
+    """The value among an encoder's outputs with the largest error relative to the tolerance, by both encoders."""
 
     excess: float
     ours: float
@@ -391,7 +394,9 @@ class EncoderComparison:
         self._agreeing: list[bool] = []
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
-        """Add the difference of one output tensor of one text.
+        """Record how much one output of one text differs between the original (`ours`) and the export (`theirs`).
+
+        `name` is the name of the output, and `text` the index of the text.
 
         Raises:
             TransduceError: the shapes differ.
@@ -410,7 +415,7 @@ class EncoderComparison:
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
     def add_choices(self, agreeing: bool) -> None:
-        """Add whether one text's most probable tokens and classes agree."""
+        """Add one text's result: whether its most probable tokens and classes agree, up to ties."""
         self._agreeing.append(agreeing)
 
     @property
@@ -424,7 +429,7 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original; `name` names its weights in messages.
+        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
 
         Raises:
             TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
@@ -447,7 +452,7 @@ class EncoderComparison:
 def compare_encoders(
     original: ExportedEncoder, exported: ExportedEncoder, rows: Ids, token_types: Ids
 ) -> EncoderComparison:
-    """Compare the outputs that both encoders have, on rows of token ids.
+    """Compare the outputs that an encoder and its export both have for some texts, and return the differences.
 
     Args:
         original: the original encoder.
@@ -469,7 +474,7 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same argmax in each row of the last axis, except for ties."""
+    """Return whether two arrays of logits have the same best entry in each row of the last axis, except for ties."""
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
@@ -490,25 +495,25 @@ _MASKED_EVERY = 7
 
 
 class Trial(NamedTuple):
-    """Texts to compare an export on, and their token ids as the model reads them."""
+    """Texts on which an export is compared with its original, and their token ids as the model reads them."""
 
     texts: Sequence[str]
     origin: str
-    """Description of the texts' origin."""
+    """Description of the texts' origin, for the report."""
     rows: Ids
     """Token ids: sources with special tokens, prompts without the start token, or encoder inputs with special
     tokens.
     """
     token_types: Ids
-    """Segment id of each token, for an encoder."""
+    """Segment id of each token, for an encoder; empty for other models."""
     tokens: Sequence[int]
     """Token ids that random targets are drawn from."""
     max_tokens: int
-    """Maximum number of tokens that the model generates."""
+    """Maximum number of tokens that the model generates for a text; 0 for an encoder."""
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
-    """Choose the texts that an export of a model is compared on.
+    """Choose the texts on which an export of a model is compared, tokenize them, and return both.
 
     Args:
         original: the model.
@@ -542,7 +547,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids that the exported tokenizer must produce, with special tokens."""
+    """Return the token ids of texts that the exported tokenizer must produce, with special tokens.
+
+    They are what the tokenizer of the original returns.
+    """
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ImportedTokenizer):
         encoded = vocabulary.encode_batch(texts)
@@ -562,7 +570,10 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as input for the exported tokenizer; for several target languages, add a language token to each."""
+    """Return texts as input for the exported tokenizer.
+
+    If the model has several target languages, a language token is added before each text, one language after the other.
+    """
     if len(original.source_vocabularies) == 1:
         return list(texts)
     tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]
@@ -570,7 +581,7 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return the texts that the exported tokenizer must split as the model's own tokenizer does.
+    """Return those of some texts that the exported tokenizer must split as the model's own tokenizer does.
 
     Texts that contain a language token are left out. Texts that contain the spelling of a special token are left out if
     a tokenizer may read it as this token.
@@ -597,7 +608,10 @@ def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> lis
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
-    """Return a text's token ids as an encoder's input: with special tokens, and every 7th token masked."""
+    """Return the token ids of a text as an encoder's input, at most `longest`, with special tokens.
+
+    If the vocabulary has special tokens of BERT (`marks`), every 7th token is masked.
+    """
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
@@ -608,7 +622,7 @@ def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Special
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
-    """Translate sentences by greedy search; blank lines give blank translations."""
+    """Translate sentences by greedy search with an original or exported model; blank lines give blank translations."""
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
     sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
@@ -627,7 +641,10 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts to compare an export on, one of them long, and a description of their origin."""
+    """Return texts to compare an export on, one of them long, and a description of their origin.
+
+    They are `sources`, or else the texts stored in the run's folder, or else random tokens.
+    """
     vocabulary = original.tokenizer.source
     real, origin = _first_texts(sources or []), "the sources given"
     for name, description in _CORPORA:
@@ -643,12 +660,12 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """Return the first non-blank texts, as many as an export is compared on."""
+    """Return the first 64 non-blank texts, as many as an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """Return the first source texts of a prepared corpus in the run's folder; an empty list if there is none."""
+    """Return the first source texts of a prepared corpus in the run's folder; none if it is missing or unreadable."""
     tokenizer = original.tokenizer
     try:
         corpus = PreparedCorpus.open(original.folder / name, tokenizer)

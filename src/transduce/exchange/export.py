@@ -41,15 +41,15 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     """The export format: "ctranslate2", "onnx" or "huggingface"."""
     quantization: str
-    """Storage type of the weights."""
+    """Storage type of the weights, such as "float32" or "int8"."""
     out: str
-    """The folder of the export."""
+    """The path of the folder with the export."""
     bytes: int
-    """Total size of the files."""
+    """Total size of the files in bytes."""
     compared_on: str
     """Description of the sentences that the models were compared on."""
     float32: Agreement | EncoderAgreement
-    """Agreement of the export with unquantized weights."""
+    """Agreement of the export with unquantized weights with the original."""
     quantized: Agreement | EncoderAgreement | None = None
     """Agreement of the quantized export; None if the weights are not quantized."""
     model_scores: ScoreReport | None = None
@@ -86,7 +86,9 @@ def export(
     target_language: str | None = None,
     threads: int | None = None,
 ) -> ExportReport:
-    """Export a model to another format and compare it with the original before the new folder gets its name.
+    """Export a model to another format, compare it with the original, and return a report with the agreement.
+
+    The new folder gets its name only if the comparison succeeds.
 
     Args:
         folder: a model folder.
@@ -158,7 +160,7 @@ def _select_directions(
 
 
 class _Export:
-    """An export in progress: the model, the format and the folder that is written."""
+    """An export in progress: the model, the format, the temporary folder, and the texts to compare on."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class _Export:
         self.trial = choose_trial(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Write the export, compare and score it, and rename it.
+        """Write the export in format `to`, compare and score it, rename its folder to `out`, and return the report.
 
         Weights are quantized only after the float32 export was found correct.
         """
@@ -221,7 +223,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return BLEU and chrF of greedy translations by the original and the export; None without references."""
+        """Return BLEU and chrF of greedy translations by the original and the export; None each without references."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None
@@ -263,7 +265,7 @@ def _folder_aside(out: Path) -> Iterator[Path]:
 
 
 def _put(temporary: Path, out: Path) -> None:
-    """Flush a complete export folder to disk, and rename the folder to its final path."""
+    """Flush the files of a complete export to disk, and rename its folder to the final path."""
     for path in temporary.iterdir():
         sync_file(path)
     sync_folder(temporary)

@@ -29,10 +29,10 @@ from transduce.search.settings import SearchSettings
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """A description of an imported model."""
+    """A description of an imported model, which `import_model_folder` returns."""
 
     folder: str
-    """The new model folder."""
+    """The path of the new model folder."""
     model_type: str
     """The `model_type` of the Hugging Face folder, such as "marian"."""
     kind: str
@@ -40,9 +40,9 @@ class ImportReport(msgspec.Struct, frozen=True):
     num_parameters: int
     """Number of parameters."""
     source_language: str | None
-    """Default source language, if known."""
+    """Code of the default source language; None: unknown."""
     target_language: str | None
-    """Default target language, if known."""
+    """Code of the default target language; None: unknown."""
     languages: tuple[str, ...]
     """Language codes that the model can translate between; empty for models without language tags."""
 
@@ -121,7 +121,7 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """Return search settings as TOML, without those that have their default value."""
+    """Return search settings as the text of a TOML file, without those that have their default value."""
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}
@@ -130,7 +130,7 @@ def _settings(search: SearchSettings) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """Return a search setting as a TOML line."""
+    """Return a search setting as a line of a TOML file."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

@@ -38,41 +38,41 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Share of the greatest loss of log-probability from which on characters belong to the same token."""
+"""Share of the greatest loss of log-probability from which on neighboring characters count as one token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
 class TermModel(NamedTuple):
-    """The functions of a translation model that term insertion needs."""
+    """The functions of a translation model that the insertion of glossary terms into translations needs."""
 
     vocabulary: Vocabulary
-    """The target vocabulary."""
+    """The model's target vocabulary."""
     score: Scoring
-    """Scores pairs of source and translation, with the length penalty of the search."""
+    """Scores pairs of source and translation, with the length penalty of the search, to find and rank positions."""
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
-    """Maximum number of tokens in a translation that the model can score."""
+    """Maximum number of tokens in a text that the model can score; terms are inserted into half as many at most."""
 
 
 class Draft(NamedTuple):
     """A candidate translation from which some glossary terms are still missing."""
 
     part: Part
-    """The part of a sentence."""
+    """The sentence, or part of a long one, that was translated."""
     alternative: Alternative
-    """The alternative translation of the part."""
+    """One of the alternative translations of the sentence, which lacks terms."""
 
 
 class _Position(NamedTuple):
     """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
-    """Alternative spans for the term, each of one word or more."""
+    """Alternative character spans of the translation for the term, each of one word or more; the preferred first."""
     term: Term
-    """The glossary term."""
+    """The glossary term, whose target form replaces one of the spans."""
     repeats: tuple[Span, ...]
     """Spans of further occurrences of the replaced word that also depend on the term, such as a repeated name."""
 
@@ -85,7 +85,10 @@ def insert_terms(
     model: TermModel,
     min_loss: float = MIN_LOSS_NATS,
 ) -> dict[tuple[int, int], Translation]:
-    """Insert missing terms into the alternatives of translations where the terms' positions are clear.
+    """Insert missing glossary terms into the alternatives of translations where the positions of the terms are clear.
+
+    Sentences with a prefix or required phrases, and alternatives that are truncated or too long to score, stay. If
+    repeated n-grams are forbidden, nothing is inserted.
 
     Args:
         parts: parts of sentences.
@@ -140,7 +143,7 @@ def _is_allowed(changed: Score, search: SearchSettings) -> bool:
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
-    """Return a translation with other alternatives, without duplicates."""
+    """Return a translation with these alternatives instead of its own; of equal texts only the first is kept."""
     different: dict[str, Alternative] = {}
     for each in alternatives:
         different.setdefault(each.text, each)
@@ -150,7 +153,7 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 def substitute(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float = MIN_LOSS_NATS
 ) -> list[Score | None]:
-    """Return each translation with its missing terms, scored; None where the terms' positions are unclear.
+    """Return each translation with its missing terms inserted, scored; None where a position of a term is unclear.
 
     Args:
         pairs: sources and their translations.
@@ -180,7 +183,10 @@ def _preference(score: Score) -> tuple[float, str]:
 def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
-    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear."""
+    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear.
+
+    A position is unclear if no word stands out by its loss without the term, or if positions overlap.
+    """
     lacking = [glossary.missing(*pair) for pair in pairs]
     pairs_of_terms = zip(pairs, lacking, strict=True)
     term_sources = sorted(
@@ -211,7 +217,10 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether one word loses so much log-probability without a term that it must be the term's translation."""
+    """Return whether one word's loss, in nats, without a glossary term is so high that it must translate the term.
+
+    `losses` has the loss of each word; below `MIN_LOSS_NATS`, all other words must lose less than half as much.
+    """
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
@@ -261,7 +270,7 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the span of a term's usual translation in a text; None if it does not occur at the span `around`.
+    """Return the character span of a term's usual translation in a text; None if it does not overlap `around`.
 
     The usual translation is the model's translation of the term alone.
     """
@@ -272,13 +281,13 @@ def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
 
 
 def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
-    """Return the smallest loss of log-probability of the words that overlap the span `within`; 0 without words."""
+    """Return the smallest loss in nats among the words that overlap the character span `within`; 0 without words."""
     pairs = zip(words, losses, strict=True)
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
 def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
-    """Yield variants of a text with all terms inserted; each varies the way of inserting one of the terms."""
+    """Yield texts with all terms inserted, each of which varies the span or form of one of the terms."""
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
@@ -289,7 +298,7 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
 
 
 def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
-    """Return the ways to insert a term, the preferred first; each way is a list of spans and their replacements."""
+    """Return the ways to insert a term, the preferred first; each is a list of character spans and their new texts."""
     ways = product(position.spans, position.term.targets[:_MAX_FORMS])
     return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 

@@ -32,15 +32,15 @@ class Tagging(msgspec.Struct, frozen=True):
     """The words of a sentence with the most probable tag of each."""
 
     words: tuple[str, ...]
-    """The words."""
+    """The words of the sentence."""
     tags: tuple[str, ...]
-    """The most probable tag of each word."""
+    """The most probable tag of each word, in the order of `words`."""
     probabilities: tuple[float, ...]
-    """The probability of each word's tag."""
+    """The probability of each word's tag, from 0 to 1."""
 
     @property
     def spans(self) -> list[Span]:
-        """The spans that the tags describe (B-PER, I-PER, …), as kind, first word and the word after the last."""
+        """The spans that tags such as B-PER and I-PER describe: kind, first word, and the word after the last."""
         return spans_of(self.tags)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Tagger:
         return taggings[0] if isinstance(sentence, str) else taggings
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[Tagging]:
-        """Tag sentences that are lists of words.
+        """Tag the words of sentences that are lists of words, and return a `Tagging` for each, in order.
 
         Raises:
             TransduceError: a sentence is not a list of texts.
@@ -113,17 +113,18 @@ class Tagger:
 
     @torch.inference_mode()
     def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the probability of each tag at each token of rows of token ids, (B, S, C), float32 on the CPU."""
+        """Return the probability of each tag at each token, (B, S, C), float32 on the CPU; `rows` are token ids."""
         config = self.model.config
         states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
 
 
 def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:
-    """Return the tokens of the words of sentences, each word tokenized alone, in rows of at most `length` tokens.
+    """Return the token ids of sentences, each word tokenized alone, in sequences (rows) of at most `length` tokens.
 
-    A sentence with more tokens is cut between words. Of a word that alone exceeds a row, only the first tokens remain.
-    A word without any token, such as one of control characters, is the unknown token.
+    Special tokens count. A sentence with more tokens is cut between words into several rows, and an empty one has none.
+    Of a word that alone exceeds a row, only the first tokens remain. A word without any token, such as one of control
+    characters, is the unknown token.
     """
     marks, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))

@@ -41,7 +41,7 @@ _SUBLAYERS = {
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of numbers with names of rows and columns."""
+    """A table of numbers with names of rows and columns, which can be drawn for a terminal or as a heat map."""
 
     title: str
     rows: tuple[str, ...]
@@ -50,7 +50,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers, (rows, columns)."""
 
     def draw(self, *, as_percent: bool = False) -> str:
-        """Return the table as text for a terminal."""
+        """Return the table as text for a terminal, with three decimals or, with `as_percent`, in whole percent."""
         form = "{:.0f} %" if as_percent else "{:.3f}"
         # Adding zero after rounding turns -0 into 0.
         factor, digits = (100.0, 0) if as_percent else (1.0, 3)
@@ -58,7 +58,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return f"{localized(self.title)}\n{draw_cells(self.rows, self.columns, cells)}"
 
     def panel(self, minimum: float, maximum: float, note: str = "") -> HeatMap:
-        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below."""
+        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below it."""
         return HeatMap(
             title=self.title,
             x_label=note,
@@ -72,7 +72,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right.
+    """Return a table of texts for a terminal, in which Chinese characters are two columns wide; cells align right.
 
     Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
     """
@@ -123,12 +123,12 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     log_probability: float
     """The log-probability of all predictions together in the unchanged model, in nats."""
     heads: tuple[Grid, ...]
-    """The drop in nats without each head, layers × heads, for every kind of attention."""
+    """For each kind of attention, the drop of the log-probability in nats without each head, layers × heads."""
     layers: tuple[Grid, ...]
-    """The drop in nats without each sub-layer and each whole layer, layers × sub-layers, for every stack."""
+    """For each stack, the drop in nats without each sub-layer and each whole layer, layers × sub-layers."""
 
     def draw(self) -> str:
-        """Return the tables as text for a terminal."""
+        """Return the text, the log-probability and the tables of its drops as text for a terminal."""
         head = (
             f"{self.text}  →  {self.answer}\nlog-probability {self.log_probability:.3f} nats; below, how much it drops "
             f"when a part is replaced by {'zeros' if self.fill == 'zero' else 'its mean'} (negative: it rises)"
@@ -136,7 +136,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps, with notes of the values that the darkest shades stand for."""
+        """Return the tables as heat maps, with notes of the values in nats that the darkest shades stand for."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
@@ -208,7 +208,7 @@ def ablate(
 
 
 def _check_layers(reading: Reading) -> None:
-    """Refuse models without Transformer layers or without probabilities."""
+    """Raise a `TransduceError` for models without Transformer layers, or without probabilities of predictions."""
     if reading.finish is None and reading.head is not None:
         raise TransduceError(
             "This needs the heads and layers of a Transformer, but the model is of the kind "
@@ -219,7 +219,10 @@ def _check_layers(reading: Reading) -> None:
 
 
 def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
-    """Return by hook point what replaces the outputs of heads, (heads, value width), and of sub-layers, (d_model,)."""
+    """Return, by hook point, what replaces ablated outputs: of heads, (heads, value width), or sub-layers, (d_model,).
+
+    This is zero or, with `fill` = mean, the output's mean over all positions of the reference texts.
+    """
     points = ("*.heads", "*_attention.output", "*.feed_forward.output")
     sums: dict[str, Tensor] = {}
     positions: dict[str, int] = {}
@@ -235,7 +238,7 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 
 
 def _one_head_each(fill: Tensor) -> Edit:
-    """Return an edit of a batch with one copy of the text per head: row h of `fill` replaces head h of copy h."""
+    """Return an edit for a batch with one copy of a text per head: row h of `fill` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(len(fill), device=outputs.device)
@@ -246,7 +249,10 @@ def _one_head_each(fill: Tensor) -> Edit:
 
 
 def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return an edit that replaces the activation of the text's copies `copy` and `last` in a batch by `fill`."""
+    """Return an edit for a batch of copies of a text: `fill` replaces the activation in the copies `copy` and `last`.
+
+    In the copy `last`, all sub-layers of a layer are replaced; in the others one each.
+    """
 
     def edit(outputs: Tensor) -> Tensor:
         edited = outputs.clone()
@@ -257,14 +263,14 @@ def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
 
 
 def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each kind of attention: its stack, its name, and the hook points at its heads by layer."""
+    """Yield each kind of attention of a model: its stack, its name, and its heads' hook points by layer."""
     names = [point.name for point in hook_points(reading.model) if point.name.endswith(".heads")]
     for stack, kind in dict.fromkeys((name.split(".")[0], name.split(".")[2]) for name in names):
         yield stack, kind, [name for name in names if name.split(".")[::2] == [stack, kind]]
 
 
 def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
-    """Return the hook points at the outputs of sub-layers, by stack, layer and sub-layer."""
+    """Return the names of the hook points at sub-layers' outputs, by stack: a list for each layer."""
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
         stack, number, *rest = f"{point.name}.".split(".")
@@ -274,7 +280,10 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
 
 
 def _residual_points(reading: Reading, stack: str) -> list[str]:
-    """Return the hook points at a stack's residual stream: before the first layer, and after each layer."""
+    """Return the names of the hook points at a stack's residual stream: before the first layer, and after each layer.
+
+    A recurrent model has only the latter.
+    """
     names = [point.name for point in hook_points(reading.model)]
     return [name for name in names if name.startswith(f"{stack}.") and name.endswith((".embedding", ".residual"))]
 
@@ -291,7 +300,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     clean: str
     corrupted: str
     answers: tuple[str, str]
-    """The answers to the clean and the corrupted text, whose logits are subtracted."""
+    """The answers to the clean and to the corrupted text, whose logits are subtracted from each other."""
     after: str
     """The beginning of the translation, which precedes the answer; empty in other models."""
     clean_difference: float
@@ -304,7 +313,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     """For each kind of attention, the share recovered by patching a head's output at all positions, layers × heads."""
 
     def draw(self) -> str:
-        """Return the tables as text for a terminal."""
+        """Return both texts, their logit differences and the tables of shares as text for a terminal."""
         (one, other), before = self.answers, f"{self.after} " if self.after else ""
         head = (
             f"clean      {self.clean}  →  {before}{one}\ncorrupted  {self.corrupted}  →  {before}{other}\n"
@@ -314,7 +323,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps."""
+        """Return the tables of shares as heat maps with shades from -1 to 1."""
         return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
 
 
@@ -399,7 +408,7 @@ def _stacks(reading: Reading) -> list[str]:
 def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
-    """Return both texts as the model reads them, and the index of the prediction that is compared.
+    """Return both texts as the model reads them, and the index of the prediction to compare between them.
 
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
@@ -442,7 +451,11 @@ def _aligned(
 
 
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
-    """Return the columns of the two answers in the logits of prediction `row`."""
+    """Return the columns of two answers in the logits of prediction `row`: of `answers`, or of each text's best one.
+
+    Raises:
+        TransduceError: the model has no column with the name of an answer.
+    """
     if answers is None:
         # A translator's own answers are the best tokens after what both translations begin with.
         with torch.inference_mode():
@@ -470,7 +483,7 @@ def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[floa
 
 
 def _patch_heads(clean: Tensor) -> Edit:
-    """Return an edit of a batch with one copy of the text per head: head h of `clean` replaces head h of copy h."""
+    """Return an edit for a batch with one copy of a text per head: head h of `clean` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(outputs.shape[2], device=outputs.device)
@@ -481,7 +494,7 @@ def _patch_heads(clean: Tensor) -> Edit:
 
 
 def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
-    """Return an edit of a batch of copies: the activation `clean` at `positions[n]` replaces that of copy n."""
+    """Return an edit for a batch of copies of a text: at `positions[n]`, `clean` replaces the activation of copy n."""
 
     def edit(stream: Tensor) -> Tensor:
         edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
@@ -498,7 +511,10 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return the share that is recovered by patching a stack's residual stream, positions × layers."""
+    """Return the shares of a logit difference recovered by patching a stack's residual stream, positions × layers.
+
+    `recovered` returns the shares for edits of some copies of the corrupted text; `recording` is of the clean text.
+    """
     tokens = [first.source_tokens, second.source_tokens]
     if stack == "decoder":
         tokens = [first.decoder_tokens, second.decoder_tokens]
@@ -527,7 +543,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     answer: str
-    """The model's output."""
+    """The model's output for the text: a translation, a class, tags, …"""
     stack: str
     """The stack whose layers are read: `encoder` or `decoder`."""
     outputs: tuple[str, ...]
@@ -537,12 +553,12 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
     """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
     probabilities: tuple[tuple[float, ...], ...]
-    """The probability of the model's output at each prediction, (layers, predictions)."""
+    """The probability of the model's own output at each prediction after each layer, (layers, predictions)."""
     ranks: tuple[tuple[int, ...], ...]
-    """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
+    """The rank of the model's own output at each prediction after each layer, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
-        """Return a table of each prediction's most probable token after each layer, with the probability in percent."""
+        """Return a table of each prediction's most probable token after each layer, with its probability in percent."""
         cells = [
             [
                 f"{_cut(best.token)} {100 * best.probability:3.0f}"
@@ -609,7 +625,10 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
 def _candidates(
     reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """Return the candidates of each prediction from their columns and probabilities, (predictions, candidates)."""
+    """Return the most probable tokens (or classes, tags) of each prediction by name, with rounded probabilities.
+
+    `columns` are their indices in the logits.
+    """
     return tuple(
         tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))
         for row, values in zip(columns, chances, strict=True)

@@ -61,7 +61,7 @@ class LayerType(NamedTuple):
     run: Callable[[Tensor, int], Tensor]
     """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
-    """Function that returns a computation of one layer for n positions of width d, which is timed."""
+    """Function of n and d that returns a computation of one layer for n positions of width d, to be timed."""
 
 
 def compare_layers(
@@ -127,12 +127,12 @@ def _check_sizes(
 
 
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
-    """Return the layer types of Table 1; this package's functions compute the attentions.
+    """Return the layer types of Table 1, for a convolution over `kernel` positions and self-attention within `radius`.
 
     PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
     a path has log_k(n) layers.
     """
-    window = Window(radius, causal=False, present=None, relative=None)
+    window = Window(radius, causal=False, present=None, bias=None)
 
     def convolution(x: Tensor, layer: int) -> Tensor:
         weight = _weights(x.shape[1], x.shape[1], kernel, seed=layer)
@@ -227,7 +227,10 @@ def path_length(layer: LayerType, n: int) -> int:
 
 
 def chain_length(output: Tensor) -> int:
-    """Return the number of recorded operations on the longest chain that leads to a tensor."""
+    """Return the number of operations recorded by autograd on the longest chain that leads to a tensor with a gradient.
+
+    Operations on the chain must wait for one another; this measures sequential operations.
+    """
     root: Any = output.grad_fn
     lengths: dict[Any, int] = {}
     waiting = [root]
@@ -251,7 +254,7 @@ _REPETITIONS = 7
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    """Return the median processor time of a computation in this thread, in milliseconds."""
+    """Return the median processor time of a computation in this thread, in milliseconds, after one run to warm up."""
     run()
     times = []
     for _ in range(_REPETITIONS):
@@ -324,7 +327,7 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 
 
 def training_flops(preset: str) -> float:
-    """Return the floating-point operations of the matrix multiplications of a run of the paper.
+    """Return the floating-point operations of the matrix multiplications of a training run of the paper.
 
     There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
     Attention scores and attention's weighted sums, which depend on the lengths, are left out.
@@ -333,9 +336,9 @@ def training_flops(preset: str) -> float:
 
 
 def measure_flops(size: int = 1_024) -> float:
-    """Return the float32 operations a second of a square matrix multiplication with PyTorch's threads.
+    """Return the float32 operations a second of a square matrix multiplication with all of PyTorch's threads.
 
-    Processor time is measured, so that other programs do not count.
+    Processor time, in the sum of the threads, is measured, so that other programs do not count.
     """
     one, other = torch.randn(size, size), torch.randn(size, size)
     one @ other

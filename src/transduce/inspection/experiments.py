@@ -1,4 +1,4 @@
-"""Report on experiments: a table of scores with deviations, significance, a plot and a Markdown page."""
+"""Report on experiments: train variants with several seeds, and write a table of scores, significance and a plot."""
 
 import importlib.util
 import statistics
@@ -54,18 +54,18 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of a run by measure, with the counts of each sentence from which the scores are computed."""
+    """The scores of a training run by measure (such as BLEU), with the counts of each sentence that give the scores."""
 
     values: dict[str, float]
     counts: dict[str, Floats]
-    """The counts of each sentence, (sentences, counts), for each measure that is computed from sentences."""
+    """For each measure that is computed from sentences, the counts of each sentence, (sentences, counts)."""
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
     """Notes on how the measures were computed, such as sacreBLEU's signatures."""
 
 
 def _ratio_formula(counts: Floats) -> Floats:
-    """Compute the percentage of numerators to denominators for R pairs of sums: (R, 2) to (R,)."""
+    """Return percentages from R pairs of sums, a numerator and a denominator each: (R, 2) to (R,)."""
     return 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1)
 
 
@@ -109,7 +109,7 @@ def _score_tags(run: ExperimentRun, source: str) -> _Measured:
 
 
 def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
-    """Return a finished run's scores on the test set, if there is one, and its best validation score."""
+    """Return the scores of a finished run on the experiment's test set, if any, and its best validation score."""
     result, test = run.result(), test_set(experiment, run)
     measured = _Measured({}, {}, {})
     if test is not None and run.output_path.exists():
@@ -133,25 +133,25 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     changes: dict[str, Any]
-    """The settings that make the variant, by dotted names."""
+    """The settings in which the variant differs from the experiment's base settings, by dotted name."""
     seeds: tuple[int, ...]
-    """The seeds of the finished runs."""
+    """The random seeds of the variant's finished runs."""
     values: dict[str, tuple[float, ...]]
-    """The score of each run, by measure."""
+    """The score of each finished run, in the order of `seeds`, by measure such as "BLEU"."""
     minutes: float
-    """Mean training time of a run."""
+    """Mean training time of a run, in minutes."""
 
     def mean(self, measure: str) -> float:
-        """Return the mean score of a variant's runs by one measure."""
+        """Return the mean score of the variant's runs by a measure that all its runs have."""
         return statistics.fmean(self.values[measure])
 
     def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation of a measure between a variant's runs; None for a single run."""
+        """Return the standard deviation of a measure between the variant's runs (seeds); None for a single run."""
         values = self.values[measure]
         return statistics.stdev(values) if len(values) > 1 else None
 
     def cell(self, measure: str) -> str:
-        """Return a table cell with the mean and the standard deviation of a measure."""
+        """Return a table cell with the mean and the standard deviation of a measure; "–" without this measure."""
         if measure not in self.values:
             return "–"
         deviation = self.deviation(measure)
@@ -160,38 +160,38 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference between a variant's mean score and the first variant's, with its significance."""
+    """The difference of the mean scores of a variant and the first variant, the baseline, with its significance."""
 
     name: str
     baseline: str
     difference: float
-    """The difference of the mean scores; positive: the variant's is higher."""
+    """The variant's mean score less the first variant's; positive: the variant's score is higher."""
     interval_low: float | None = None
     """Lower end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     interval_high: float | None = None
     """Upper end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     p_sentences: float | None = None
-    """Two-sided p value of the paired bootstrap over sentences, of the means over seeds."""
+    """Two-sided p value of the paired bootstrap over sentences, of the means over seeds; None without sentences."""
     p_seeds: float
-    """Two-sided p value of the permutation test over runs."""
+    """Two-sided p value of the permutation test over runs (seeds)."""
     min_p_seeds: float = msgspec.field(name="least_p_seeds")
-    """The smallest value that `p_seeds` can have for so many runs."""
+    """The smallest value that `p_seeds` can have for so few runs."""
     verdict: str
-    """The result in a few words."""
+    """The conclusion in a few words: "real", "may be due to the seeds", …"""
 
 
 class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of an experiment; `str` formats them as a table."""
 
     measure: str
-    """The measure that the variants are compared by."""
+    """The name of the score, such as "BLEU", by which the variants are compared."""
     measures: tuple[str, ...]
     variants: tuple[VariantResult, ...]
-    """The variants with a finished run."""
+    """The results of the variants that have a finished run, the baseline first."""
     differences: tuple[VariantDifference, ...]
-    """The comparison of each further variant with the first."""
+    """The comparison of each further variant with the first, the baseline."""
     tested_on: str
-    """The texts that the measure was computed on."""
+    """Description of the texts that the measure was computed on."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -218,7 +218,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         return rows
 
     def markdown(self, drawn: str = "") -> str:
-        """Return the report as a Markdown page.
+        """Return the report as the text of a Markdown page.
 
         The page shows the plot as text, if `drawn` is one, or else as the picture `plot.png`.
         """
@@ -271,10 +271,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _report(
     experiment: ExperimentSettings, runs: Sequence[ExperimentRun], failures: Sequence[Failure]
 ) -> ExperimentReport:
-    """Score the finished runs and compare the variants.
+    """Score the finished runs of an experiment, compare each further variant with the first, and return the report.
 
     Raises:
-        TransduceError: no run has finished, or texts cannot be read.
+        TransduceError: no run has finished, runs have no measure in common, or texts cannot be read.
     """
     failed = {failure.run for failure in failures}
     measured = {
@@ -381,7 +381,7 @@ def _warnings(
     differences: Sequence[VariantDifference],
     level: float,
 ) -> list[str]:
-    """Return warnings about missing runs and too few seeds."""
+    """Return warnings, as sentences, about missing runs of variants and about too few seeds for significance."""
     warnings = [
         f"{each.name} has {len(each.seeds)} of {len(experiment.seeds)} runs."
         for each in variants
@@ -440,7 +440,10 @@ def experiment(
 
 
 def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: ExperimentReport) -> None:
-    """Write the report as Markdown and JSON, and its plot; without matplotlib, the page has the plot as text."""
+    """Write the report as Markdown and JSON into the experiment's folder, and its plot.
+
+    Without matplotlib, the page has the plot as text.
+    """
     out = Path(content.out)
     finished = {each.name: set(each.seeds) for each in report.variants}
     folders = {

@@ -26,7 +26,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The words that one attention head attends to most from the pronoun's position."""
+    """The word and the candidate that one attention head attends to most from a pronoun's position."""
 
     layer: int
     """Layer number from 0."""
@@ -35,13 +35,13 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     word: int
     """Index of the word with the most attention, the pronoun and later words included."""
     weight: float
-    """Attention to the word with the most attention."""
+    """Attention (0 to 1) to the word with the most attention."""
     candidate: int
-    """Index of the candidate with the most attention."""
+    """Index, in the list of possible antecedents, of the candidate with the most attention."""
     candidate_weight: float
-    """Attention to the candidate with the most attention."""
+    """Attention to all words of that candidate."""
     points: bool
-    """True if the candidate with the most attention is the antecedent."""
+    """True if the candidate with the most attention is the antecedent; False if the antecedent is unknown."""
 
 
 class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     antecedent: int | None = None
     """Index of the candidate that the pronoun refers to; None if it is unknown."""
     left_to_right: bool
-    """True if the model had read nothing after the pronoun."""
+    """True if the model attends from left to right, so that it has not read what follows the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
@@ -67,7 +67,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """A pointer (the words attended to most) for every attention head, layer by layer."""
+        """For every attention head, layer by layer, the word and candidate that it attends to most."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -90,7 +90,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The candidate antecedents as texts."""
+        """The candidate antecedents (words that the pronoun may refer to) as texts."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod
@@ -100,11 +100,11 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the antecedent if heads chose candidates at random."""
+        """The share of heads that would point to the antecedent if they chose at random; 0 if it is unknown."""
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
-        """Return a text for the terminal with a line per head, which is marked if it points to the antecedent."""
+        """Return a text for the terminal with a line per head, marked if the head points to the antecedent."""
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
@@ -128,12 +128,12 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PronounPair(msgspec.Struct, frozen=True):
-    """Attention of the same model in two sentences that differ in the pronoun's antecedent."""
+    """Attention of the same model from a pronoun in two sentences, in which the pronoun refers to different words."""
 
     one: PronounAttention
-    """Attention in the first sentence."""
+    """Attention from the pronoun in the first sentence."""
     other: PronounAttention
-    """Attention in the second sentence."""
+    """Attention from the pronoun in the second sentence."""
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:
@@ -142,7 +142,7 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the right word in both sentences by chance."""
+        """The share of heads that would point to the right word in both sentences if they chose at random."""
         return self.one.chance * self.other.chance
 
     @property
@@ -201,7 +201,7 @@ def _width(words: tuple[str, ...]) -> int:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A possible token at a step, with its probability."""
+    """A token that a model may write at a step of a translation, with its probability."""
 
     token: str = msgspec.field(name="piece")
     probability: float
@@ -216,7 +216,7 @@ class Step(msgspec.Struct, frozen=True):
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
-    """The likeliest tokens at this position, likeliest first."""
+    """The likeliest tokens at this position, likeliest first, with their probabilities."""
 
     piece = renamed_attribute("piece", "token")
 
@@ -225,12 +225,12 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """A hypothesis that the beam kept at some step: its parent and one more token."""
 
     parent: int
-    """Index in the list of nodes; -1 for the root, which has no token."""
+    """Index of the parent in the list of nodes; -1 for the root, which has no token."""
     token: str = msgspec.field(name="piece")
     log_probability: float
     """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
-    """True if the hypothesis was finished here, by the end symbol or the length limit."""
+    """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
     """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
     best: bool = False
@@ -240,7 +240,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttentionBytes(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head as bytes, where 255 stands for 1."""
+    """Attention weights of every layer and head as bytes, for small HTML pages: 255 stands for the weight 1."""
 
     shape: tuple[int, int, int, int]
     """The shape of the weights: (layers, heads, queries, keys)."""
@@ -249,21 +249,21 @@ class AttentionBytes(msgspec.Struct, frozen=True):
 
 
 class WordAlignment(msgspec.Struct, frozen=True):
-    """Attention of each target word to each source word."""
+    """Attention, or another measure, from each target word to each source word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """Attention weights, (target words, source words), rounded to three decimals."""
+    """The weight of each pair of words, (target words, source words), rounded to three decimals."""
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
     """The contributions of source words to target words by one method of attribution, as shares of each target word."""
 
     method: str
-    """The name of the method, as in `attribute`."""
+    """The name of the method of attribution, such as "value"."""
     words: WordAlignment
-    """The words and the shares."""
+    """The words, and the share of each source word in each target word."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,19 +285,19 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     words: WordAlignment
     encoder: AttentionBytes
-    """Encoder self-attention: source tokens to source tokens."""
+    """Encoder self-attention: from source tokens to source tokens."""
     decoder: AttentionBytes
-    """Decoder self-attention: each predicted token to the start symbol and the tokens before it."""
+    """Decoder self-attention: from each predicted token to the start symbol and the tokens before it."""
     memory: AttentionBytes
-    """Cross-attention: each predicted token to the source tokens."""
+    """Cross-attention: from each predicted token to the source tokens."""
     tree: tuple[TreeNode, ...]
     """Nodes of the hypothesis tree, parents before children."""
     coreference: PronounAttention | None = None
-    """Attention from a pronoun to earlier words, if one was asked for."""
+    """Attention from a pronoun to earlier words; None unless it was requested."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of source words to target words by several methods; empty unless requested."""
     label: str = ""
-    """The name of the model on a page with several models."""
+    """The name of the model on a page with several models; empty: none."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -333,7 +333,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     weights: AttentionBytes
     """The attention of every layer and head, (layers, heads, rows, columns)."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of the words read to each prediction by several methods; empty unless requested."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
@@ -343,7 +343,10 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         return page_in_iframe(self.to_html())
 
     def draw(self, title: str | None = None) -> str:
-        """Return the predictions and the table of words as text for a terminal; the default title names attention."""
+        """Return the predictions and the table of words as text for a terminal.
+
+        `title` is the heading of the table; None: one that names the kind of attention.
+        """
         shape = len(self.words.target_words), len(self.words.source_words)
         words = np.array(self.words.weights, dtype=np.float32).reshape(shape)
         title = (
@@ -415,7 +418,11 @@ class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _page_content(page: InspectionPage | TextInspectionPage) -> str:
-    """Return the content of a page as JSON, with the language in which the page opens."""
+    """Return the content of a page as JSON, with the language in which the page opens.
+
+    Raises:
+        TransduceError: the page has no inspection.
+    """
     if not page.inspections:
         raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
     language = page.language or ("zh" if ui_language() == "zh" else None)
@@ -423,14 +430,14 @@ def _page_content(page: InspectionPage | TextInspectionPage) -> str:
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
-    """Return attention weights, (layers, heads, queries, keys), as bytes with an error of at most 1/510 each."""
+    """Return attention weights, (layers, heads, queries, keys), as bytes; a weight errs by at most 1/510."""
     layers, heads, queries, keys = weights.shape
     quantized = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
     return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
 
 
 def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
-    """Return attention weights, (layers, heads, queries, keys), from their bytes."""
+    """Return attention weights, float32 (layers, heads, queries, keys), from their bytes."""
     quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
     return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
 
@@ -445,9 +452,9 @@ _MAX_COLUMNS = 40
 
 
 def draw_attention(attention: WordAttention) -> str:
-    """Return a table of shades, with a row per target word and a column per source word; darker means more attention.
+    """Return attention as a table of shades: a row per target word, a column per source word; darker means more.
 
-    Chinese characters are two columns wide.
+    The darkest shade of a row is its greatest weight.
     """
     label_width = max((columns_of(word) for word in attention.target_words), default=0)
     widths = [max(2, columns_of(word)) for word in attention.source_words]
@@ -462,7 +469,10 @@ def draw_attention(attention: WordAttention) -> str:
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
-    """Return the translation, each token's probability beside its alternatives, and the titled table of words."""
+    """Return an inspection as text: the translation, each token's probability beside alternatives, and the word table.
+
+    `attention` is that table, below `title`, which may be empty.
+    """
     ended = [node for node in inspection.tree if node.ended]
     return "\n".join(
         [
@@ -480,7 +490,7 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
 
 
 def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
-    """Return a line per token: its probability as a number and a bar, and the likeliest alternatives.
+    """Return a line per predicted token: its probability as a number and a bar, and the likeliest alternatives.
 
     `outputs` names what the steps predict, if that is not the tokens themselves: the words that tags belong to.
     """

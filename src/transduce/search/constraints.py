@@ -35,20 +35,20 @@ class WordContinuations(NamedTuple):
     """
 
     continuing: frozenset[int] = frozenset()
-    """Tokens that continue the preceding word."""
+    """Ids of tokens that continue the preceding word."""
     within: frozenset[int] = frozenset()
-    """Tokens after which the word may continue."""
+    """Ids of tokens after which the word may continue."""
 
 
 class Progress(NamedTuple):
-    """The phrases that a hypothesis has not yet produced, and the phrase that it has begun."""
+    """How far a hypothesis is with its sentence's required phrases: those it lacks, and the one it has begun."""
 
     unmet: frozenset[int]
-    """The numbers of the phrases that the hypothesis does not contain yet."""
+    """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
     tail: tuple[int, ...]
     """The longest suffix of the hypothesis that is a prefix of an unmet phrase, or of one in `closing`."""
     closing: frozenset[int] = frozenset()
-    """The numbers of the phrases that count as met unless the next token continues their last word."""
+    """The indices of the phrases that count as met unless the next token continues their last word."""
 
 
 class PhraseMatcher:
@@ -62,7 +62,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return a hypothesis's progress through the phrases after it is extended by `token`."""
+        """Return the progress of a hypothesis through the required phrases after it is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -79,7 +79,7 @@ class PhraseMatcher:
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
-        """Return the minimum number of tokens that a hypothesis still needs for all phrases."""
+        """Return the minimum number of tokens that a hypothesis with this progress still needs for all phrases."""
         cached = self._missing.get(progress)
         if cached is None:
             shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
@@ -92,7 +92,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that start a phrase which the hypothesis lacks, or continue a phrase that it has begun."""
+        """Return the token ids that start a phrase which a hypothesis lacks, or continue a phrase that it has begun."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
@@ -106,12 +106,12 @@ def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
 
 
 class _Option(NamedTuple):
-    """A candidate continuation of a hypothesis in a sentence with required phrases."""
+    """A candidate continuation of a hypothesis in a sentence with required phrases, with its progress through them."""
 
     column: int
     """The index of the candidate among the candidates of its sentence."""
     total: float
-    """Log-probability of the hypothesis including the candidate token."""
+    """Log-probability in nats of the hypothesis including the candidate token."""
     ends: bool
     progress: Progress
 
@@ -145,7 +145,7 @@ class ConstrainedSelection(Selection):
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Select the best continuations for each number of phrase tokens that are still missing."""
+        """Return the best continuations for each number of phrase tokens still missing, and those that end."""
         selection = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
             if sentence in self.matchers:
@@ -175,7 +175,11 @@ class ConstrainedSelection(Selection):
         _write(selection.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
-        """Return a sentence's candidates, (1, n): the best, each hypothesis's best, and those that advance a phrase."""
+        """Return the candidates of one sentence, (1, n), from which the constrained selection chooses.
+
+        These are what `selection` chose without constraints, each hypothesis's best token, and those that advance a
+        phrase.
+        """
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
         for each in selection:
@@ -188,7 +192,7 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield the candidates that leave enough tokens for all missing phrases and the end symbol.
+        """Yield those of a sentence's candidates that leave enough tokens for all missing phrases and the end symbol.
 
         `length` is the number of tokens of a hypothesis including the candidate.
         """
@@ -225,12 +229,15 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
-    """Return views of the selected candidates of one sentence; writing to the views changes the whole selection."""
+    """Return the selected candidates of the sentence at batch index `row` as views, which write into the selection."""
     return SelectedCandidates(*(Candidates(*(values[row : row + 1] for values in each)) for each in selection))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Overwrite the first slots of `to` with the candidates at `columns`; empty slots get a total of minus infinity."""
+    """Overwrite one sentence's selected candidates, `to`, with the given candidates at `columns`, in place.
+
+    The remaining slots of `to` get a total of minus infinity, which marks them as unused.
+    """
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -292,7 +299,7 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits of tokens that cannot continue a parse tree to minus infinity, except in ended hypotheses."""
+        """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -321,7 +328,7 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Restrict the mask `allowed` (B, W, V): an incomplete word can continue only with its next token."""
+        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: within a word, only its next is left."""
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
@@ -333,7 +340,7 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents each hypothesis opens at its end, (B, W).
+    """Return how many constituents each hypothesis has opened at its end, without a word since, (B, W).
 
     This is the sum over its last tokens, up to one that writes a word or opens no constituent.
     """

@@ -48,7 +48,7 @@ def greedy_search(
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """Return the most probable token of each hypothesis, (B, W)."""
+    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V)."""
     return argmax_token(logits)
 
 
@@ -103,7 +103,7 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next tokens, chosen under the rules, and their log-probabilities without rules, (B, W) each."""
+        """Return the next tokens, chosen under the rules, and their log-probabilities before the rules, (B, W) each."""
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
@@ -124,7 +124,7 @@ class GreedySearch:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each finished sentence, in the order in which they were started."""
+        """Return all hypotheses of each finished sentence, as they were started; none for unfinished sentences."""
         return self._results
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
@@ -202,7 +202,7 @@ class Draw:
         samples: int,
         seeds: Sequence[int] | None = None,
     ) -> None:
-        """Create each sentence's random generator.
+        """Create a sampler with a random generator for each sentence.
 
         Args:
             sampling: the sampling options with the seed.
@@ -217,7 +217,7 @@ class Draw:
         self.generators = [torch.Generator().manual_seed(number) for number in numbers]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Draw the next tokens, (B, W), from logits (B, W, V); `rows` are the sentences' indices in the input, (B,)."""
+        """Draw the next token ids, (B, W), from logits (B, W, V); `rows` (B,) are sentence indices in the input."""
         drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
@@ -235,7 +235,7 @@ class Draw:
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the random seed of the sentence at this index; it has 32 bits, as PyTorch's generator uses no more."""
+    """Return the random seed, 32 bits, of the sentence at an index of the input, from the seed of the settings."""
     return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 

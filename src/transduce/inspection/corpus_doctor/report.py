@@ -21,11 +21,11 @@ _MAX_WIDTH = 60
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A shortened line with its file and line number."""
+    """A shortened line of the corpus with its file and line number, as an example of a finding."""
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the line number, from 1."""
+    """The file and the line number, from 1, as FILE:LINE."""
     text: str
 
     def __str__(self) -> str:
@@ -33,10 +33,10 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check of the corpus."""
+    """The result of one check of a parallel corpus: how many lines are affected, a message and examples."""
 
     name: str
-    """Identifier of the check, for scripts."""
+    """Identifier of the check, such as "duplicates", for scripts."""
     severity: Severity
     """`fine` (nothing found), `look` (it may be intended) or `problem` (training on the text would be wasted)."""
     count: int
@@ -62,12 +62,12 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     source_lines: int
     target_lines: int
     stretches: tuple[Stretch, ...]
-    """Ranges of lines that correspond with the same lag; empty if there are too few lines."""
+    """Ranges of source lines whose translations are shifted equally; empty if files are too short or unrelated."""
     findings: tuple[Finding, ...]
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """Return the finding of the check with this name in the report."""
+        """Return the finding of the check with this name; StopIteration if the report has none."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
@@ -91,7 +91,10 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding that affects `count` of `total` lines: a problem from `problem_share` on."""
+    """Return the severity of a finding about `count` of `total` lines: a problem from the share `problem_share` on.
+
+    None affected is fine; fewer than that share should be looked at.
+    """
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"
@@ -110,7 +113,7 @@ _LABELS = {"problem": "to fix", "look": "to check", "fine": "in order"}
 
 
 def html_page(report: CorpusReport) -> str:
-    """Return an HTML page with the findings, worst first."""
+    """Return a self-contained HTML page with the findings of a report, worst first."""
     order = {"problem": 0, "look": 1, "fine": 2}
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
@@ -140,13 +143,13 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Side:
-    """The lines of the source or target side, from one or several files."""
+    """The lines of the source or target side of a corpus, from one or several files."""
 
     name: Literal["source", "target"]
     paths: tuple[str, ...]
     lines: list[str]
     starts: tuple[int, ...]
-    """Index of the first line of each file, from 0."""
+    """For each file, the index of its first line in `lines`."""
     notes: LineNotes
 
     def example(self, number: int) -> Example:
@@ -157,7 +160,7 @@ class Side:
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
-    """Return the lines of all files of a side.
+    """Return the lines of all files of one side of a corpus, undecodable ones included.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
@@ -173,24 +176,24 @@ def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Both sides of a corpus, which may differ in length."""
+    """The lines of both sides of a corpus, which may differ in number."""
 
     source: Side
     target: Side
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """The source and the target side."""
+        """The source and the target side, in this order."""
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
-        """Return both lines of a pair as an example with the source's file and line number."""
+        """Return both lines of the pair with this index, from 0, as an example with the source's location."""
         source, target = (side.example(number) for side in self.sides)
         return Example(side="source", location=source.location, text=f"{source.text}  ⇔  {target.text}")
 
     @property
     def pairs(self) -> int:
-        """The number of lines that both sides have."""
+        """The number of line pairs: the number of lines of the shorter side."""
         return min(len(self.source.lines), len(self.target.lines))
 
 
@@ -218,7 +221,7 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
 def line_finding(
     text: CorpusText, name: str, found: tuple[Sequence[int], Sequence[int]], message: str, problem_share: float = 2.0
 ) -> Finding:
-    """Return a finding about lines of either side.
+    """Return a finding about lines of either side, with the number of affected lines and a few examples.
 
     Args:
         text: the corpus.
@@ -242,7 +245,7 @@ def line_finding(
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return the first few lines as examples, from both sides if both have any."""
+    """Return the first few lines (side and index) as examples, at most 3, from both sides if both have any."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:
