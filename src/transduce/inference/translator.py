@@ -631,7 +631,9 @@ class Translator:
     def term_model(self, search: SearchSettings) -> TermModel:
         """Return the functions of the model that term insertion needs."""
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
-        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
+        return TermModel(
+            self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, self.target_language
+        )
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
