@@ -454,6 +454,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tag of the texts, for models that were trained on tagged corpora."""
     datastore: str | None = None
     """Datastore file for kNN retrieval."""
+    plugins: tuple[str, ...] = ()
+    """Python files that register components of the models."""
 
 
 class _Worker:
@@ -552,10 +554,13 @@ def _work(connection: Connection, settings_json: bytes) -> None:
     """Run the loop of a worker process until the other end of its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
+    from transduce.model.build import load_plugin
 
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
     try:
+        for path in settings.plugins:
+            load_plugin(path)
         translator = open_translator(
             settings.folders,
             precision=settings.precision,

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from transduce.argument_checks import common_words
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.machine import detect_machine, usable_cores
@@ -514,7 +515,7 @@ class _Runner:
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins]
+        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
             with self._lock:
                 if self._is_stopping:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
 from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
@@ -582,7 +583,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         if NEXT_ACCURACY in event.scores:
             summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
         summary += "."
-        hint = f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"'
+        hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 
