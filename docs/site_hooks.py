@@ -32,6 +32,7 @@ _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _OUTSIDE = re.compile(r"https?://(?!127\.0\.0\.1|localhost)")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
+_CODE_AFTER_COMMA = re.compile(r"(?<=[、，；：])(?=`[-./])")
 _OTHER_LANGUAGE = re.compile(r"^\[(?:English|中文|简体中文)\]\([^)]+\)\n+", re.MULTILINE)
 
 
@@ -156,4 +157,5 @@ def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[s
 
     for number, part in enumerate(_FENCE.split(markdown)):
         # A browser would show the end of a line between two Chinese characters as a space.
-        yield part if number % 2 else _LINK.sub(rewrite, _CHINESE_BREAK.sub("", part))
+        # It would not break a line after a Chinese comma if the next character is one of `-./`, as of an option.
+        yield part if number % 2 else _LINK.sub(rewrite, _CODE_AFTER_COMMA.sub("<wbr>", _CHINESE_BREAK.sub("", part)))

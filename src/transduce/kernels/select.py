@@ -53,13 +53,13 @@ _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the 
 
 
 def has_kernels() -> bool:
-    """Return whether compiled kernels run on this processor with PyTorch's number of threads."""
+    """Return whether compiled CPU kernels run on this machine with PyTorch's current number of threads."""
     return why_no_kernels(torch.get_num_threads()) is None
 
 
 @cache
 def why_no_kernels(threads: int) -> str | None:
-    """Return a clause that says why compiled kernels do not run on this number of threads, or None if they do."""
+    """Return a clause that says why compiled CPU kernels do not run on this number of threads, or None if they do."""
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ def why_no_kernels(threads: int) -> str | None:
 
 
 def why_triton_fails(device: str) -> str | None:
-    """Run a Triton kernel on a device; return why it fails, as a phrase for a message; None if its result is right."""
+    """Run a small Triton kernel on a GPU; return why it fails, as a phrase for a message; None if it works."""
     # The kernels are imported only for the trial, once everything else is present.
     from transduce.kernels.cuda.rows import add_and_norm
 
@@ -98,7 +98,10 @@ def why_triton_fails(device: str) -> str | None:
 
 @cache
 def why_no_triton(device: str) -> str | None:
-    """Return why Triton kernels do not work on a GPU, as a phrase for a message; None if they do."""
+    """Return why Triton kernels do not work on a GPU, as a phrase for a message; None if they do.
+
+    A small kernel is tried once per device and process.
+    """
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if sys.platform == "linux":  # Triton for other systems ships a compiler
@@ -148,10 +151,10 @@ def outline_quantized(model: nn.Module) -> PackedModel | None:
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes logits, (…, D) to (…, V), of which the greatest are exact.
+    """Return a function that computes a model's logits, (…, D) to (…, V), of which the greatest are exact.
 
     bfloat16 logits are rounded, so many of them are equal. On a CPU with compiled kernels, the greatest logits are
-    recomputed, and all logits are float32. Otherwise, the model's own projection is returned.
+    computed again in float32, and all logits are float32. Otherwise, the model's own projection is returned.
     """
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
@@ -177,7 +180,7 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
 
 
 def compiled_state(state: DecodingState) -> "NativeState | None":
-    """Return a decoding state as a `NativeState` if it is one, else None."""
+    """Return a decoding state if it is a `NativeState` (the compiled CPU decoder's), else None; nothing is imported."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
     from transduce.kernels.cpu.decoding.state import NativeState
@@ -186,7 +189,10 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
-    """Return a search on CPU or GPU kernels that starts from a state before its first step; None if there is none."""
+    """Return a search on CPU or GPU kernels that starts from a decoding state before its first step.
+
+    None if the state is not one of these kernels', or if they do not support the options.
+    """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
 
@@ -202,12 +208,12 @@ def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> Batc
 
 
 class DecoderChoice(NamedTuple):
-    """The implementation that decodes a model, and why faster ones do not."""
+    """The backend that decodes a model, and why faster ones do not."""
 
     backend: str
-    """`compiled`, `triton` or `reference`."""
+    """The backend: `compiled` (kernels on a CPU), `triton` (on a GPU) or `reference` (PyTorch modules)."""
     refused: dict[str, str]
-    """For each faster backend, a clause with the reason why it does not decode the model."""
+    """For each faster backend, a clause with the reason why it does not decode the model; empty if there is none."""
 
 
 def select_decoder(model: nn.Module) -> DecoderChoice:
@@ -221,7 +227,7 @@ def select_decoder(model: nn.Module) -> DecoderChoice:
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-    """Encode source_ids (B, S) and return the fastest decoding state that supports the model."""
+    """Encode source_ids (B, S), and return the decoding state of the fastest backend that supports the model."""
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativeState
@@ -260,7 +266,10 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Run a decoder-only model on prompts (B, P) of lengths (B,); return the fastest decoding state that fits."""
+    """Run a decoder-only model on prompts (B, P) of lengths (B,), and return the decoding state after them.
+
+    The state is that of compiled kernels if they support the model, else the model's own.
+    """
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
@@ -299,7 +308,7 @@ def _why_not_packed(model: nn.Module) -> str | None:
 
 
 def _why_not_compilable(model: nn.Module) -> str | None:
-    """Return a clause that says why compiled kernels here could not decode a model, or None if they could."""
+    """Return a clause that says why compiled kernels could not decode a model on this CPU, or None if they could."""
     if (reason := why_no_kernels(torch.get_num_threads())) is not None:
         return reason
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
@@ -308,7 +317,10 @@ def _why_not_compilable(model: nn.Module) -> str | None:
 
 
 def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:
-    """Return which backend will decode a model once it is loaded on a device; the model may be on the meta device."""
+    """Return which backend will decode a model on a device once it is loaded, and why a faster one will not.
+
+    The model may be on the meta device, so its weights need not be read.
+    """
     if device == "cpu":
         if (reason := _why_not_compilable(model)) is None:
             return DecoderChoice("compiled", {})
@@ -342,7 +354,7 @@ _INFERENCE_COPIES: WeakKeyDictionary[nn.Module, InferenceCopy] = WeakKeyDictiona
 
 
 def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a model to a dtype, and make an inference copy for decoding on a CPU if kernels support the model.
+    """Convert a model to a dtype, and make a prepacked copy for decoding on a CPU if kernels support the model.
 
     Args:
         model: in float32; it is converted to `dtype`.
@@ -358,7 +370,10 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
-    """Make an inference copy of a model, in the model's dtype, for the body of the `with` statement."""
+    """Make a prepacked copy of a model, in the model's dtype, for decoding in the body of the `with` statement.
+
+    If kernels do not support the model there is no copy, and decoding uses the model itself.
+    """
     inference_copy = _make_copy(model, next(model.parameters()).dtype)
     if inference_copy is not None:
         _INFERENCE_COPIES[model] = inference_copy
@@ -369,7 +384,7 @@ def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
 
 
 def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
-    """Return an inference copy of a model, or None if kernels do not support the model."""
+    """Return a prepacked copy of a model for decoding; None if kernels do not support the model or it is too large."""
     if not _can_be_prepacked(model) or not has_kernels():
         return None
     make = _find_linear_maker(model, dtype)
@@ -377,7 +392,10 @@ def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
 
 
 def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear | None:
-    """Return the function that makes a model's prepacked linear layers, or None if kernels do not support the model."""
+    """Return the function that makes the linear layers of a model's prepacked copy, for a dtype.
+
+    None if kernels do not support the model, or if the copy would take more than a quarter of the usable memory.
+    """
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
@@ -391,12 +409,15 @@ def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear 
 
 @cache
 def _max_copy_bytes() -> int:
-    """Return the maximum size of an inference copy in bytes, a fixed share of the usable memory."""
+    """Return the maximum size of an inference copy in bytes, a quarter of the usable memory."""
     return usable_memory() // _COPY_SHARE
 
 
 def decoded_model(model: _Model) -> _Model:
-    """Return the model that decoding computes with: the inference copy, or the model itself if it has no copy."""
+    """Return the model that decoding computes with: the up-to-date prepacked copy, or the model itself if it has none.
+
+    The model itself is also returned in training mode, and if it has components that cannot be prepacked.
+    """
     inference_copy = _INFERENCE_COPIES.get(model)
     if inference_copy is None or not _can_be_prepacked(model):
         return model

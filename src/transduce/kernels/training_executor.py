@@ -53,7 +53,10 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 
 def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that computes a component with kernels; None if the component's own `forward` must run."""
+    """Return the function that computes a component with kernels; None if the component's own `forward` must run.
+
+    Its own `forward` runs for an unknown class, an overridden method, an unknown hook, or a global PyTorch hook.
+    """
     kind, own = type(component), vars(component)
     if kind not in _KERNELS or _has_hooks(component):
         known = known_class(component)
@@ -157,9 +160,9 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute a residual connection; with pre-norm, one kernel adds both branches' gradients in the backward pass.
+    """Compute a residual connection around `sublayer`, with a kernel for its pre-norm if there is one.
 
-    Without such a kernel for the norm, `Residual.forward` computes the connection.
+    The kernel adds both branches' gradients in the backward pass. Otherwise `Residual.forward` computes the connection.
     """
     norm = module.norm_before
     if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
@@ -179,10 +182,10 @@ def _residual(
 
 
 class KeyLengths(NamedTuple):
-    """An attention mask that the kernels support: the number of keys in each sentence, or the look-ahead mask."""
+    """An attention mask in a form that kernels support: a number of keys for each sentence, or the look-ahead mask."""
 
     lengths: Tensor | None
-    """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
+    """The number of keys in each sentence, int64, (B,); padding follows them. None: the look-ahead mask."""
     bias: Tensor | None = None
     """Biases that are added to the attention scores of every sentence, (heads, queries, keys); None: none."""
 
@@ -240,7 +243,10 @@ def _attention(
     weights_out: list[Tensor] | None = None,
     position_effect: PositionEffect = NO_POSITION_EFFECT,
 ) -> Tensor:
-    """Compute multi-head attention with a kernel on the joint projection's output if possible, else with PyTorch."""
+    """Compute multi-head attention with a kernel on the joint projection's output if possible, else with PyTorch.
+
+    Kernels do not support a cache, or a request for the attention weights.
+    """
     attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
@@ -274,7 +280,10 @@ def _padded_attend(
     mask: object,
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return a function that computes a padded batch's attention from its projections with a kernel, or None."""
+    """Return a function that computes a padded batch's attention from its projections (and the memory's) with a kernel.
+
+    None if the kernels do not support the module, the mask, or its position effect (biases and rotary embedding).
+    """
     others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
     if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
@@ -326,7 +335,7 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer's call uses no cache, weight output, trace, rotary embedding or hooks."""
+    """Return whether a layer is called without cache, weight output, trace and rotary embedding, and has no hooks."""
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
@@ -361,28 +370,28 @@ class MaskedSublayer(NamedTuple):
 
     @property
     def norm_is_before(self) -> bool:
-        """True if the norm precedes the sub-layer (pre-norm)."""
+        """True if the norm precedes the sub-layer (pre-norm); False if it follows (post-norm)."""
         return self.sublayer.order == "pre"
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
-        """The sub-layer's norm."""
+        """The sub-layer's only norm, LayerNorm or RMSNorm."""
         return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
-        """The first and the last linear layer of the sub-layer."""
+        """The first and the last linear layer of the sub-layer, such as its joint projection and output projection."""
         first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
         return first, last
 
     @property
     def drop_256ths(self) -> int:
-        """The dropout rate of the sub-layer's output in 256ths."""
+        """The dropout rate of the sub-layer's output in 256ths; 0 in evaluation mode."""
         return _rate_of(self.sublayer.residual.dropout)
 
     @property
     def inner_drop_256ths(self) -> int:
-        """The dropout rate of the attention weights, or of the feed-forward network's activation, in 256ths."""
+        """The dropout rate of the attention weights, or of the activation, in 256ths; 0 in evaluation mode."""
         return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
     def parameters(self) -> list[Tensor | None]:
@@ -450,7 +459,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class _Kernel(NamedTuple):
-    """A function that replaces the `forward` method of modules of one class."""
+    """A function that computes with kernels what the `forward` method of one class computes."""
 
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
@@ -474,7 +483,10 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of all methods that a class has or inherits from classes of this package."""
+    """Return the names of all methods that a class has or inherits from classes of this package.
+
+    A module whose attribute of such a name was replaced is not computed by a kernel.
+    """
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
     return frozenset(defined | {"forward", "_call_impl"})

@@ -188,7 +188,7 @@ class StackPositions(nn.Module):
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
         long = self.radius is not None and not cached and length > 3 * block_length(self.radius)
-        banded = long and not (self.causal and mask is not None)
+        banded = long and not (self.causal and mask is not None) and not isinstance(mask, BiasedMask)
         if self.causal and mask is None and length > 1 and not banded:
             mask = look_ahead_mask(length, x.device, cached=cached)
         if self.is_plain:
@@ -226,16 +226,13 @@ def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionM
     """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
-    allowed = near.allowed[..., first:]
-    if mask is None:
-        return AttentionMask(allowed), first
-    narrowed = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
-    return AttentionMask(narrowed & allowed), first
+    near = near.from_key(first)
+    return near if mask is None else mask.from_key(first) & near, first
 
 
 def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
     allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=bias.device) if mask is None else mask.allowed
-    return BiasedMask(allowed, bias, mask)
+    return BiasedMask(allowed, bias + mask.term if isinstance(mask, BiasedMask) else bias, mask)
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:

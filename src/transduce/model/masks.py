@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 
 class AttentionMask:
@@ -45,8 +46,14 @@ class AttentionMask:
         return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """Return the mask that allows attention where both masks do."""
+        """Return the mask that allows attention where both masks do, with the sum of their additional terms."""
+        if isinstance(other, BiasedMask):
+            return other & self
         return AttentionMask(self.allowed & other.allowed)
+
+    def from_key(self, first: int) -> "AttentionMask":
+        """Return the mask of the keys from `first` on; one that is broadcast over all keys is returned unchanged."""
+        return AttentionMask(_from_key(self.allowed, first))
 
 
 class LookAheadMask(AttentionMask):
@@ -75,6 +82,19 @@ class BiasedMask(AttentionMask):
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self.term.to(dtype)
         return self._sum[dtype]
+
+    @override
+    def __and__(self, other: AttentionMask) -> "BiasedMask":
+        term = self.term + other.term if isinstance(other, BiasedMask) else self.term
+        return BiasedMask(self.allowed & other.allowed, term)
+
+    @override
+    def from_key(self, first: int) -> "BiasedMask":
+        return BiasedMask(_from_key(self.allowed, first), _from_key(self.term, first))
+
+
+def _from_key(tensor: Tensor, first: int) -> Tensor:
+    return tensor if tensor.shape[-1] == 1 else tensor[..., first:]
 
 
 def padding_mask(ids: Tensor, pad_id: int) -> AttentionMask:

@@ -1,1 +1,1 @@
-"""Read and write model folders."""
+"""Read and write model folders: a model's weights, configuration, tokenizer, task and checksums."""

@@ -19,32 +19,35 @@ from transduce.text.text_settings import FILE_NAME as LINES_FILE
 
 TASK_CARD = "task.json"
 Pooling = Literal["mean", "first", "max"]
-"""A way to make one vector of all token states: their mean, their maximum, or the state of the first token."""
+"""A way to make one vector of all token states of a text: their mean, their maximum, or the first token's state."""
 POOLINGS = ("mean", "first", "max")
-"""The values of `Pooling`."""
+"""The values of `Pooling`, as options and settings name them."""
 
 
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
-    """The name of the task."""
+    """The name of the task that the model was trained for, as in `--task`."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, or of the tags of words, in the model's order."""
+    """Names of the classes of texts, or of the tags of words, in the model's order; empty for other tasks."""
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
     pooling: Pooling | None = None
     """Way in which an embedding model makes one vector of a text's token states; None for other models."""
     normalizes: bool = False
-    """True if an embedding model divides each vector by its norm."""
+    """True if an embedding model divides each vector by its Euclidean norm."""
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of task.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the class names in the task card of a model folder; empty if `documents`, its text files, have no card."""
+    """Return the class names in the task card among a model folder's text files; empty if there is no card.
+
+    `documents` maps the files' names to their texts.
+    """
     card = documents.get(TASK_CARD)
     return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
 
@@ -53,7 +56,7 @@ def kept_documents(folder: Path) -> dict[str, str]:
     """Return the text files of a model folder, by name, that writing its model and tokenizer anew would lose.
 
     These are the task card, the measurements of training lines, which decide how texts are split into sentences, and
-    the profiles of languages. Without a card in the folder, the card follows from the model's heads.
+    the profiles of languages. Without a card in the folder, the card follows from the model's heads, if it can.
     """
     card = find_task_card(folder)
     texts = {} if card is None else {TASK_CARD: card.text()}
@@ -64,7 +67,9 @@ def kept_documents(folder: Path) -> dict[str, str]:
 
 
 def find_task_card(folder: Path) -> TaskCard | None:
-    """Return the task card of a folder, or None; for a Hugging Face folder, make the card from the model's heads.
+    """Return the task card of a folder, which says what its model was trained for; None if it has none.
+
+    For a Hugging Face folder, the card is made from the model's output heads.
 
     Raises:
         TransduceError: the card cannot be read.
@@ -95,7 +100,7 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
         length: the number of positions of the model.
 
     Raises:
-        TransduceError: the model has a module or a pooling that is not supported.
+        TransduceError: the model has a module, a pooling or a change of texts that is not supported.
     """
     if not (folder / _MODULES).is_file():
         return None
@@ -186,12 +191,12 @@ SERIES_CARD = "series.json"
 
 
 class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of a forecasting model: the scale of its series, and the lengths of history and forecast."""
+    """The metadata of a forecasting model, as stored in series.json: its series, their scale, and their lengths."""
 
     columns: tuple[str, ...]
     """Names of the series, in the model's order."""
     past: int
-    """Number of past points that the model reads."""
+    """Number of past points that the model reads of each series."""
     horizon: int
     """Number of points that the model was trained to forecast at once."""
     season: int
@@ -212,7 +217,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
     def text(self) -> str:
-        """Return this card as JSON text."""
+        """Return this card as indented JSON text, the content of series.json."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 

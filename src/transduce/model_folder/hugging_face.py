@@ -36,20 +36,23 @@ _SHORT_TABLE = 512
 
 
 class HuggingFaceFolder(NamedTuple):
-    """A Hugging Face model converted to a transduce model."""
+    """A Hugging Face model converted to a transduce model, with its tokenizer; weights are read on access."""
 
     model_type: str
     """The `model_type` of config.json, such as "marian"."""
     model: ImportedModel
     tokenizer: ImportedTokenizer
     languages: tuple[str | None, str | None]
-    """Source and target language codes, as far as the folder names them."""
+    """Source and target language codes; None for one that the folder does not name."""
     files: Sequence[MappedTensors]
-    """The files with the weights."""
+    """The mapped files with the weights, whose memory can be released."""
 
 
 def is_hugging_face_folder(folder: Path) -> bool:
-    """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write."""
+    """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write.
+
+    False if there is no such file, for an unsupported type of model, and for one that needs code of its own.
+    """
     if not (folder / "config.json").is_file():
         return False
     content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
@@ -59,7 +62,7 @@ def is_hugging_face_folder(folder: Path) -> bool:
 
 
 def hugging_face_kind(folder: Path) -> Kind:
-    """Return the kind of a Hugging Face folder's model, such as "transformer".
+    """Return the kind of a Hugging Face folder's model: "transformer", "decoder" or "encoder".
 
     Raises:
         TransduceError: the model cannot be imported.
@@ -107,11 +110,11 @@ class HuggingFaceHeads(NamedTuple):
     """The output heads of a Hugging Face encoder, found from its weights and configuration."""
 
     masked_language: bool
-    """True if the model predicts masked tokens."""
+    """True if the model has a head that predicts masked tokens."""
     labels: tuple[str, ...]
     """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
     length: int
-    """Maximum number of tokens, from the position table."""
+    """Maximum number of tokens of a text, from the position table."""
     labels_tokens: bool = False
     """True if the labels are predicted for each token, False if for the whole text."""
 
@@ -139,7 +142,10 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
 
 
 def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
-    """Return whether a classifier assigns exactly one of several classes (no multi-label classifier, no regression)."""
+    """Return whether a classifier of `classes` outputs assigns exactly one of several classes to a text or token.
+
+    False for a multi-label classifier and for regression.
+    """
     return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
 
 
@@ -152,7 +158,7 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def hugging_face_context(folder: Path) -> int | None:
-    """Return the maximum number of positions of a Hugging Face language model; None if its folder does not specify it.
+    """Return the maximum number of positions (tokens) of a Hugging Face language model; None if its folder names none.
 
     Raises:
         TransduceError: the configuration cannot be read.
@@ -162,7 +168,7 @@ def hugging_face_context(folder: Path) -> int | None:
 
 
 def hugging_face_search_settings(folder: Path) -> SearchSettings:
-    """Return the default search settings of a Hugging Face folder.
+    """Return the default search settings of a Hugging Face folder, from its generation_config.json and config.json.
 
     Raises:
         TransduceError: the folder uses a search option that transduce does not support.
@@ -194,7 +200,8 @@ def check_hugging_face_folder(folder: Path) -> str:
     """Return the `model_type` of a Hugging Face folder that can be imported.
 
     Raises:
-        TransduceError: the folder cannot be imported.
+        TransduceError: the folder is missing, holds no model, only an adapter, or a model that is not supported or
+            that transduce wrote.
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
@@ -259,7 +266,11 @@ def _text(value: Any) -> str | None:
 
 
 def _mapped_files(folder: Path) -> list[MappedTensors]:
-    """Map the safetensors file of a folder, or all files that its index lists, and return the mapped files."""
+    """Map a folder's model.safetensors, or all files that its index lists, and return the mapped files.
+
+    Raises:
+        TransduceError: the folder has neither, or a file is damaged.
+    """
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():

@@ -46,7 +46,7 @@ def precision_of(model: Model) -> str:
 def convert_to_precision(
     model: _Model, precision: str, machine: Machine, files: Sequence[MappedTensors] = ()
 ) -> _Model:
-    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
+    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
     The model is converted in place, except for "int8". `files` are those that the model's weights are mapped from.
 
@@ -72,7 +72,7 @@ def convert_to_precision(
 
 @torch.inference_mode()
 def _move_checked(model: Model, device: str) -> None:
-    """Move a model to a device, and compare its outputs there with those on the CPU.
+    """Move a model to a device, and compare its outputs for a small batch there with those on the CPU.
 
     PyTorch's backend for Apple's GPUs lacks operations, and had some with wrong results.
 
@@ -129,7 +129,10 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
 
 
 class ReadFolder(Protocol[_Model]):
-    """A function of `read.py` that reads model folders, such as `read_decoder_folder`."""
+    """A function of `read.py` that reads model folders, such as `read_decoder_folder`.
+
+    `packed` is a precision whose prepacked weights it takes from the folder's cache, if there are any.
+    """
 
     def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
 
@@ -241,7 +244,11 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a folder of a multilingual model, set to translate from `source` to `target`.
 
-    The pair may be new if the model knows the source language and the target language from other pairs.
+    The pair may be new if the model knows the source language and the target language from other pairs. A None `target`
+    is the only one that the model has; with a None `source`, it stays open if there are several.
+
+    Raises:
+        TransduceError: the model does not know a language, or `target` is None and it has several.
     """
     targets = dict.fromkeys(target_language for _, target_language in content.directions)
     if target is None and len(targets) > 1:

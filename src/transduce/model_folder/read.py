@@ -52,7 +52,7 @@ MANIFEST = "manifest.json"
 DIRECTIONS = "directions.json"
 CONTEXT = "context.json"
 SETTINGS_FILE = "settings.toml"
-"""The settings of the run that made a model folder, or of an imported model."""
+"""The name of the file with the settings of the run that made a model folder, or of an imported model."""
 
 _MAX_SHOWN = 20
 
@@ -62,13 +62,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int
     versions: dict[str, str]
-    """Versions of the packages that wrote the folder."""
+    """Versions of the packages that wrote the folder, by package name."""
     source_language: str | None
-    """Code of the source language, if known."""
+    """Code of the source language; None if unknown."""
     target_language: str | None
-    """Code of the target language, if known."""
+    """Code of the target language; None if unknown."""
     sha256: dict[str, list[str]]
-    """The digests of each file; while the weights are being replaced, both the old and the new digest are listed."""
+    """The SHA-256 digests of each file by name; while the weights are being replaced, the old and the new one."""
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
@@ -78,9 +78,9 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     tokenizer: Tokenizer
     manifest: Manifest
     directions: tuple[tuple[str, str], ...] = ()
-    """The pairs of source and target language that a model of several language pairs was trained for."""
+    """The pairs of source and target language that a model of several language pairs was trained for; else empty."""
     source: str = ""
-    """A digest of the weights and the configuration; empty for a folder without a manifest."""
+    """A SHA-256 digest of the weights and the configuration; empty for a folder without a manifest."""
     files: tuple[MappedTensors, ...] = ()
     """The files whose tensors the model has mapped."""
     prepacked: MappedTensors | None = None
@@ -88,13 +88,13 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of directions.json."""
+    """The content of directions.json: the pairs of source and target language that a model translates."""
 
     directions: list[tuple[str, str]]
 
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
-    """Return language pairs as the text of directions.json."""
+    """Return pairs of source and target language as the JSON text of directions.json."""
     return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
 
 
@@ -111,13 +111,13 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of context.json: how a model reads earlier sentences of a document before each sentence."""
 
     before: int
-    """Maximum number of sentences of context."""
+    """Maximum number of earlier sentences that the model reads as context."""
     sides: Literal["source", "both"]
     """`source`: the encoder reads the context; `both`: the decoder also reads the translations of the context."""
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return a record of context as the text of context.json."""
+    """Return how a model reads earlier sentences as the JSON text of context.json."""
     return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
 
 
@@ -141,24 +141,40 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models."""
+    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models.
+
+    Raises:
+        TransduceError: the model is of another kind, or the folder cannot be read.
+    """
     return _read_kind(folder, packed, "a Transformer with an encoder and a decoder", Transformer)
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of an encoder-decoder, Transformer or recurrent, with the language pairs that it translates."""
+    """Read the folder of an encoder-decoder, Transformer or recurrent, with the language pairs that it translates.
+
+    Raises:
+        TransduceError: the model is of another kind, or the folder cannot be read.
+    """
     content: ModelFolder[EncoderDecoder]
     content = _read_kind(folder, packed, "a model with an encoder and a decoder", Transformer, Recurrent)
     return msgspec.structs.replace(content, directions=read_directions(folder))
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models."""
+    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models.
+
+    Raises:
+        TransduceError: the model is of another kind, or the folder cannot be read.
+    """
     return _read_kind(folder, packed, "a language model (decoder-only)", Decoder)
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read the folder of an encoder-only model, as `read_any_model_folder` does; refuse other models."""
+    """Read the folder of an encoder-only model, as `read_any_model_folder` does; refuse other models.
+
+    Raises:
+        TransduceError: the model is of another kind, or the folder cannot be read.
+    """
     return _read_kind(folder, packed, "an encoder-only model", Encoder)
 
 
@@ -182,7 +198,7 @@ def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceErro
 
 
 def model_kind(folder: Path) -> Kind:
-    """Return the kind of the model in a folder, without reading its weights.
+    """Return the kind of the model in a folder, such as "transformer" or "decoder", without reading its weights.
 
     Raises:
         TransduceError: the configuration is missing or cannot be read.
@@ -227,7 +243,10 @@ def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFo
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
-    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder."""
+    """Return whether transformers loaded a transduce model and saved it again, in place or to another folder.
+
+    False for a folder without a config.json.
+    """
     if not (folder / CONFIG).is_file():
         return False
     content = read_json(folder, CONFIG, dict[str, Any], " as a model's configuration")
@@ -274,7 +293,10 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 class _Own(NamedTuple, Generic[Built]):
-    """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it."""
+    """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it.
+
+    `source` is a digest of weights and configuration, and `prepacked` the cache file in use, if any.
+    """
 
     model: Built
     manifest: Manifest
@@ -286,7 +308,13 @@ class _Own(NamedTuple, Generic[Built]):
 def _read_own(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, packed: str | None = None
 ) -> _Own[Built]:
-    """Read the model and manifest of a folder that this package wrote, with prepacked weights if the cache has them."""
+    """Read the model and manifest of a folder that this package wrote, after checking every file's digest.
+
+    With `packed`, a precision, the model gets prepacked weights from the folder's cache if it has them.
+
+    Raises:
+        TransduceError: transformers saved the folder again, or a file is missing or damaged.
+    """
     if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
@@ -330,7 +358,10 @@ def _read_prepacked(
 def _read_model(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], verified: VerifiedFiles | None
 ) -> tuple[Built, MappedTensors]:
-    """Read the model of a folder; return the model and the mapped file with its weights."""
+    """Read the model of a folder in float32; return the model in evaluation mode, and the mapped file of its weights.
+
+    `verified` records that the weights are finite, so that large files are not read again; None: they are checked now.
+    """
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
     file = _map_weights(folder, stored)
@@ -352,7 +383,7 @@ def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
 
 
 def _read_imported(folder: Path) -> ModelFolder[Model]:
-    """Read a Hugging Face folder that transduce did not write."""
+    """Read a Hugging Face folder that transduce did not write, with its weights; the model is in evaluation mode."""
     content, weights = outline_imported(folder)
     content.model.load_state_dict(dict(weights), assign=True)
     compute_unstored_buffers(content.model, build_model)
@@ -410,7 +441,11 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
-    """Build the model of a configuration on the meta device, without memory for its weights."""
+    """Build the model of a configuration on the meta device, without memory for its weights.
+
+    Raises:
+        TransduceError: the configuration describes no model that can be built.
+    """
     try:
         with torch.device("meta"):
             return build(config)
@@ -419,7 +454,11 @@ def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """Read the tokenizer of a folder, and check that its vocabulary sizes and special ids match the model's."""
+    """Read the tokenizer of a folder, and check that its vocabulary sizes and special ids match the model's.
+
+    Raises:
+        TransduceError: a file is too large, missing or damaged, or does not match.
+    """
     for name in (TOKENIZER_CARD, *VOCABULARIES):
         if (folder / name).exists() or (folder / name).is_symlink():
             read_bounded(folder, name, MAX_VOCABULARY_BYTES)
@@ -458,7 +497,13 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manifest, str]:
-    """Read the manifest, check every file against its digest, and return the manifest and the weights' digest."""
+    """Read the manifest, check every file against its digest, and return the manifest and the weights' digest.
+
+    If a check fails but the manifest has changed meanwhile, as during training, the new one is checked.
+
+    Raises:
+        TransduceError: a file is missing or damaged.
+    """
     manifest = _read_manifest(folder)
     try:
         return manifest, _check_digests(folder, manifest, verified)
@@ -471,7 +516,11 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
 
 
 def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) -> str:
-    """Check every file against the digests of the manifest, and return the digest of the weights."""
+    """Check every file against the digests in the manifest, and return the digest of the weights.
+
+    Raises:
+        TransduceError: a file is missing or has another digest.
+    """
     required: dict[str, list[str]] = {WEIGHTS: []}
     found: dict[str, str] = {}
     for name, digests in (required | manifest.sha256).items():
@@ -494,6 +543,9 @@ def _read_weights(
         outline: the model's parameters and stored buffers, on the meta device.
         config: the model's configuration.
         names: the names of the parameters and buffers to return.
+
+    Raises:
+        TransduceError: a weight is missing, unexpected, or has another shape.
     """
     path, present = file.path, set(file.entries)
     locations = stored_parameters(outline, config, present)
@@ -510,7 +562,7 @@ def _read_weights(
 
 
 def _shorten_list(names: list[str]) -> str:
-    """Return the text of a list of names for a message; a long list is shortened."""
+    """Return a list of names as text for a message; only the first 20 are shown, and "none" for an empty list."""
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
@@ -539,7 +591,11 @@ def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[st
 
 
 def _check_finite(file: MappedTensors, weights: Mapping[str, Tensor]) -> None:
-    """Check that all weights that were mapped from a file are finite, and release their memory."""
+    """Check that all weights that were mapped from a file are finite, and release their memory.
+
+    Raises:
+        TransduceError: a weight is NaN or infinite.
+    """
     for name, tensor in weights.items():
         if not all_finite(tensor):
             raise TransduceError(

@@ -85,7 +85,7 @@ def _resolve(path: Path) -> Path:
 
 
 def read_bounded(folder: Path, name: str, max_bytes: int) -> bytes:
-    """Return the content of a file in a folder.
+    """Return the content of a file in an untrusted folder, as bytes, with a limit on its size.
 
     Raises:
         TransduceError: the file is missing, not a regular file, or larger than `max_bytes`.
@@ -104,7 +104,9 @@ def read_bounded(folder: Path, name: str, max_bytes: int) -> bytes:
 
 
 def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
-    """Decode a JSON file of a folder to a type; `purpose` is added to error messages after "cannot be read".
+    """Decode a JSON file of an untrusted folder, of at most 4 MiB, to a type.
+
+    `purpose` is added to error messages after "cannot be read".
 
     Raises:
         TransduceError: the file cannot be read, or does not match the type.
@@ -120,7 +122,7 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
 
 
 def read_toml(folder: Path, name: str) -> dict[str, Any]:
-    """Decode a TOML file of a folder to a dict.
+    """Decode a TOML file of an untrusted folder, of at most 4 MiB, to a dict.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -133,24 +135,24 @@ def read_toml(folder: Path, name: str) -> dict[str, Any]:
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor's entry in a safetensors header."""
+    """A tensor's entry in the header of a safetensors file: type, shape, and where its data are."""
 
     dtype: str
     """The tensor's data type, such as "F32"."""
     shape: list[int]
     data_offsets: tuple[int, int]
-    """Start and end of the tensor in the data section, in bytes."""
+    """Start and end of the tensor's data in bytes, counted from the end of the header."""
 
 
 class TensorHeader(NamedTuple):
-    """The header of a safetensors file."""
+    """The checked header of a safetensors file."""
 
     entries: dict[str, TensorEntry]
-    """The entry of each tensor."""
+    """The entry of each tensor, by the tensor's name."""
     metadata: dict[str, str]
     """Free texts by name, which the file's writer added."""
     content: bytes
-    """The whole header as it is in the file; the tensors' data follow it."""
+    """The whole header as it is in the file, its length included; the tensors' data follow it."""
 
 
 def read_tensor_header(folder: Path, name: str, *, whole_numbers: Collection[str] | None = ()) -> TensorHeader:
@@ -194,7 +196,11 @@ def _decode_header(path: Path, header: bytes) -> tuple[dict[str, TensorEntry], d
 def _check_layout(
     path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str] | None
 ) -> None:
-    """Check that the tensors are contiguous, have the sizes of their shapes, and fill the file."""
+    """Check that tensors are contiguous, have allowed types and the sizes of their shapes, and fill `data_bytes`.
+
+    Raises:
+        TransduceError: one of these does not hold.
+    """
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         is_allowed = whole_numbers is None or name in whole_numbers

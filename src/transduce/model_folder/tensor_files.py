@@ -33,21 +33,21 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The data types of safetensors that a model's file may hold, by the format's names."""
+"""The data types that the tensors of a model's safetensors file may have, by the format's names."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ALIGNMENT = 64
 """The data section starts at a multiple of this many bytes, the size of a vector register."""
 
 
 class FileVersion(msgspec.Struct, frozen=True):
-    """A file's size, times and inode, which change whenever the file is replaced or written to."""
+    """A file's size, times and inode, by which one sees whether the file was replaced or written to."""
 
     size: int
-    """Size in bytes."""
+    """The file's size in bytes."""
     modified_ns: int
-    """Time of the last change of the content, in nanoseconds."""
+    """Time of the last change of the content, in nanoseconds since 1970."""
     changed_ns: int
-    """Time of the last change of content, name or rights, in nanoseconds; programs cannot set it on Unix."""
+    """Time of the last change of content, name or rights, in nanoseconds since 1970; programs cannot set it on Unix."""
     inode: int
     """The file's number on its file system."""
 
@@ -62,7 +62,7 @@ class FileVersion(msgspec.Struct, frozen=True):
 
 
 class MappedTensors:
-    """The tensors of a safetensors file, mapped from disk.
+    """The tensors of a safetensors file, mapped from disk, so that they are read only when they are used.
 
     Writing to a mapped tensor changes neither the file nor the tensors of other processes.
     """
@@ -92,12 +92,15 @@ class MappedTensors:
         self.entries = self.header.entries
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor with this name, mapped from the file."""
+        """Return the tensor with this name, mapped from the file (on Windows a copy)."""
         entry = self.entries[name]
         return self._view(*entry.data_offsets, entry.dtype, entry.shape)
 
     def rows(self, names: Iterable[str]) -> Tensor | None:
-        """Return one mapped tensor that joins tensors along their rows; None if they are not adjacent in the file."""
+        """Return one mapped tensor that joins tensors along their rows, without a copy.
+
+        None if they are not adjacent in the file, or differ in dtype or in the shape of a row.
+        """
         first, *others = (self.entries[name] for name in names)
         end, rows = first.data_offsets[1], first.shape[0] if first.shape else 0
         for entry in others:
@@ -116,7 +119,7 @@ class MappedTensors:
         release_mapped_pages(self._bytes.data_ptr(), self.version.size)
 
     def _view(self, start: int, stop: int, dtype: str, shape: list[int]) -> Tensor:
-        """Return a tensor over a range of the file's data section."""
+        """Return a tensor of this dtype and shape over the bytes from `start` to `stop` of the file's data section."""
         if start == stop:
             return torch.empty(shape, dtype=DTYPES[dtype])
         # Each tensor has a storage of its own, so that copying or pickling a tensor does not take the whole file along.
@@ -133,7 +136,7 @@ class MappedTensors:
 def write_tensors(
     path: Path, outline: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]
 ) -> str:
-    """Write a safetensors file tensor by tensor, and return its SHA-256.
+    """Write a safetensors file tensor by tensor, and return its SHA-256 (hexadecimal).
 
     Args:
         path: the file, which must not be in use: write under another name and rename.
@@ -143,6 +146,7 @@ def write_tensors(
 
     Raises:
         OSError: the file cannot be written.
+        ValueError: a tensor differs from `outline`.
     """
     digest = hashlib.sha256()
     with name_path_in_errors(path), path.open("wb") as file:
@@ -160,7 +164,10 @@ def write_tensors(
 
 
 def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file, padded so that the data after it are aligned."""
+    """Return the header of a safetensors file, with its length, padded so that the data after it are aligned.
+
+    `outline` gives names, shapes and dtypes of the tensors, whose data follow in its order.
+    """
     content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, tensor in outline.items():
@@ -177,5 +184,5 @@ def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor on the CPU as a NumPy array, which shares the memory of a contiguous tensor."""
+    """Return a tensor's bytes as a NumPy array, uint8, which shares the memory of a contiguous tensor on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -26,20 +26,20 @@ from transduce.model_folder.weight_cache import cache_folders
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """The result of reading all files of a model folder."""
+    """The result of `verify`, which reads all files of a model folder and compares them with their digests."""
 
     folder: str
-    """The model folder."""
+    """The path of the model folder."""
     files: int
     """Number of files that have the digests in the manifest."""
     megabytes: float
     """Size of the files with digests in the manifest, in 10⁶ bytes."""
     tensors: int
-    """Number of tensors, all of whose values are finite."""
+    """Number of tensors in the weights file, all of whose values are finite."""
     cached: tuple[str, ...]
-    """The files with quantized weights that are undamaged."""
+    """The paths of the files with quantized weights that are undamaged."""
     removed: tuple[str, ...]
-    """The files with quantized weights that were damaged and removed; the next use creates them again."""
+    """The paths of files with quantized weights that were damaged and removed; the next use creates them again."""
 
     def __str__(self) -> str:
         size = f"{self.files} files of {self.megabytes:,.1f} MB"
@@ -106,7 +106,7 @@ def verify(folder: str | Path) -> VerifyReport:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the data of a file with quantized weights match the digest in its header."""
+    """Return whether the data of a file with quantized weights match the digest in its header; False if unreadable."""
     try:
         header = MappedTensors(path.parent, path.name, whole_numbers=None).header
         with path.open("rb") as file:
@@ -123,9 +123,9 @@ class QuantizeReport(msgspec.Struct, frozen=True):
     """A report of the file in which a model folder's quantized weights were stored."""
 
     folder: str
-    """The model folder."""
+    """The path of the model folder."""
     file: str
-    """The file with the quantized weights."""
+    """The path of the file with the quantized weights."""
     megabytes: float
     """Size of the file with the quantized weights, in 10⁶ bytes."""
 

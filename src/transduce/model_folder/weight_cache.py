@@ -30,7 +30,7 @@ from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
 
 CACHE_FOLDER = ".transduce"
-"""The name of the cache's folder inside a model folder."""
+"""The name of the folder inside a model folder that caches digests of verified files and prepacked weights."""
 _VARIABLE = "TRANSDUCE_CACHE"  # names the user's cache; empty: nothing is kept, in model folders either
 _RECORDS = "verified_files.json"
 _SMALL_BYTES = 32 << 20  # smaller files are read and quantized again faster than anybody notices
@@ -39,7 +39,11 @@ _SPARE_BYTES = 1 << 30  # left free on the disk
 
 
 def cache_folders(folder: Path) -> list[Path]:
-    """Return the folders that may hold a model folder's cache, the preferred one first; none if caching is disabled."""
+    """Return the folders that may hold a model folder's cache, the preferred one first.
+
+    A model folder that can be written to has its cache inside; others have it in the user's cache folder too. The list
+    is empty if $TRANSDUCE_CACHE is empty, which disables caching.
+    """
     configured = os.environ.get(_VARIABLE)
     if configured == "":
         return []
@@ -58,7 +62,10 @@ def cache_folders(folder: Path) -> list[Path]:
 
 
 def _is_of_another_user(folder: Path) -> bool:
-    """Return whether a folder exists and belongs to another user, whose files cannot be trusted."""
+    """Return whether a folder belongs to another user, whose files cannot be trusted; False if it does not exist.
+
+    True if that cannot be found out.
+    """
     try:
         return hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()
     except OSError:
@@ -67,7 +74,10 @@ def _is_of_another_user(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _new_file(location: Path, folder: Path) -> Iterator[Path]:
-    """Yield the path of a new file in a cache folder of a model folder; the file is removed unless renamed."""
+    """Yield the path of a new, empty file in a model folder's cache folder; the file is removed unless it is renamed.
+
+    `location` is the cache folder, which is created if it is missing.
+    """
     location.mkdir(mode=0o755 if location.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=location, prefix=".partial-")
     os.close(handle)
@@ -84,35 +94,35 @@ def _new_file(location: Path, folder: Path) -> Iterator[Path]:
 
 
 class _VerifiedFile(msgspec.Struct, frozen=True):
-    """A record of a file whose content was read and checked."""
+    """A record of a file whose content was read and checked, so that it need not be read again until it changes."""
 
     version: FileVersion
-    """The file's version when it was read."""
+    """The file's version (size, times and inode) when it was read."""
     sha256: str
-    """The SHA-256 digest of the file's content."""
+    """The SHA-256 digest (hexadecimal) of the file's content, or of the part that was verified."""
     recorded_ns: int
-    """The time at which the file began to be read, in nanoseconds."""
+    """The time at which the file began to be read, in nanoseconds since 1970."""
     is_finite: bool = False
     """True if all weights in the file are known to be finite numbers."""
 
     def holds_for(self, version: FileVersion) -> bool:
         """Return whether a file with this size, these times and this inode certainly has the recorded content.
 
-        A file that changed just before it was read could have changed again at the same time.
+        A file that changed less than two seconds before it was read could have changed again at the same time.
         """
         latest = max(version.modified_ns, version.changed_ns)
         return self.version == version and latest + _SETTLED_NS <= self.recorded_ns
 
 
 class VerifiedFiles:
-    """The cached digests of a model folder's files; a large file is read again only when it has changed."""
+    """The cached digests of a model folder's files; one of at least 32 MiB is read again only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @cached_property
     def _records(self) -> dict[str, _VerifiedFile]:
-        """The latest record of each file, by the file's name."""
+        """The latest record of each file, by the file's name; records that cannot be read are ignored."""
         records: dict[str, _VerifiedFile] = {}
         for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
@@ -123,7 +133,7 @@ class VerifiedFiles:
         return records
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file of the folder, from the cache if the file has not changed since it was read.
+        """Return the SHA-256 (hexadecimal) of a file of the folder, from the cache if the file has not changed.
 
         Raises:
             OSError: the file cannot be read.
@@ -142,7 +152,7 @@ class VerifiedFiles:
         return digest
 
     def has_data(self, path: Path, start: int, sha256: str) -> bool:
-        """Return whether the bytes of a file from `start` on have this SHA-256.
+        """Return whether the bytes of a file from byte `start` on have this SHA-256.
 
         A large file is read only once until it changes.
 
@@ -163,19 +173,19 @@ class VerifiedFiles:
         return is_whole
 
     def is_finite(self, path: Path, version: FileVersion) -> bool:
-        """Return whether all weights in this version of a large file are recorded as finite."""
+        """Return whether all weights in this version of a large file are recorded as finite; False for small files."""
         known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
         return known is not None and known.holds_for(version) and known.is_finite
 
     def record_finite(self, path: Path, version: FileVersion) -> None:
-        """Record that all weights in this version of a large file are finite."""
+        """Record that all weights in this version of a large file are finite, if its digest is recorded too."""
         known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
         if known is not None and known.version == version and not known.is_finite:
             self._records[path.name] = msgspec.structs.replace(known, is_finite=True)
             self._write()
 
     def _write(self) -> None:
-        """Write the records to the first cache folder that can be written to, if any."""
+        """Write the records of verified files to the first cache folder that can be written to, if there is one."""
         for location in cache_folders(self._folder):
             with contextlib.suppress(OSError), _new_file(location, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
@@ -190,10 +200,10 @@ _FORMAT = "transduce prepacked weights 1"
 
 
 class PrepackedCache:
-    """The prepacked weights of a model folder at one precision, in a file for each memory layout that kernels read."""
+    """The prepacked (quantized) weights of a model folder, in one file for each memory layout that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
-        """Describe the cache of a folder.
+        """Describe the cached weights of a model folder at a precision, without reading them.
 
         Args:
             folder: the model folder.
@@ -211,10 +221,10 @@ class PrepackedCache:
         )
 
     def load(self, packed: PackedModel) -> MappedTensors | None:
-        """Map the prepacked weights of a model; None if the cache has none that are whole and current.
+        """Map a model's prepacked weights from the cache; None if it has none that are whole and current.
 
         Args:
-            packed: the model with prepacked weights on the meta device.
+            packed: the model with prepacked weights on the meta device, without data.
         """
         for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
@@ -226,7 +236,10 @@ class PrepackedCache:
         return f"{self._precision}-{packed.layout}.safetensors"
 
     def _map(self, location: Path, packed: PackedModel) -> MappedTensors | None:
-        """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model."""
+        """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model.
+
+        The whole file is verified unless that was done since it last changed.
+        """
         name, outline = self._name(packed), packed.tensors()
         if not (location / name).is_file():
             return None
@@ -243,10 +256,11 @@ class PrepackedCache:
         return {"format": _FORMAT, "source": self._source, "data": data}
 
     def store(self, packed: PackedModel, *, always: bool = False) -> Path | None:
-        """Write prepacked weights to a file and return its path; None if they are small or could not be written.
+        """Write prepacked weights to a cache file and return its path.
 
-        If no folder can be written to, or the disk is full, a warning says so. Nothing is written while another process
-        writes the same file.
+        None if they are smaller than 32 MiB, if caching is disabled, or if they could not be written. If no folder can
+        be written to, or the disk is full, a warning says so. Nothing is written while another process writes the same
+        file.
 
         Args:
             packed: the model with prepacked weights.
@@ -281,7 +295,12 @@ class PrepackedCache:
         return None
 
     def _write(self, location: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
-        """Write prepacked weights to a cache folder, and return the file."""
+        """Write prepacked weights, of `size` bytes, to a file in a cache folder, and return the file's path.
+
+        Raises:
+            BlockingIOError: another process writes the file.
+            OSError: the file cannot be written, or the disk would have less than 1 GiB left.
+        """
         with _new_file(location, self._folder) as partial:
             if shutil.disk_usage(location).free < size + _SPARE_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is nearly full", str(location))
@@ -309,13 +328,13 @@ class Int8Comparison(msgspec.Struct, frozen=True):
     """A comparison of translations with 8-bit weights and in float32, for one kind of search."""
 
     beam_size: int
-    """Number of beam hypotheses; 1: greedy search."""
+    """Number of beam hypotheses of the search; 1: greedy search."""
     samples: bool
     """True if tokens were drawn at random, with the same random numbers in both precisions."""
     equal: int
     """Number of sentences with the same translation in both precisions."""
     bleu_difference: float | None = None
-    """BLEU of the 8-bit weights minus that of float32; None if there were no references."""
+    """BLEU of the 8-bit weights minus that of float32, in points; None if there were no references."""
 
     @property
     def search(self) -> str:
@@ -336,14 +355,17 @@ class Int8Comparison(msgspec.Struct, frozen=True):
 
 
 class Int8Proof(msgspec.Struct, frozen=True):
-    """A measurement of how often a model with certain 8-bit weights translates as it does in float32."""
+    """A measurement of how often a model with certain 8-bit weights translates as it does in float32.
+
+    `auto` precision uses 8-bit weights only with such a proof.
+    """
 
     data: str
-    """The SHA-256 of the 8-bit weights."""
+    """The SHA-256 (hexadecimal) of the 8-bit weights that were measured."""
     source: str
     """The SHA-256 of the original weights and of the model's configuration."""
     version: str
-    """The version of transduce that translated."""
+    """The version of transduce with which the sentences were translated."""
     sentences: int
     """Number of sentences that were translated."""
     comparisons: tuple[Int8Comparison, ...]
@@ -353,7 +375,8 @@ class Int8Proof(msgspec.Struct, frozen=True):
     def holds(self) -> bool:
         """Return whether the measurement suffices to use the 8-bit weights by default.
 
-        It needs enough sentences and, for each kind of search, enough equal translations and nearly the same BLEU.
+        It needs at least 100 sentences and, for each kind of search, 99 % equal translations and BLEU within 0.1
+        points.
         """
         return not self.unmet
 
@@ -393,7 +416,10 @@ def has_proofs(folder: Path) -> bool:
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
-    """Return the `Int8Proof` of a file with 8-bit weights; None if there is none for these weights and this version."""
+    """Return the `Int8Proof` of a file with 8-bit weights, which says how often they translate as float32 does.
+
+    None if there is none, or if it is of other weights or another version of this package.
+    """
     path = prepacked.path.with_suffix(_PROOF_SUFFIX)
     with contextlib.suppress(TransduceError, OSError):
         proof = read_json(path.parent, path.name, Int8Proof)
@@ -421,7 +447,7 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
     """Return the digests of a file's 8-bit weights and of their original weights, and the version of this package.
 
-    The instruction set is part of the file's name instead.
+    A proof holds only for these. The instruction set is part of the file's name instead.
     """
     metadata = prepacked.header.metadata
     return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

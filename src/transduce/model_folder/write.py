@@ -49,7 +49,7 @@ _TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.js
 
 
 def has_original_tokenizer(folder: Path) -> bool:
-    """Return whether a folder holds a Hugging Face tokenizer's vocabulary file."""
+    """Return whether a folder holds a vocabulary file of a Hugging Face tokenizer, such as tokenizer.json."""
     return any((folder / name).is_file() for name in _VOCABULARIES)
 
 
@@ -76,7 +76,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
 
 def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of `read_original_tokenizer` to a model's folder, and replace existing files of these names."""
+    """Write the files that `read_original_tokenizer` returned to a model's folder; existing files are replaced."""
     for name, content in files.items():
         write_file(folder / name, content)
 
@@ -87,7 +87,7 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON to a file atomically, indented, in UTF-8."""
+    """Write a value as JSON to a file atomically, indented, in UTF-8."""
     write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
@@ -131,7 +131,7 @@ def write_model_folder(
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
-    """Write `model.safetensors`, and return its SHA-256; the weights are taken one after the other.
+    """Write `model.safetensors` under the name `path`, and return its SHA-256; weights are taken one after the other.
 
     Raises:
         TransduceError: the file cannot be written, for example because the disk is full.
@@ -162,7 +162,10 @@ def _write_tokenizer(
 
 
 def _known_digests(folder: Path) -> list[str]:
-    """Return all digests that the manifest of a folder lists for the weights; several if a write was interrupted."""
+    """Return all digests that the manifest of a folder lists for the weights; several if a write was interrupted.
+
+    An empty list if there is no manifest or it cannot be read.
+    """
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])
     except (OSError, msgspec.MsgspecError):

@@ -22,13 +22,16 @@ from transduce.kernels.cpu.train_rows import emit_hash
 
 
 GROUP_SIZE = 4
-"""The number of queries or keys in a group that shares loaded operands, limited by the number of registers."""
+"""The greatest number of queries or keys that are computed together so that they share loaded operands.
+
+The number of vector registers limits it.
+"""
 QUERIES_AT_ONCE = 64
 """The number of queries whose attention weights and score gradients the backward pass keeps at a time."""
 BIAS_KEYS = 16
-"""The multiple to which the rows of an attention bias are padded."""
+"""The multiple to which the rows of an attention bias (one number for each key) are padded."""
 AMX_KEYS = 32
-"""The number of keys or queries, as pairs, in a row of an AMX tile register."""
+"""The number of bfloat16 elements, those of so many keys or queries, in a row of an AMX tile register."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -39,72 +42,75 @@ class AttentionArguments(NamedTuple):
     """
 
     queries: Any
-    """Queries of the first head; each position has H × K contiguous elements, also for keys and values."""
+    """Address of the first head's queries, float32 or bfloat16; each position has H × K contiguous elements."""
     keys: Any
-    """Keys of the first head."""
+    """Address of the first head's keys; a position has (key/value heads) × K contiguous elements."""
     values: Any
-    """Values of the first head."""
+    """Address of the first head's values; a position has (key/value heads) × K contiguous elements."""
     query_stride: Any
-    """The stride from one query to the next."""
+    """The stride from one query to the next, in elements."""
     key_stride: Any
-    """The stride from one key to the next, and from one value to the next."""
+    """The stride from one key to the next, and from one value to the next, in elements."""
     batch: Any
-    """The number of sentences B."""
+    """The number of sentences B in the batch."""
     heads: Any
-    """The number of heads H."""
+    """The number of query heads H."""
     num_queries: Any
-    """The number of queries per sentence Q."""
+    """The number of queries Q of each sentence, padding included."""
     num_keys: Any
-    """The number of keys per sentence L."""
+    """The number of keys L of each sentence, padding included."""
     lengths: Any
-    """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
+    """Address of the number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The output of attention, (B, Q, H × K); in the backward pass its gradient."""
+    """Address of the output of attention, (B, Q, H × K); for `attend_backward`, its gradient, which is read."""
     sums: Any
-    """float32 (B, H, Q, 2): each query's greatest score, and the inverse of its scores' sum of exponentials."""
+    """Address of float32 (B, H, Q, 2): each query's greatest score, and the inverse of its sum of exponentials.
+
+    `attend` writes them, `attend_backward` reads them.
+    """
     query_gradient: Any
-    """Output of the backward pass: the gradient of the queries, with the queries' stride."""
+    """Address of an output of the backward pass: the gradient of the queries, with the queries' stride."""
     key_gradient: Any
-    """Output of the backward pass: the gradient of the keys, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the keys, with the keys' stride."""
     value_gradient: Any
-    """Output of the backward pass: the gradient of the values, with the keys' stride."""
+    """Address of an output of the backward pass: the gradient of the values, with the keys' stride."""
     scratch: Any
-    """Scratch space of `scratch_per_thread` float32 for each thread."""
+    """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
-    """The number of float32 of scratch space per thread, as `attention_scratch_size` returns it."""
+    """The number of float32 numbers of scratch space per thread, as `attention_scratch_size` returns it."""
     seed: Any = 0
-    """The 64-bit seed of dropout."""
+    """The 64-bit seed from which dropout computes which attention weights it drops."""
     drop_256ths: Any = 0
-    """The dropout rate of the weights in 256ths."""
+    """The dropout rate of the attention weights in 256ths; 0: no dropout."""
     bias: Any = 0
-    """float32 (H, Q, L), L padded to `BIAS_KEYS`: what is added to the scores of all sentences."""
+    """Address of what is added to the scores of all sentences, float32 (H, Q, L), L padded to `BIAS_KEYS`; 0: none."""
     bias_gradient: Any = 0
-    """float32, in the shape of `bias`: the gradient of the bias is added to it in the backward pass."""
+    """Address of float32, shaped like `bias`, to which the backward pass adds the bias' gradient; 0: no bias."""
 
 
 class AttentionShape(NamedTuple):
-    """The sizes and types that attention kernels are compiled for."""
+    """The sizes, element type and options for which a pair of attention kernels is compiled."""
 
     width: int
-    """The head width K, a multiple of the lanes."""
+    """The head width K, a multiple of the vector length `lanes`."""
     kind: Any
-    """The LLVM type of elements: F32, or I16 for bfloat16."""
+    """The LLVM type of queries, keys, values and outputs: F32, or I16 for bfloat16."""
     lanes: int
-    """The number of 32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register, which is the vector length."""
     scale: float
     """The factor of the dot products of queries and keys."""
     shared: int = 1
     """The number of neighboring query heads that share a key/value head."""
     drops: bool = False
-    """True if attention weights are dropped at random."""
+    """True if attention weights are dropped at random (dropout)."""
     biased: bool = False
-    """True if a bias is added to the scores."""
+    """True if a bias, such as that of relative positions, is added to the scores."""
     amx: bool = False
     """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, no shared heads, dropout or bias."""
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
-    """Return the number of float32 of scratch space that each thread needs in the attention kernels."""
+    """Return the number of float32 numbers of scratch space that each thread needs in the attention kernels."""
     if shape.amx:
         filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
         return sum(filled * each_key + rest for each_key, rest in amx_scratch_sizes(shape.width))
@@ -113,7 +119,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return the size of each `AmxScratch` array in float32 elements: a number per key, and a constant.
+    """Return the size of each array of `AmxScratch` in float32 numbers: a number per key, and a constant to add.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """
@@ -142,50 +148,50 @@ _UNROLLED = 8  # columns per loop iteration
 
 
 class HeadScratch(NamedTuple):
-    """Arrays in one thread's scratch space for one head of one sentence, float32."""
+    """Pointers to arrays in one thread's scratch space, float32, for one attention head of one sentence."""
 
     transposed_keys: Value
     """Keys transposed in blocks of `lanes` keys, (L / lanes, K, lanes)."""
     transposed_values: Value
     """Values transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
     keys: Value
-    """Keys as float32, (L, K)."""
+    """The sentence's keys converted to float32, (L, K)."""
     values: Value
-    """Values as float32, (L, K)."""
+    """The sentence's values converted to float32, (L, K)."""
     key_gradient: Value
-    """The gradient of the keys, (L, K)."""
+    """The gradient of the sentence's keys, summed over queries, (L, K)."""
     value_gradient: Value
-    """The gradient of the values, (L, K)."""
+    """The gradient of the sentence's values, summed over queries, (L, K)."""
     queries: Value
-    """The current queries times the attention scale, K each; in the backward pass `QUERIES_AT_ONCE` of them."""
+    """Queries times the attention scale, K elements each: those of one group, or in the backward pass of many."""
     context_gradient: Value
-    """The gradient of the attention outputs of the current queries, K elements each."""
+    """The gradient of the attention outputs of the queries that are computed at a time, K elements each."""
     weights: Value
-    """Scores, later attention weights, of the current queries, L elements each."""
+    """Scores, later attention weights, of the queries that are computed at a time, L elements each."""
     score_gradients: Value
-    """The gradient of the scores of the current queries, L elements each."""
+    """The gradient of the scores of the queries that are computed at a time, L elements each."""
 
 
 class QueryGroup(NamedTuple):
-    """A range of consecutive queries that a head processes together."""
+    """A range of consecutive queries that an attention head computes together, to share loaded keys and values."""
 
     first: Value
-    """The index of the first query."""
+    """The index, in its sentence, of the group's first query."""
     size: int
-    """The number of queries."""
+    """The number of queries in the group."""
     scratch_first: Value
-    """The index of the first query among those in the scratch space."""
+    """The index of the first query among the queries whose rows are in the scratch space."""
 
 
 class HeadAddresses:
-    """The addresses of one head's keys and values in one sentence, and of a query head's queries and outputs."""
+    """The addresses of a key/value head's keys and values in one sentence, and of its queries and their outputs."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Load the number of keys of a head's sentence; `where` is the indices of sentence and key/value head."""
+        """Emit a load of the number of keys of a sentence; `where` is the indices of sentence and key/value head."""
         self.k, self.shape, self.args = k, shape, args
         self.sentence, self.key_head = where
         self.head = k.mul(self.key_head, shape.shared)
-        """The query head, initially the first one that shares the keys."""
+        """The index of the query head, initially the first one that shares the keys and values."""
         self.is_causal = k.build.icmp_signed("==", args.lengths, k.int64(0))
         length = k.variable(args.num_keys)
         with k.when(k.build.not_(self.is_causal)):
@@ -193,12 +199,12 @@ class HeadAddresses:
         self.length = k.load_variable(length, args.num_keys)
 
     def round_up_to_lanes(self, count: Value, lanes: int) -> Value:
-        """Return a number of elements rounded up to a multiple of `lanes`."""
+        """Emit a number of elements, rounded up to a multiple of `lanes`."""
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
     def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
-        """Return pointers to consecutive float32 arrays of these sizes, in elements, in a thread's scratch space."""
+        """Emit pointers to consecutive float32 arrays of these sizes, in elements, in a thread's scratch space."""
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
@@ -207,7 +213,10 @@ class HeadAddresses:
         return pointers
 
     def query_heads(self) -> Iterator[None]:
-        """Emit a loop over the query heads that share the keys and values; sets `self.head` to each in turn."""
+        """Emit a loop over the query heads that share one key/value head; `self.head` is each head's index in turn.
+
+        The code that is emitted in the body of `for` runs for each of them.
+        """
         if self.shape.shared == 1:
             yield
             return
@@ -218,7 +227,7 @@ class HeadAddresses:
         self.head = first
 
     def start_of(self, address: Value, count: Value, stride: Value, head: Value | None = None) -> Value:
-        """Return a pointer to a head's columns in this sentence's first row of an array, such as the queries.
+        """Emit a pointer to a head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
             address: the address of the array.
@@ -231,15 +240,15 @@ class HeadAddresses:
         return self.k.element_pointer(self.k.pointer(address), self.k.add(row, column), self.shape.kind)
 
     def start_of_context(self) -> Value:
-        """Return a pointer to this head's columns in the first row of the sentence's attention output."""
+        """Emit a pointer to the current query head's columns in the first row of the sentence's attention output."""
         return self.start_of(self.args.context, self.args.num_queries, self.context_stride())
 
     def context_stride(self) -> Value:
-        """Return the number of elements between the attention outputs of consecutive queries."""
+        """Emit the number of elements from one query's attention output to the next query's, H × K."""
         return self.k.mul(self.args.heads, self.shape.width)
 
     def key_and_value_pointers(self) -> tuple[Value, Value]:
-        """Return pointers to this head's keys and values, and prefetch the next head's queries, keys and values."""
+        """Emit pointers to this head's keys and values, and prefetches of the next head's queries, keys and values."""
         args = self.args
         keys, values = (
             self.start_of(each, args.num_keys, args.key_stride, self.key_head) for each in (args.keys, args.values)
@@ -251,14 +260,17 @@ class HeadAddresses:
         return keys, values
 
     def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
-        """Prefetch the rows of the next attention head, whose columns follow this head's."""
+        """Emit prefetches of `count` rows of the next attention head, whose columns follow this head's.
+
+        `rows` points to this head's first row, and `stride` is the number of elements between rows.
+        """
         k, kind = self.k, self.shape.kind
         with k.loop(0, count) as row:
             for column in range(0, self.shape.width, 32 if kind != F32 else 16):
                 k.prefetch(k.element_pointer(rows, k.add(k.mul(row, stride), self.shape.width + column), kind))
 
     def start_of_sums(self) -> Value:
-        """Return a pointer to the queries' maximum scores and inverse sums of exponentials."""
+        """Emit a pointer to the statistics of this head's first query: greatest score, inverse sum of exponentials."""
         k, args = self.k, self.args
         return k.element_pointer(
             k.pointer(args.sums), k.mul(k.add(k.mul(self.sentence, args.heads), self.head), args.num_queries, 2)
@@ -266,10 +278,10 @@ class HeadAddresses:
 
 
 class Head(HeadAddresses):
-    """An attention head in one sentence, with a thread's scratch space for vector instructions."""
+    """An emitter for one attention head in one sentence with vector instructions, with a thread's scratch space."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
+        """Emit the addresses of rows and scratch arrays; `where` is indices of sentence, key/value head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
@@ -279,9 +291,9 @@ class Head(HeadAddresses):
         self.scratch = HeadScratch(*self.scratch_addresses(thread, sizes))
 
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
-        """Emit loops over [start, stop) in groups of four, then of fewer; yields each group's first index and its size.
+        """Emit loops over queries or keys [start, stop) in groups of four, then two, then one.
 
-        The queries or keys of a group share loaded operands.
+        It yields each group's first index and its size. The members of a group share loaded operands.
         """
         k, together = self.k, GROUP_SIZE
         while together:
@@ -292,7 +304,7 @@ class Head(HeadAddresses):
             start, together = end, together // 2
 
     def transpose(self, rows: Value, out: Value) -> None:
-        """Transpose keys or values in blocks of `lanes` rows.
+        """Emit the transposition of the sentence's keys or values in blocks of `lanes` rows, as float32, to `out`.
 
         The last row pads the last block, and the padding is ignored.
         """
@@ -310,7 +322,7 @@ class Head(HeadAddresses):
                 k.store(vector, k.element_pointer(target, lane * lanes))
 
     def widen(self, rows: Value, out: Value) -> None:
-        """Convert the head's keys or values to float32, and store them in `out` without gaps."""
+        """Emit the conversion of the sentence's keys or values to float32, stored in `out` without gaps, (L, K)."""
         k = self.k
         with k.loop(0, self.length) as row:
             for column in self.columns:
@@ -319,25 +331,29 @@ class Head(HeadAddresses):
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
 
     def numbers_of(self, group: QueryGroup) -> list[Value]:
-        """Return the index in its sentence of each query of a group."""
+        """Emit the index in its sentence of each query of a group."""
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
-        """Return the number of keys that each query of a group may attend to."""
+        """Emit the number of leading keys that each query of a group may attend to."""
         k = self.k
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 
     def sums_of(self, group: QueryGroup) -> list[Value]:
-        """Return pointers to each query's greatest score and inverse sum of exponentials in the output `sums`."""
+        """Emit pointers to the statistics of each query of a group: greatest score, inverse sum of exponentials."""
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def scale_queries(self, group: QueryGroup) -> None:
-        """Copy the queries of a group, multiplied by the attention scale, to the scratch space."""
+        """Emit a copy of a group's queries, multiplied by the attention scale, to the scratch space as float32."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.scale)
 
     def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
-        """Copy a group's rows, multiplied by a factor, to the array `target` of the scratch space, as float32."""
+        """Emit a copy of a group's rows, multiplied by a factor, to the scratch array `target` as float32.
+
+        `rows` points to the head's row of the sentence's first query, and `stride` is the number of elements between
+        rows.
+        """
         k = self.k
         target = self.group_rows(target, group)
         for index, number in enumerate(self.numbers_of(group)):
@@ -348,14 +364,14 @@ class Head(HeadAddresses):
                 )
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
-        """Return a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
+        """Emit a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
         return self.k.element_pointer(array, self.k.mul(group.scratch_first, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
-        """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
+        """Emit the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
 
-        `transposed` points to the keys, and `vectors` to the queries. Even and odd columns have separate accumulators
-        to hide the latency of additions.
+        `transposed` points to the transposed keys, `start` is the block's first key, and `vectors` points to the
+        queries. Even and odd columns have separate accumulators to hide the latency of additions.
         """
         k, width = self.k, self.shape.width
         block = k.element_pointer(transposed, k.mul(start, width))
@@ -371,20 +387,21 @@ class Head(HeadAddresses):
         return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
-        """Return a pointer into a scratch array with L elements per query: query `number`, from element `start` on."""
+        """Emit a pointer into a scratch array with L elements per query: to query `number`, from element `start` on."""
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
-        """Return a vector mask of the keys from `start` on that are below a query's limit, one key per lane."""
+        """Emit a vector mask of the keys from `start` on that are below a query's number of keys, one key per lane."""
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
     def dropout_factors(self, group: QueryGroup, start: Value) -> list[Value]:
-        """Return the factors by which dropout multiplies the weights of each query of a group, from key `start` on.
+        """Emit the factors (0 or a scale) by which dropout multiplies attention weights, for each query of a group.
 
-        One hash provides a byte for each of four neighboring queries, which are in one group or in consecutive ones.
+        Each query has a vector, for the keys from `start` on. One hash provides a byte for each of four neighboring
+        queries.
         """
         k, args = self.k, self.args
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
@@ -402,14 +419,20 @@ class Head(HeadAddresses):
         return factors
 
     def bias_at(self, address: Value, number: Value, start: Value) -> Value:
-        """Return a pointer to the bias, or its gradient, of a query's scores from key `start` on."""
+        """Emit a pointer to the bias of a query's scores, or to the bias' gradient, from key `start` on.
+
+        `address` is that of the bias or gradient, and `number` is the query's index in its sentence.
+        """
         k, args = self.k, self.args
         width = self.round_up_to_lanes(args.num_keys, BIAS_KEYS)
         row = k.add(k.mul(self.head, args.num_queries), number)
         return k.element_pointer(k.pointer(address), k.add(k.mul(row, width), start))
 
     def add_bias(self, scores: list[Value], group: QueryGroup, start: Value) -> list[Value]:
-        """Add the bias, if there is one, to the scores of each query of a group, from key `start` on."""
+        """Emit the addition of the bias to a vector of scores for each query of a group, from key `start` on.
+
+        Without a bias the scores are returned unchanged.
+        """
         if not self.shape.biased:
             return scores
         rows = (self.k.load_floats(self.bias_at(self.args.bias, number, start)) for number in self.numbers_of(group))
@@ -421,22 +444,25 @@ class Head(HeadAddresses):
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
     def zeros(self, count: int, columns: list[int]) -> list[list[Value]]:
-        """Allocate zeroed accumulators: for each query, a vector for each of these columns."""
+        """Emit zeroed accumulators on the stack: for each of `count` queries, a vector for each of these columns."""
         return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
 
     def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
-        """Load the float32 vectors that start at these columns of a row."""
+        """Emit loads of the float32 vectors that start at these columns of row `row` of an array with K columns."""
         k = self.k
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each accumulator, where there is one vector for each accumulator."""
+        """Emit total += factor × vector for each of several accumulators and its vector."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
-        """Store a query's accumulated columns, multiplied by a factor, at the offset `row` of the output."""
+        """Emit the store of accumulated vectors, times a factor, to these columns of a row of an output array.
+
+        `row` is the row's offset in elements; the vectors are converted to the output's element type.
+        """
         k = self.k
         for column, total in zip(columns, totals, strict=True):
             value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
@@ -450,7 +476,7 @@ _NEVER = float("-inf")
 
 
 class AttentionEmitter:
-    """An emitter of the kernels `attend` and `attend_backward`."""
+    """An emitter of the training attention kernels `attend` and `attend_backward` with vector instructions."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
         self.k = k
@@ -462,7 +488,10 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit the kernel `name`, which runs `work` for each head of each sentence, divided among the threads."""
+        """Emit the kernel `name`, which runs code of the class `work` for each head of each sentence.
+
+        The heads of all sentences are divided among the threads.
+        """
         k = self.k
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
             args = AttentionArguments(*numbers)
@@ -485,10 +514,10 @@ class AttentionEmitter:
 
 
 class _Contexts(Head):
-    """An emitter of attention's forward pass for one head, with vector instructions."""
+    """An emitter of attention's forward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:
-        """Emit the forward pass of attention for one head, a group of queries at a time."""
+        """Emit the forward pass of attention for one key/value head of one sentence, a group of queries at a time."""
         keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
@@ -497,7 +526,7 @@ class _Contexts(Head):
                 self._attend(QueryGroup(first, count, self.k.int64(0)))
 
     def _attend(self, group: QueryGroup) -> None:
-        """Emit the forward pass of attention for a group of queries."""
+        """Emit the forward pass of attention for a group of queries: scores, their exponentials, weighted values."""
         limits = self.limits_of(group)
         self.scale_queries(group)
         greatest = self._scores(group, limits)
@@ -505,7 +534,10 @@ class _Contexts(Head):
         self._contexts(group, limits, inverses)
 
     def _scores(self, group: QueryGroup, limits: list[Value]) -> list[Value]:
-        """Store the masked scores of a group of queries in scratch space; return the greatest score of each query."""
+        """Emit the masked scores of a group of queries, stored in scratch space; return each query's greatest score.
+
+        `limits` is the number of keys that each query may attend to.
+        """
         k = self.k
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
@@ -518,9 +550,10 @@ class _Contexts(Head):
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
-        """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
+        """Emit the replacement of scores by their exponentials, some of them dropped; return each query's inverse sum.
 
-        Each query's greatest score and inverse sum are stored for the backward pass.
+        Each query's greatest score and inverse sum are stored for the backward pass. The sum includes what dropout
+        drops.
         """
         k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]
@@ -540,7 +573,7 @@ class _Contexts(Head):
         return inverses
 
     def _contexts(self, group: QueryGroup, limits: list[Value], inverses: list[Value]) -> None:
-        """Store the attention outputs of some queries: the means of the values, weighted by the exponentials.
+        """Emit the attention outputs of a group of queries: the means of the values, weighted by the exponentials.
 
         The loop over keys ends at the last query's limit: the weights behind a query's own limit are zero.
         """
@@ -557,10 +590,10 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of attention's backward pass for one head, with vector instructions."""
+    """An emitter of attention's backward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:
-        """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""
+        """Emit the backward pass of attention for one key/value head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.args
         keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
@@ -586,13 +619,13 @@ class _Gradients(Head):
             self._by_keys(first, count, start, stop)
 
     def _clear(self, gradient: Value) -> None:
-        """Set a float32 scratch array of the keys' or values' gradient to zero."""
+        """Emit code that zeros a float32 scratch array for the gradient of the head's keys or values, (L, K)."""
         k = self.k
         with k.loop(0, k.mul(self.args.num_keys, self.shape.width), k.lanes) as number:
             k.store(k.splat(0.0), k.element_pointer(gradient, number))
 
     def _store_gradient(self, gradient: Value, address: Value) -> None:
-        """Convert a gradient of keys or values to the element type and store it."""
+        """Emit the store of a gradient of the head's keys or values to `address`, converted to the element type."""
         k, args = self.k, self.args
         out = self.start_of(address, args.num_keys, args.key_stride, self.key_head)
         with k.loop(0, args.num_keys) as row:
@@ -601,7 +634,7 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _score_gradients(self, group: QueryGroup) -> None:
-        """Recompute some queries' attention weights, and compute the gradients with respect to the attention scores.
+        """Emit a group's attention weights, recomputed, and the gradients with respect to the attention scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights). What
         dropout multiplies weights by also multiplies the gradients of the weights.
@@ -647,7 +680,7 @@ class _Gradients(Head):
                     k.store(k.build.fmul(weight, kept[n]), self.row(weight_row, n, start))
 
     def _by_queries(self, group: QueryGroup) -> None:
-        """Emit the gradient of some queries: the sum over keys of score gradient × key."""
+        """Emit the gradient of a group of queries: the sum over keys of score gradient × key, times the scale."""
         k, limits = self.k, self.limits_of(group)
         out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
         score_gradients = self.row(self.scratch.score_gradients, group.scratch_first)
@@ -662,7 +695,10 @@ class _Gradients(Head):
                 self.store_scaled(out, row, columns, total, k.float32(self.shape.scale))
 
     def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
-        """Add the contribution of queries [start, stop) to the gradients of some keys and values."""
+        """Emit the addition of what queries [start, stop) contribute to the gradients of some keys and values.
+
+        The keys are the `count` from `first` on.
+        """
         k, scratch = self.k, self.scratch
         # If causal, queries before the first key see none of these keys.
         is_later = k.build.and_(self.is_causal, k.build.icmp_signed(">", first, start))

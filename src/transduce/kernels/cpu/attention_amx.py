@@ -39,16 +39,19 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """The scratch arrays of one thread in the AMX attention kernels; `amx_scratch_sizes` returns their sizes."""
+    """Pointers to the scratch arrays of one thread in the AMX attention kernels; `amx_scratch_sizes` has their sizes.
+
+    Elements are bfloat16, unless stated otherwise.
+    """
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
     values: Value
     """A copy of the values, (L, K), used where they cannot be read in place."""
     key_pairs: Value
-    """Keys whose rows 2n and 2n + 1 are interleaved."""
+    """Keys whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     value_pairs: Value
-    """Values whose rows 2n and 2n + 1 are interleaved."""
+    """Values whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     query_columns: Value
     """16 queries transposed: for each two columns, the pair of elements of each query."""
     output_gradient_columns: Value
@@ -60,30 +63,30 @@ class AmxScratch(NamedTuple):
     weight_pairs: Value
     """Attention weights of 16 queries, two keys interleaved; in the backward pass, the gradient of the scores."""
     transposed: Value
-    """`weight_pairs` transposed to one row for each query."""
+    """`weight_pairs` (attention weights or score gradients) transposed to one row for each of 16 queries."""
     context_sums: Value
-    """Weighted sums for each of 16 queries, K float32 each."""
+    """Weighted sums of values or keys for each of 16 queries, K float32 each."""
     inverses: Value
-    """The inverse of the sum of exponentials of each of 16 queries."""
+    """The inverse of the sum of exponentials of each of 16 queries, float32."""
     query_pairs: Value
-    """32 queries, two rows interleaved."""
+    """32 queries whose rows 2n and 2n + 1 are interleaved element by element, as an AMX right operand."""
     output_gradient_pairs: Value
-    """The gradient of 32 attention outputs, two rows interleaved."""
+    """The gradient of 32 attention outputs, rows 2n and 2n + 1 interleaved, as an AMX right operand."""
     weight_rows: Value
-    """The attention weights of 32 queries for each key."""
+    """The attention weights of 32 queries, a row of 32 for each key."""
     score_gradient_rows: Value
-    """The score gradients of 32 queries for each key."""
+    """The score gradients of 32 queries, a row of 32 for each key."""
     key_gradient: Value
-    """The gradient of the keys, (L, K) float32."""
+    """The gradient of the sentence's keys, (L, K) float32, summed over queries."""
     value_gradient: Value
-    """The gradient of the values, (L, K) float32."""
+    """The gradient of the sentence's values, (L, K) float32, summed over queries."""
 
 
 class AmxHead(HeadAddresses):
-    """An attention head in one sentence, with a thread's scratch space for AMX."""
+    """An emitter for one attention head in one sentence with AMX, with a thread's scratch space."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
+        """Emit the addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.width = shape.width
@@ -97,9 +100,9 @@ class AmxHead(HeadAddresses):
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
     def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
-        """Return a pointer and a stride by which whole blocks of 16 keys or values can be read, even past the last row.
+        """Emit a pointer and a stride by which keys or values can be read in blocks of 16, even past the last one.
 
-        The rows are copied to `scratch` if too little memory follows the last one.
+        The rows are copied to `scratch` if too little memory follows the last one. The stride is counted in elements.
         """
         k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
         rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
@@ -114,13 +117,16 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Set `words` elements of 32 bits to zero."""
+        """Emit code that sets `words` elements of 32 bits to zero, whole vectors."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave rows 2n and 2n + 1 to a row of bfloat16 pairs; append zeros as far as tile registers read."""
+        """Emit code that interleaves rows 2n and 2n + 1 of bfloat16 to a row of pairs, for `count` rows.
+
+        Rows of zeros are appended as far as tile registers read. `stride` is the number of elements between rows.
+        """
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -136,37 +142,46 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(out, k.mul(pair, self.width), I32), self.width)
 
     def pairs_of(self, count: Value) -> Value:
-        """Return the number of row pairs that `count` rows form; the last pair may hold a single row."""
+        """Emit the number of row pairs that `count` rows form; the last pair may hold a single row."""
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Return how many row pairs are multiplied in whole tile registers; up to 8 more pairs use half a register."""
+        """Emit how many of `pairs` row pairs are multiplied in whole tile registers, a multiple of 16.
+
+        Up to 8 pairs that remain use half a register.
+        """
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return how many row pairs the tile registers read for `pairs` row pairs, zero padding included."""
+        """Emit how many row pairs the tile registers read for `pairs` row pairs, zero padding included."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
 
     def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
-        """Load a vector of bfloat16 elements, half as wide as a register, from a row."""
+        """Emit a load of `lanes` bfloat16 elements, half a register, from a row at a column."""
         k = self.k
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
     def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
-        """Interleave the elements of two bfloat16 vectors, and store the resulting vector of 32-bit pairs."""
+        """Emit the interleaving of two bfloat16 vectors, and the store of the resulting 32-bit pairs in `out`.
+
+        `pair` is the index of the row of pairs, and `column` that of the first pair in the row.
+        """
         target = self.k.element_pointer(out, self.k.add(self.k.mul(pair, self.width), column), I32)
         self.k.store(self.join(low, high), target)
 
     def join(self, low: Value, high: Value) -> Value:
-        """Interleave two bfloat16 vectors into a vector of pairs, `low` in the lower 16 bits."""
+        """Emit the interleaving of two bfloat16 vectors to a vector of 32-bit pairs, `low` in the lower 16 bits."""
         k = self.k
         low, high = (k.build.zext(each, k.ints) for each in (low, high))
         return k.build.or_(low, k.build.shl(high, k.splat_int(16)))
 
     def transpose_queries(self, rows: Value, stride: Value, first: Value, out: Value) -> None:
-        """Transpose 16 queries from `first` on; the last query pads the block, and the padding is ignored."""
+        """Emit the transposition of 16 queries from `first` on, for the right operand of an AMX multiplication.
+
+        The last query pads the block, and the padding is ignored.
+        """
         k = self.k
         last = k.add(self.args.num_queries, -1)
         starts = [k.mul(k.minimum(k.add(first, n), last), stride) for n in range(ROWS)]
@@ -176,14 +191,17 @@ class AmxHead(HeadAddresses):
                 k.store(vector, k.element_pointer(out, (column // 2 + n) * k.lanes, I32))
 
     def transpose_weights(self, limit: Value) -> Value:
-        """Transpose the weight pairs of `limit` keys to a row for each of 16 queries; return the number of pairs."""
+        """Emit the transposition of `limit` keys' weight pairs to a row for each of 16 queries.
+
+        It returns the number of pairs of keys.
+        """
         k, scratch, pairs = self.k, self.scratch, self.pairs_of(limit)
         row, whole_pairs = k.build.sdiv(self.filled, k.int64(2)), self._whole_pairs(pairs)
         with k.loop(pairs, self._filled_pairs(pairs)) as pair:
             self._clear(k.element_pointer(scratch.weight_pairs, k.mul(pair, k.lanes), I32), k.lanes)
 
         def transpose_block(start: Value, count: int) -> None:
-            """Transpose the weights of `count` pairs of keys from `start` on, for all 16 queries."""
+            """Emit the transposition of the weights of `count` pairs of keys from `start` on, for all 16 queries."""
             pointers = (
                 k.element_pointer(scratch.weight_pairs, k.mul(k.add(start, n), k.lanes), I32) for n in range(count)
             )
@@ -203,23 +221,26 @@ class AmxHead(HeadAddresses):
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
     def remaining_queries(self, first: Value, most: int) -> Value:
-        """Return the number of queries from index `first` on, limited to `most`."""
+        """Emit the number of queries from index `first` on, at most `most`."""
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Return the number of leading keys that any of the 16 queries from `first` on may attend to."""
+        """Emit the number of leading keys that any of the 16 queries from `first` on may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
     def visible_to(self, key: Value, first: Value, limit: Value) -> Value:
-        """Return a vector mask of the 16 queries from `first` on, one per lane, that may attend to a key."""
+        """Emit a vector mask of the 16 queries from `first` on, one per lane, that may attend to a key.
+
+        No query may attend to a key from `limit` on.
+        """
         k = self.k
         earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
         earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Return a vector mask that is true in the first `count` lanes."""
+        """Emit a vector mask that is true in the first `count` lanes, such as those of queries that exist."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
@@ -227,7 +248,7 @@ class AmxHead(HeadAddresses):
     def multiply_rows(self, limit: Value, *products: tuple[tuple[Value, Value], Value, Value]) -> None:
         """Emit matrix multiplications of `limit` key rows by 16 queries' columns, 16 rows at a time, to float32.
 
-        Each product is ((rows, row stride), columns, result).
+        Each product is ((rows, row stride in elements), transposed queries, result).
         """
         k = self.k
         with k.loop(0, limit, ROWS) as key:
@@ -250,7 +271,13 @@ class AmxHead(HeadAddresses):
     ) -> None:
         """Emit the product of 16 rows and a right operand, both of bfloat16 pairs, and add it to 16 rows of K float32.
 
-        With `fresh`, the sums replace what `out` holds.
+        Args:
+            left: pointer to the 16 rows, `row_bytes` apart.
+            row_bytes: bytes from one of these rows to the next.
+            right: pointer to the right operand, interleaved rows of K pairs.
+            pairs: the number of pairs to sum.
+            out: pointer to the sums.
+            fresh: a condition; if it is true, the sums replace what `out` holds.
         """
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         row = self.width * 4
@@ -280,11 +307,14 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, column), row)
 
     def _multiply(self, *registers: int) -> None:
-        """Emit an AMX multiplication of bfloat16 pairs; arguments: tile registers of sums, left and right operand."""
+        """Emit an AMX multiplication of bfloat16 pairs: tile registers of sums, of the left and the right operand."""
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
     def store_rows(self, rows: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
-        """Store `count` rows of float32 as bfloat16, each multiplied by its factor if there are factors."""
+        """Emit the store of `count` float32 rows of K elements as bfloat16, each times its factor if there are factors.
+
+        `stride` is the number of elements between the rows of `out`.
+        """
         k, kind = self.k, ir.VectorType(BFloat(), 2 * self.k.lanes)
         with k.loop(0, count) as row:
             factor = None if factors is None else k.splat(k.load(k.element_pointer(factors, row)))
@@ -305,7 +335,7 @@ _NEVER = float("-inf")
 
 
 class AmxAttentionEmitter(AttentionEmitter):
-    """An emitter of the kernels `attend` and `attend_backward` with AMX."""
+    """An emitter of the training attention kernels `attend` and `attend_backward` with AMX, for bfloat16."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
         super().__init__(k, shape)
@@ -325,10 +355,10 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of attention's forward pass for one head, with AMX."""
+    """An emitter of attention's forward pass for one head of one sentence, with AMX."""
 
     def write(self) -> None:
-        """Emit the forward pass of attention for one head, 16 queries at a time."""
+        """Emit the forward pass of attention for one head of one sentence, 16 queries at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.keys = self.readable_rows(keys, scratch.keys)
@@ -337,7 +367,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the forward pass of attention for 16 queries from `first` on."""
+        """Emit the forward pass for the 16 queries from `first` on: scores, their exponentials, weighted values."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
@@ -358,7 +388,7 @@ class _Contexts(AmxHead):
         )
 
     def _greatest(self, first: Value, limit: Value) -> Value:
-        """Return the greatest attention score, not yet scaled, of each of 16 queries."""
+        """Emit the greatest attention score, not yet scaled, of each of the 16 queries from `first` on."""
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
@@ -368,7 +398,10 @@ class _Contexts(AmxHead):
         return k.load_variable(greatest, k.splat(0.0))
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Store the scores' exponentials, those of two keys as a bfloat16 pair; return each query's sum of them."""
+        """Emit the scores' exponentials, stored as bfloat16 pairs of two keys; return each query's float32 sum of them.
+
+        `greatest` is each query's greatest scaled score.
+        """
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
             pair = []
@@ -384,7 +417,10 @@ class _Contexts(AmxHead):
         return k.load_variable(total, k.splat(0.0))
 
     def _store_sums(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
-        """Store each query's greatest score and the inverse of its sum of exponentials for the backward pass."""
+        """Emit the store of each query's greatest score and inverse sum of exponentials, for the backward pass.
+
+        `count` of the 16 queries from `first` on exist.
+        """
         k = self.k
         for half in range(2):
             start = half * k.lanes // 2
@@ -396,10 +432,10 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of attention's backward pass for one head, with AMX."""
+    """An emitter of attention's backward pass for one head of one sentence, with AMX."""
 
     def write(self) -> None:
-        """Emit the backward pass of attention for one head, 32 queries (16 pairs of rows) at a time."""
+        """Emit the backward pass of attention for one head of one sentence, 32 queries (16 pairs of rows) at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.output_gradient = self.start_of_context(), self.context_stride()
@@ -422,7 +458,10 @@ class _Gradients(AmxHead):
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
     def _load_queries(self, start: Value) -> None:
-        """Interleave 32 queries, and the gradients of their outputs; zero the arrays of weights and score gradients."""
+        """Emit the interleaving of 32 queries, and of their outputs' gradients, as operands for the keys' gradients.
+
+        The arrays of attention weights and score gradients are zeroed.
+        """
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
         for (rows, stride), out in (
@@ -435,9 +474,10 @@ class _Gradients(AmxHead):
                 k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
 
     def _score_gradients(self, first: Value, column: Value) -> None:
-        """Recompute the attention weights of 16 queries, and compute the gradients of their scores.
+        """Emit the attention weights of 16 queries, recomputed, and the gradients of their scores, into scratch space.
 
-        A score's gradient is scale × weight × (gradient of the weight - weighted mean of the gradients of the weights).
+        `column` is the index of query `first` among the current 32. A score's gradient is scale × weight × (gradient of
+        the weight - weighted mean of the gradients of the weights).
         """
         k, scratch, limit = self.k, self.scratch, self.limit_of(first)
         self.transpose_queries(*self.queries, first, scratch.query_columns)
@@ -461,7 +501,7 @@ class _Gradients(AmxHead):
         self._store_score_gradients(limit, column, k.load_variable(mean, factor))
 
     def _load_sums(self, first: Value) -> tuple[Value, Value]:
-        """Load what the forward pass stored for 16 queries: greatest scores and inverse sums of exponentials."""
+        """Emit loads of 16 queries' greatest scores and inverse sums of exponentials, which the forward pass stored."""
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)
         halves = []
@@ -475,7 +515,7 @@ class _Gradients(AmxHead):
         return greatest, inverse
 
     def _store_score_gradients(self, limit: Value, column: Value, mean: Value) -> None:
-        """Store the score gradients and weights of `limit` keys for 16 queries as bfloat16.
+        """Emit the store of the score gradients and weights of `limit` keys for 16 queries as bfloat16.
 
         Weights and score gradients are stored as one row per key; score gradients also as pairs of two keys per query,
         which is the order of an AMX operand. `mean` is the mean of the weights' gradients, weighted by the weights.
@@ -499,7 +539,7 @@ class _Gradients(AmxHead):
             k.store(self.join(low, high), k.element_pointer(scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
 
     def _by_queries(self, first: Value) -> None:
-        """Emit the gradient of 16 queries: the sum over keys of score gradient × key."""
+        """Emit the gradient of the 16 queries from `first` on: the sum over keys of score gradient × key."""
         k, args, scratch = self.k, self.args, self.scratch
         pairs = self.transpose_weights(self.limit_of(first))
         self.multiply_and_add(
@@ -512,7 +552,7 @@ class _Gradients(AmxHead):
         )
 
     def _by_keys(self, start: Value) -> None:
-        """Add the contribution of 32 queries from `start` on to the gradients of keys and values."""
+        """Emit the addition of what 32 queries from `start` on contribute to the gradients of keys and values."""
         k, scratch, args = self.k, self.scratch, self.args
         last = self.round_up_to_lanes(args.num_keys, ROWS)
         seen = k.minimum(last, k.add(start, AMX_KEYS))  # by any of the queries, if causal

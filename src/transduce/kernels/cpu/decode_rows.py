@@ -31,7 +31,7 @@ _MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
-    """Emit e^x of a vector without positive elements, with a relative error of some 10^-7, more if x is below -87.
+    """Emit e^x of a float32 vector without positive elements, with a relative error of some 10^-7, more below -87.
 
     A NaN gives some number, or NaN with `keeps_nan`.
     """
@@ -51,10 +51,10 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
-    x (N, D) becomes table[ids] · scale + added; `memory.file_rows` returns the table's file rows. Row n also gets cache
-    entry `entry` + n, which is appended to its list. All rows share one position: `added` points to its encoding, and
-    `lists` to its element of the first list. If ragged, row n is instead at position counts[n] - 1 of its list and of
-    the table `added`.
+    x (N, D) becomes table[ids] · scale + added; `memory.file_rows` returns the table's file rows. Row n also gets entry
+    `entry` + n of the key/value cache, which is appended to the row's list of cache entries. All rows share one
+    position: `added` points to its encoding, and `lists` to its element of the first list. If ragged, row n is instead
+    at position counts[n] - 1 of its list and of the table `added`.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
@@ -68,9 +68,9 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
 
 
 def emit_sequence_embedding(k: KernelBuilder) -> None:
-    """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`.
+    """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`, for whole sequences.
 
-    x (N, D) becomes table[ids] · scale + added, where row n is at position n - firsts[n].
+    x (N, D) becomes table[ids] · scale + added, where row n is at position n - firsts[n] of its sequence.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
     with k.function("embed_run", *kinds) as (ids, rows, width, table, file, scale, added, x, firsts, *share):
@@ -81,7 +81,10 @@ def emit_sequence_embedding(k: KernelBuilder) -> None:
 
 
 def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
-    """Emit one token's embedding times the scale, plus its position encoding."""
+    """Emit one token's embedding times the scale, plus its position encoding, into row `row` of x.
+
+    `args` are the arguments of `embed` from `ids` to `x`, with the row; `added` points to the encoding.
+    """
     ids, row, width, table, file, scale, x = args
     target = k.element_pointer(x, k.mul(row, width))
     source = row_pointer(k, table, file, k.load(k.element_pointer(ids, row, I64), I64), width, target)
@@ -91,9 +94,10 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 
 
 def emit_norms(k: KernelBuilder) -> None:
-    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`: norms of rows x.
+    """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), for rows x.
 
-    x and out are (N, D), and may be the same memory.
+    Their arguments are (x, N, D, weight, bias, epsilon, out, thread, threads); x and out are (N, D), and may be the
+    same memory. RMSNorm adds a bias too.
     """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
@@ -112,10 +116,10 @@ def emit_norms(k: KernelBuilder) -> None:
 
 
 def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:
-    """Return the mean of a row's elements, or of their squared distances from a center if one is passed."""
+    """Emit the mean of a row's elements, or of their squared distances from a center if one is passed."""
 
     def term(column: Value) -> list[Value]:
-        """Return the elements of a vector of columns, or their squared distances from the center."""
+        """Emit the elements of a vector of columns, or their squared distances from the center."""
         value = k.load_floats(row, column)
         if center is None:
             return [value]
@@ -126,7 +130,7 @@ def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> V
 
 
 def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
-    """Return the means over a row of `count` terms, each given by `terms(column)` as a vector.
+    """Emit the means over a row of `width` elements of `count` terms, each emitted by `terms(column)` as a vector.
 
     Several accumulators run in parallel, as each addition depends on the one before.
     """
@@ -139,20 +143,20 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
 
 
 class HeadShape(NamedTuple):
-    """The shape of multi-head attention: the numbers of query and key/value heads, and their width."""
+    """The shape of multi-head attention: the numbers of query and key/value heads, their width, and the scale."""
 
     number: int
     """The number of query heads H."""
     shared: int
     """The number of key/value heads G; H / G neighboring query heads share one."""
     width: int
-    """The head width K, a multiple of the vector lanes."""
+    """The head width K in elements, a multiple of the vector length."""
     scale: float
-    """The factor of the query-key dot products."""
+    """The factor that the dot products of queries and keys are multiplied by."""
 
     @staticmethod
     def of(config: ModelConfig) -> "HeadShape":
-        """Return the shape of a model's attention, whose scores are (scaled) dot products."""
+        """Return the shape of a model's attention, whose scores must be (scaled) dot products."""
         shared, scale = config.num_key_value_heads or config.num_heads, config.attention_scale
         if scale is None:
             scale = 1.0 if config.attention_score == "dot" else 1.0 / math.sqrt(config.key_width)
@@ -174,9 +178,9 @@ class _Row(NamedTuple):
 
     query: Value
     keys: Value
-    """Pointer to this head's key in cache entry 0."""
+    """Pointer to this head's key in entry 0 of the key/value cache."""
     values: Value
-    """Pointer to this head's value in cache entry 0."""
+    """Pointer to this head's value in entry 0 of the key/value cache."""
     stride: Value
     """The number of elements from one cache entry to the next."""
     out: Value
@@ -210,7 +214,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
     The function is emitted unless the module has it already. Its arguments are the same for every kind:
     `attend_<kind>(queries, query stride, keys, values, stride, firsts, counts, list stride, near, near stride, N, out,
-    scores, score_capacity, thread, threads)`.
+    scores, score_capacity, thread, threads)`. Keys and values are in entries of a cache, `stride` elements apart.
 
     * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
     * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
@@ -261,7 +265,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
-    """Return the suffix of the attention function's name for a kind, a position bias and the cache's element type."""
+    """Return the suffix of an attention function's name for its kind, a position bias and the cache's element type."""
     return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
 
 
@@ -273,13 +277,13 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Return the index of the KV cache entry for a position of this row's hypothesis."""
+            """Emit the index of the key/value cache entry for position `number` of this row's hypothesis."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load the cached key or value of a position as vectors; `first` points to the one in cache entry 0."""
+            """Emit loads of a position's cached key or value as vectors; `first` points to the one in cache entry 0."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -292,9 +296,9 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 def _write_scores(
     k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
-    """Emit the scaled dot products of the query with all keys; return the greatest.
+    """Emit the scaled dot products of the query with `count` keys into the row's scores; return the greatest.
 
-    lanes / 4 keys are processed at once, which reduces their sums together.
+    `load` emits the loads of one key. lanes / 4 keys are processed at once, which reduces their sums together.
     """
     query = [k.load_floats(row_args.query, column) for column in range(0, heads.width, k.lanes)]
     k.store(k.splat(_NEVER), k.element_pointer(row_args.scores, count))
@@ -302,14 +306,17 @@ def _write_scores(
     grouped_end = k.mul(k.build.sdiv(count, k.int64(group)), group)
 
     def products(number: Value) -> Value:
-        """Return the dot product of the query and a key, still as one partial sum per lane."""
+        """Emit the dot product of the query and key `number`, still as one partial sum per lane."""
         total = k.splat(0.0)
         for query_part, key in zip(query, load(row_args.keys, number), strict=True):
             total = k.madd(query_part, key, total)
         return total
 
     def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
-        """Scale scores, add the position bias, store the scores, and update the running maximum."""
+        """Emit the scaling of scores, the position bias, their store, and the update of the running maximum.
+
+        The scores are those of the keys from `number` on.
+        """
         score = k.build.fmul(score, scale)
         if is_biased:
             score = k.build.fadd(score, k.load(k.element_pointer(row_args.relative_bias, number), score.type))
@@ -330,7 +337,7 @@ def _write_scores(
 
 
 def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest: Value) -> Value:
-    """Replace the scores by exp(score - maximum), and return the sum of these exponentials."""
+    """Emit the replacement of `count` scores by exp(score - maximum); return the sum of these exponentials."""
     total, greatest_vector = k.variable(k.splat(0.0)), k.splat(greatest)
     with k.loop(0, count, k.lanes) as number:
         weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
@@ -340,7 +347,10 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
 
 
 def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
-    """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials."""
+    """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials.
+
+    `total` is the sum of the exponentials.
+    """
     columns = range(0, heads.width, k.lanes)
     sums = [k.variable(k.splat(0.0)) for _ in columns]
     with k.loop(0, count) as number:
@@ -353,7 +363,7 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Return the transpose of a square of vectors, given as rows and returned as columns.
+    """Emit the transpose of a square of vectors, passed as rows and returned as columns.
 
     Each round interleaves rows that are half the square apart.
     """
@@ -428,19 +438,22 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
 
 def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit 2 y, where y is the argument of tanh in `_gelu_tanh`, and its derivative at x."""
+    """Emit 2 y, where y = √(2 / π) (x + 0.044715 x³) is tanh's argument in the GELU, and its derivative at x."""
     factor, square = 2.0 * math.sqrt(2.0 / math.pi), k.build.fmul(x, x)
     cubic, slope = (k.madd(square, k.splat(each * 0.044715 * factor), k.splat(factor)) for each in (1.0, 3.0))
     return k.build.fmul(x, cubic), slope
 
 
 def _gelu(k: KernelBuilder, x: Value) -> Value:
-    """Emit the GELU function x Φ(x)."""
+    """Emit the GELU function x Φ(x), where Φ is the normal distribution function."""
     return k.build.fmul(x, _normal_distribution(k, x)[0])
 
 
 def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit the normal distribution function Φ(x), computed by erfc on the side where it is small, and e^(-x² / 2)."""
+    """Emit the normal distribution function Φ(x) and e^(-x² / 2).
+
+    Φ is computed by erfc on the side where it is small.
+    """
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
     series = k.splat(_ERFC[-1])
@@ -453,7 +466,7 @@ def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
 
 
 def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
-    """Emit x · sigmoid(z)."""
+    """Emit x · sigmoid(z), which SiLU and the approximate GELU consist of."""
     return k.build.fmul(x, _sigmoid(k, z))
 
 
@@ -476,11 +489,11 @@ ACTIVATION_EMITTERS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
     "gelu-tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""For each activation function, the Python function that emits it for a vector."""
+"""For each activation function, the Python function that emits it for a float32 vector."""
 
 
 def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:
-    """Emit the derivative of an activation of `ACTIVATION_EMITTERS` at each element of a vector x."""
+    """Emit the derivative of an activation function, named as in `ACTIVATION_EMITTERS`, at each element of a vector."""
     one = k.splat(1.0)
     if name == "relu":
         return k.build.select(k.build.fcmp_ordered(">", x, k.splat(0.0)), one, k.splat(0.0))
@@ -500,7 +513,7 @@ class PositionTables(NamedTuple):
     """Position encoding tables for positions 0 to T - 1; those that a model does not use are empty."""
 
     added_encodings: Tensor
-    """Encodings that are added to embeddings, (T, D)."""
+    """Position encodings that are added to embeddings, a row for each position, (T, D)."""
     rotary: Tensor
     """Rotary angles (T, K): the cosines, then the sines, of the angle of each pair of dimensions."""
     relative_bias: Tensor
@@ -509,10 +522,10 @@ class PositionTables(NamedTuple):
     The distance is the key's position minus the query's; the first column is that of 1 - T.
     """
     length: int
-    """The number of positions T."""
+    """The number of positions T that the tables cover."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses by the names of `writer.StepArguments`' fields, valid while the tables live."""
+        """Return the tables' memory addresses, valid while they live, named as fields of `writer.StepArguments`."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
@@ -529,7 +542,7 @@ class GrowingTables:
         """Create empty position tables, which grow on demand.
 
         Args:
-            positions: the stack's position encodings.
+            positions: the position encodings of the encoder's or decoder's layers.
             add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
             max_positions: the greatest number of positions that the model supports.
         """
@@ -540,7 +553,10 @@ class GrowingTables:
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
     def until(self, position: int) -> PositionTables:
-        """Return position tables that include `position`; the caller must keep them alive while kernels read them."""
+        """Return position tables that include `position`; longer ones are made if the present ones do not.
+
+        The caller must keep them alive while kernels read them.
+        """
         tables = self._tables  # another thread may replace it by longer tables
         if position >= tables.length:
             tables = self._tables = self._make(max(min(max(2 * position, 64), self._most), position + 1))

@@ -1,6 +1,6 @@
 """Provide functions of one row of logits: block-wise top-k, log-sum-exp, and exact logits of the likeliest tokens.
 
-Legend: N rows, V vocabulary size, D model width.
+All of them emit code. Legend: N rows, V vocabulary size, D model width.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _LIKELY = 2.0  # logits so close to the greatest are recomputed; rounding change
 
 
 class LogitsRow:
-    """One row of logits during a top-k search, divided into blocks whose maxima are kept, and a remainder."""
+    """An emitter for one row of logits during a top-k search: the row is divided into blocks whose maxima are kept."""
 
     def __init__(self, k: KernelBuilder, pointer: Value, width: Value, maxima: Value) -> None:
         """Describe the row of `width` logits at `pointer`.
@@ -32,7 +32,10 @@ class LogitsRow:
         self.blocks = k.build.sdiv(width, k.int64(self.block))
 
     def find_maxima(self) -> None:
-        """Emit the computation of all blocks' maxima; logits after the last whole block count as one more block."""
+        """Emit the maxima of all blocks of the row into the scratch space.
+
+        Logits after the last whole block count as one more block.
+        """
         k = self.k
         with k.loop(0, self.blocks) as number:
             k.store(self._block_maximum(number), k.element_pointer(self.maxima, number))
@@ -42,7 +45,7 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Emit the maximum of one block of the row of logits."""
+        """Emit the maximum of the logits in block `number` of the row."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.pointer, start, _VECTORS))
 
@@ -55,7 +58,7 @@ class LogitsRow:
         return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
-        """Return the greatest logit, and the index of the first block that contains it."""
+        """Emit the greatest logit of the row, and the index of the first block that contains it."""
         return emit_argmax(self.k, self.maxima, self.k.add(self.blocks, 1))
 
     def store_top_k(self, count: Value, values: Value, indices: Value) -> None:
@@ -75,13 +78,13 @@ class LogitsRow:
             k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.pointer, index))
 
     def replace(self, index: Value, value: Value) -> None:
-        """Replace one logit, and update the maximum of its block."""
+        """Emit the replacement of one logit, and the update of its block's maximum."""
         k = self.k
         k.store(value, k.element_pointer(self.pointer, index))
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def take_greatest(self) -> tuple[Value, Value]:
-        """Return the row's greatest logit and that logit's index, and replace the logit by -inf."""
+        """Emit the row's greatest logit and its index, and the replacement of this logit by -inf."""
         k = self.k
         value, number = self.greatest()
         index = self._find_in_row(value, k.mul(number, self.block))
@@ -90,7 +93,7 @@ class LogitsRow:
         return value, index
 
     def _renew_maximum(self, number: Value) -> None:
-        """Compute the maximum of a changed block again; logits after the last whole block count as a block."""
+        """Emit the maximum of block `number` again, after a change; logits after the last whole block count as one."""
         k = self.k
         inside = k.build.icmp_signed("<", number, self.blocks)
         new_maximum = k.variable(k.float32(0.0))
@@ -102,9 +105,9 @@ class LogitsRow:
         k.store(k.load_variable(new_maximum, k.float32(0.0)), k.element_pointer(self.maxima, number))
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
-        """Return the index of the first element from `start` on that equals a value; the last index if none does (NaN).
+        """Emit the index of the first element from `start` on that equals a value; the last index if none does (NaN).
 
-        Single elements are compared, so nothing behind the last row is read.
+        Single elements are compared, so nothing behind the row is read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
@@ -117,13 +120,13 @@ class LogitsRow:
         return k.add(k.load_variable(index, start), -1)
 
     def log_sum_exp(self) -> Value:
-        """Return the log-sum-exp of the row of logits."""
+        """Emit the log-sum-exp of the row of logits, whose blocks' maxima are known."""
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self.sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
 
     def sum_of_exponentials(self, greatest: Value, factor: Value | None = None) -> Value:
-        """Return the sum of exp(logit - greatest logit) over the row; the differences are multiplied by a factor."""
+        """Emit the sum of exp((logit - greatest logit) × factor) over the row; the factor is 1 if None."""
         k, greatest_vector = self.k, self.k.splat(greatest)
         factors = None if factor is None else k.splat(factor)
 
@@ -147,12 +150,12 @@ class LogitsRow:
 
 
 def block_size(k: KernelBuilder) -> int:
-    """Return the number of logits in a block whose maximum the top-k search keeps."""
+    """Return the number of logits in a block whose maximum a top-k search keeps."""
     return k.lanes * _VECTORS
 
 
 def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Value]:
-    """Emit code that finds the maximum of a float32 array and the first index at which it occurs; return both.
+    """Emit the maximum of a float32 array of `count` elements and the first index at which it occurs; return both.
 
     One vector behind the array is read too; its elements must be lower.
     """
@@ -165,7 +168,7 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
 
 
 def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
-    """Return the index of the first of `end` elements that equals a value; the last index if none does (NaN)."""
+    """Emit the index of the first of `end` elements that equals a value; the last index if none does (NaN)."""
     bits_kind = ir.IntType(k.lanes)
     bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))
     with k.do_while() as done:
@@ -183,10 +186,10 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
 
 
 def emit_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, …)`: recompute the likeliest logits in float32.
+    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, …)`: compute the likeliest logits again in float32.
 
-    In each row of logits (N, P), those that are less than `_LIKELY` below the greatest become x (N, D) · weightsᵀ (O,
-    D) + bias (O,). P is a multiple of `vectors` vectors. `memory.file_rows` returns the file rows of the weights. The
+    In each row of logits (N, P), those that are less than 2 below the greatest become x (N, D) · weightsᵀ + bias. P is
+    the number of columns, a multiple of `vectors` vectors. `memory.file_rows` returns the file rows of the weights. The
     last arguments are the thread and the number of threads.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
@@ -203,7 +206,7 @@ def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
 
     The function converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then the
-    likeliest logits are recomputed from x and weights in bfloat16 and a float32 bias.
+    likeliest logits are computed again, from x and weights in bfloat16 and a float32 bias, with float32 sums.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
@@ -216,7 +219,7 @@ def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
 
 
 def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
-    """Convert a row of bfloat16 logits to float32, padded with -inf."""
+    """Emit the conversion of a row of `outputs` bfloat16 logits to float32, padded with -inf to `stride` elements."""
     vector_end = k.mul(k.build.sdiv(outputs, k.int64(k.lanes)), k.lanes)
     with k.loop(0, vector_end, k.lanes) as column:
         k.store(k.load_as_float32(rounded, column, I16), k.element_pointer(line, column))
@@ -233,27 +236,27 @@ class _Output(NamedTuple):
     """The sizes of a vocabulary projection, and pointers to its weights, bias, inputs and logits."""
 
     kind: Any
-    """The element type of weights and states."""
+    """The LLVM element type of weights and states."""
     vectors: int
-    """The number of vectors per block of logits."""
+    """The number of vectors of logits in a block, which is checked at once."""
     width: Value
     weights: Value
     bias: Value
     stride: Value
     file: Value = None
-    """The file rows of the weights; None: the weights are read by their address."""
+    """What `memory.file_rows` returned for the weights; None: the weights are read by their address."""
     scratch: Value = None
-    """Scratch space for a row of the weights."""
+    """Scratch space for a row of the weights that is read from a file."""
 
     def row(self, k: KernelBuilder, number: Value) -> Value:
-        """Emit a pointer to a row of the weights."""
+        """Emit a pointer to the row of the weights that belongs to token `number`."""
         if self.file is None:
             return k.element_pointer(self.weights, k.mul(number, self.width), self.kind)
         return row_pointer(k, self.weights, self.file, number, self.width, self.scratch)
 
 
 def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> None:
-    """Emit the recomputation of the likeliest logits of one row from its state x."""
+    """Emit the computation of the likeliest logits of the row `line` again, from its state x, in float32."""
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
@@ -273,7 +276,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
 
 
 def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Value:
-    """Return the dot product of two rows of float32 or bfloat16 elements."""
+    """Emit the dot product, in float32, of two rows of float32 or bfloat16 elements."""
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
         sum_so_far, kind = k.load_variable(total, k.splat(0.0)), output.kind
@@ -284,7 +287,7 @@ def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Valu
 
 
 def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: int) -> Value:
-    """Return the elementwise maximum of `count` consecutive vectors; count is a power of two."""
+    """Emit the elementwise maximum of `count` consecutive vectors from element `start` on; count is a power of two."""
     vectors = [k.load_floats(array, k.add(start, number * k.lanes)) for number in range(count)]
     while len(vectors) > 1:
         vectors = [k.maximum(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]

@@ -29,71 +29,77 @@ _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SelectArguments(NamedTuple):
-    """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
+    """Arguments of the kernel `select`, which selects each sentence's best continuations: mostly addresses."""
 
     logits: Any
-    """The logits, float32 (N, V)."""
+    """Address of the logits, float32 (N, V), a row for each hypothesis."""
     rows: Any
-    """The number of hypotheses N."""
+    """The number N of hypotheses, which are rows of logits."""
     vocabulary_size: Any
-    """The vocabulary size V."""
+    """The number of tokens V in the vocabulary, which is the width of a row of logits."""
     stride: Any
-    """Elements from one row of logits to the next."""
+    """The number of elements from one row of logits to the next."""
     beams: Any
-    """The number of hypotheses of each sentence W."""
+    """The number W of hypotheses of each sentence; 1 at the first step."""
     normalizer: Any
-    """The log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
+    """Address of the log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
     scores: Any
-    """The total log-probability of each hypothesis, float32 (N,)."""
+    """Address of the total log-probability of each hypothesis, float32 (N,)."""
     eos_id: Any
     """The id of the end symbol."""
     beam_size: Any
-    """The number of continuations to select."""
+    """The number of continuations to select for each sentence."""
     live_parents: Any
-    """Output: parents of the best continuations that do not end (the live ones), int64 (B, beam size)."""
+    """Address of the output: parents of the best continuations that do not end, int64 (B, beam size).
+
+    A parent is the index of the hypothesis that is continued, among its sentence's.
+    """
     live_tokens: Any
-    """Output: tokens of the live continuations, int64 (B, beam size)."""
+    """Address of the output: tokens of the live continuations, int64 (B, beam size)."""
     live_scores: Any
-    """Output: log-probabilities of the live continuations' tokens, float32 (B, beam size)."""
+    """Address of the output: log-probabilities of the live continuations' last tokens, float32 (B, beam size)."""
     live_totals: Any
-    """Output: total log-probabilities of the live continuations, float32 (B, beam size)."""
+    """Address of the output: total log-probabilities of the live continuations, float32 (B, beam size)."""
     ended_parents: Any
-    """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
+    """Address of the output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_tokens: Any
-    """Output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
+    """Address of the output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
     ended_scores: Any
-    """Output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
+    """Address of the output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
-    """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
+    """Address of the output: totals of those that end among the beam size best, -inf of others, float32.
+
+    The shape is (B, 2 × beam size), as of the other arrays `ended_…`.
+    """
     scratch: Any
-    """Scratch space of `scratch_per_thread` float32 for each thread."""
+    """Address of scratch space of `scratch_per_thread` float32 numbers for each thread."""
     scratch_per_thread: Any
-    """The number of float32 of scratch space per thread, as `select_scratch_size` returns it."""
+    """The number of float32 numbers of scratch space per thread, as `select_scratch_size` returns it."""
     rules: Any
-    """`RuleArguments` of the rules that the kernel applies; 0: none."""
+    """The address of the `RuleArguments` of the rules that the kernel applies; 0: none."""
 
 
 class RuleArguments(NamedTuple):
-    """Arguments of the rules that `select` applies to logits: addresses, unless stated otherwise."""
+    """Arguments of the search rules that the kernel `select` applies to logits: addresses, unless stated otherwise."""
 
     never: Any
-    """Token ids that no hypothesis contains and that have no probability, int64."""
+    """Address of token ids, int64, that no hypothesis contains and that have no probability."""
     never_count: Any
     """The number of token ids in `never`."""
     forbidden: Any
-    """Token ids that no hypothesis contains; their probability counts in the log-sum-exp, unless `renormalizes`."""
+    """Address of token ids, int64, that no hypothesis contains; the log-sum-exp counts them unless renormalized."""
     forbidden_count: Any
     """The number of token ids in `forbidden`."""
     renormalizes: Any
     """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
     more_ends: Any
-    """Token ids that end a hypothesis too, int64: the end symbol gets the greatest of their logits and its own."""
+    """Address of token ids, int64, that end a hypothesis too: the end symbol gets their greatest logit or its own."""
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
     sums_ends: Any
     """1: the end symbol gets the sum of the end tokens' probabilities, for sampling; 0: their greatest logit."""
     min_length: Any
-    """The number of tokens before which the end symbol is forbidden."""
+    """The number of tokens before which the end symbol is forbidden; 0: no restriction."""
     ngram: Any
     """The length of the n-grams that may not occur twice; 0: no restriction."""
     penalizes: Any
@@ -105,40 +111,43 @@ class RuleArguments(NamedTuple):
     presence: Any
     """The bits of a float32 that is subtracted once for each token in the output."""
     penalizes_log_probabilities: Any
-    """1: scores are log-probabilities; 0: they are logits."""
+    """1: penalties change log-probabilities, as in beam search; 0: they change logits."""
     before: Any
-    """Tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
+    """Address of tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
     before_stride: Any
-    """The greatest number of tokens before a sentence's output."""
+    """The greatest number of tokens before a sentence's output, which is the width of `before`."""
     before_counts: Any
-    """The number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
+    """Address of the number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
     forced: Any
-    """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
+    """Address of the first tokens of hypotheses, by index in the input batch, int64 (N, F); -1: no token."""
     forced_count: Any
-    """The number of forced positions F."""
+    """The number F of first positions for which `forced` has tokens."""
     certain_count: Any
     """The number of first positions at which a forced token has probability 1 instead of the model's."""
     forced_last: Any
     """The token at the greatest length of a sentence, with probability 1; -1: none."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     longest: Any
-    """Each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of each sentence's greatest number of tokens, int64 (B,)."""
     tokens: Any
-    """The hypotheses' tokens, int32 (B × W, capacity)."""
+    """Address of the hypotheses' tokens, int32 (B × W, capacity)."""
     capacity: Any
-    """The number of elements between two hypotheses' tokens."""
+    """The number of elements from one hypothesis' tokens to the next one's."""
     length: Any
-    """The number of steps so far."""
+    """The number of search steps so far."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses are so much shorter."""
+    """Address of the number of steps before each sentence joined the batch, int64 (B,); it has fewer tokens by it."""
 
 
 class NativeReductions:
-    """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
+    """Top-k, log-sum-exp and beam selection over a vocabulary with compiled CPU kernels.
+
+    It implements `selection.Reductions`.
+    """
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels take these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
+        """Return whether the kernels support these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
@@ -155,7 +164,10 @@ class NativeReductions:
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel `reduce` (top-k and log-sum-exp); without `normalize` the log-sum-exp is uninitialized."""
+        """Run the kernel `reduce`: return the `count` greatest logits of each row, their indices, and the log-sum-exp.
+
+        The shapes are (B, W, k) twice and (B, W, 1). Without `normalize` the log-sum-exp is uninitialized.
+        """
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
@@ -213,18 +225,21 @@ class NativeReductions:
 
 
 def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
-    """Return the number of float32 of scratch space that `select` needs per thread, for V tokens and W hypotheses."""
+    """Return the number of float32 numbers of scratch space that `select` needs per thread.
+
+    `width` is the vocabulary size V, and `beams` the number of hypotheses per sentence.
+    """
     block = _kernels()[1]
     return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Return the address of the logits, the number of rows N, the vocabulary size V, and the row stride in elements."""
+    """Return the address of the logits (B, W, V), the number of rows B × W, V, and the row stride in elements."""
     return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
 def _row_stride(logits: Tensor) -> int:
-    """Return the stride of rows in elements; 0 if they are not evenly spaced."""
+    """Return the number of elements from one row of logits (B, W, V) to the next; 0 if rows are not evenly spaced."""
     batch, beams, _ = logits.shape
     if beams == 1:
         return logits.stride(0)
@@ -232,7 +247,10 @@ def _row_stride(logits: Tensor) -> int:
 
 
 def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
-    """Allocate parents and tokens (int64), log-probabilities and totals (float32), each (batch, count)."""
+    """Allocate four tensors for selected continuations, each (batch, count).
+
+    They are parents and tokens, int64, and the tokens' log-probabilities and totals, float32.
+    """
     parents, tokens = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
     token_scores, totals = logits.new_empty(2, batch, count).unbind(0)
     return parents, tokens, token_scores, totals
@@ -240,7 +258,10 @@ def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
 
 @cache
 def _kernels() -> tuple[dict[str, CompiledKernel], int]:
-    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size."""
+    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size.
+
+    A block is the number of logits whose maximum the top-k search keeps.
+    """
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("reductions", tile)
@@ -252,7 +273,8 @@ def _kernels() -> tuple[dict[str, CompiledKernel], int]:
 def _write_reduce(k: KernelBuilder) -> None:
     """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
-    If the address of the normalizer is 0, the log-sum-exp is not computed.
+    It writes the k greatest logits of each row with their indices, and the row's log-sum-exp, unless the address of the
+    normalizer is 0.
     """
     with kernel(k, "reduce", 10) as (numbers, thread, threads):
         logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
@@ -272,7 +294,7 @@ def _write_reduce(k: KernelBuilder) -> None:
 
 
 def emit_select(k: KernelBuilder) -> None:
-    """Emit the kernel `select`, which selects the best continuations of each beam, with `SelectArguments`."""
+    """Emit the kernel `select`, which selects the best continuations of each sentence's beam (`SelectArguments`)."""
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
@@ -317,31 +339,34 @@ def emit_select(k: KernelBuilder) -> None:
 
 
 class RuleResult(NamedTuple):
-    """The result of the rules for the next token of a hypothesis."""
+    """The outcome of the search rules for the next token of a hypothesis: a forced token, and the normalization."""
 
     normalizer: Any
-    """The log-sum-exp to subtract from a logit."""
+    """The log-sum-exp to subtract from a logit to get its log-probability."""
     forced: Any
-    """The token that must come next, or -1."""
+    """The token id that must come next; -1: none."""
     forced_value: Any
-    """The log-probability of the forced token."""
+    """The log-probability of the forced token, 0 if it has probability 1."""
 
 
 class Rules:
-    """The rules that apply to the next token of one hypothesis."""
+    """An emitter of the search rules (forced, forbidden, penalized tokens) for the next token of one hypothesis."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
-        """Describe the rules for one hypothesis, given its row in the batch and the index of its sentence."""
+        """Create the emitter for one hypothesis, given its row of logits and the index of its sentence."""
         self.k = k
         self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
         self.eos_id = args.eos_id
         self.sentence = sentence
         self.row = row
         self.length = k.build.sub(self.fields.get("length"), self.fields.element("joined", sentence, I64))
-        """The number of tokens of the hypothesis."""
+        """The number of tokens of the hypothesis so far."""
 
     def apply(self, line: LogitsRow) -> "RuleResult":
-        """Emit the rules for a row of logits: set forbidden tokens' logits to -inf, and compute the blocks' maxima."""
+        """Emit the rules for a row of logits: forbidden tokens' logits become -inf, and penalties change others.
+
+        The maxima of the row's blocks, which a top-k search needs, are computed too.
+        """
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
         renormalizes = k.is_nonzero(fields.get("renormalizes"))
@@ -367,7 +392,10 @@ class Rules:
         return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
 
     def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
-        """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
+        """Emit the rules and the store of the `count` greatest permitted logits and their indices.
+
+        It returns the log-sum-exp to subtract. If a token is forced, the others have the logit -inf.
+        """
         k, result = self.k, self.apply(line)
         with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
             with then:
@@ -380,7 +408,7 @@ class Rules:
         return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
-        """Return the token that must come next, or -1, and whether its probability is 1."""
+        """Emit the token that must come next, or -1, and the condition that its probability is 1."""
         k, fields = self.k, self.fields
         position, count = self.length, fields.get("forced_count")
         token = k.variable(k.int64(-1))
@@ -396,7 +424,7 @@ class Rules:
         return k.build.select(is_last, forced_last, first), is_certain
 
     def _forbid(self, line: LogitsRow) -> None:
-        """Set the logits of all tokens that may not come next to -inf."""
+        """Emit the rules that set logits to -inf: additional end tokens, forbidden tokens, early ends, repetitions."""
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
@@ -411,7 +439,10 @@ class Rules:
             self._forbid_repetitions(line)
 
     def _penalize(self, line: LogitsRow, normalizer: Value) -> None:
-        """Lower the logits of tokens that occurred, as `search.rules.RepetitionPenalty` does."""
+        """Emit the penalties of tokens that occurred, as `search.rules.RepetitionPenalty` computes them.
+
+        `normalizer` is the row's log-sum-exp, for penalties of log-probabilities.
+        """
         k, fields = self.k, self.fields
         repetition, frequency, presence = (
             k.float_from_bits(fields.get(name)) for name in ("repetition", "frequency", "presence")
@@ -425,7 +456,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops that yield each token of the input, unless `of_output`, and of the output, with its index."""
+            """Emit loops over the tokens of the input, unless `of_output`, and of the output; yield token and index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -445,14 +476,17 @@ class Rules:
             line.replace(token, k.build.fsub(k.load(k.element_pointer(line.pointer, token)), frequency))
 
     def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
-        """Return a score that is changed by a factor, plus `offset`; a factor above 1 makes the token less likely."""
+        """Emit a score that is multiplied by a factor if negative, else divided by it, plus `offset`.
+
+        A factor above 1 makes the token less likely.
+        """
         k = self.k
         is_negative = k.build.fcmp_ordered("<", score, k.float32(0.0))
         scaled = k.build.select(is_negative, k.build.fmul(score, factor), k.build.fdiv(score, factor))
         return k.build.fadd(scaled, offset)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Return one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
+        """Emit one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined, one)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
@@ -463,7 +497,7 @@ class Rules:
         return k.load_variable(joined, one)
 
     def _forbid_repetitions(self, line: LogitsRow) -> None:
-        """Forbid every token that would complete an n-gram of the hypothesis a second time."""
+        """Emit the rule that forbids every token that would complete an n-gram of the hypothesis a second time."""
         k, fields = self.k, self.fields
         before = k.add(fields.get("ngram"), -1)  # tokens of an n-gram before its last one
         length = self.length
@@ -483,7 +517,7 @@ class Rules:
 
 
 class _Candidates:
-    """The `count` best continuations of each of a sentence's hypotheses, in a thread's scratch space."""
+    """The best continuations of all of a sentence's hypotheses, as arrays in a thread's scratch space."""
 
     def __init__(self, k: KernelBuilder, scratch: Value, total_count: Value) -> None:
         self.k = k
@@ -494,7 +528,14 @@ class _Candidates:
         self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute the candidates' totals."""
+        """Emit the conversion of one hypothesis' candidate logits to log-probabilities, and the candidates' totals.
+
+        Args:
+            start: the index of the hypothesis' first candidate.
+            count: the number of its candidates.
+            normalizer: the log-sum-exp of its logits.
+            score: its total log-probability.
+        """
         k = self.k
         with k.loop(0, count) as number:
             index = k.add(start, number)
@@ -503,12 +544,12 @@ class _Candidates:
             k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
-        """Append a vector of -inf to the candidates, so that vector loads may read beyond the last one."""
+        """Emit a vector of -inf behind the candidates' totals, so that vector loads may read beyond the last one."""
         self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 
 class _Selected:
-    """The output arrays of one sentence's selected candidates."""
+    """Pointers to the output arrays of one sentence's selected continuations."""
 
     def __init__(self, k: KernelBuilder, arrays: list[Value], start: Value) -> None:
         self.k = k
@@ -516,7 +557,7 @@ class _Selected:
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def store(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
+        """Emit the store of a selected continuation (parent hypothesis and token) at index `number` of the outputs."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
         k.store(token, k.element_pointer(self.tokens, number, I64))
@@ -527,7 +568,11 @@ class _Selected:
 def _select_best(
     k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
 ) -> None:
-    """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
+    """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins.
+
+    `sizes` are the number of candidates to select, the beam size, and the end symbol. `live` receives those that do not
+    end, and `ended` all, with a total only for those that end within the beam size.
+    """
     count, beam_size, end = sizes
     live_counter = k.variable(k.int64(0))  # selected candidates that do not end
     with k.loop(0, count) as number:
@@ -556,14 +601,14 @@ def _select_best(
 
 
 class DrawArguments(NamedTuple):
-    """Arguments of the kernel function `draw`: addresses, unless stated otherwise."""
+    """Arguments of the emitted function `draw`, which draws samples of tokens: addresses, unless stated otherwise."""
 
     uniform: Any
-    """Random numbers in [0, 1) by index in the input batch, step and sample, float32 (N, T, W)."""
+    """Address of random numbers in [0, 1) by index in the input batch, step and sample, float32 (N, T, W)."""
     steps: Any
-    """The number of steps T in `uniform`."""
+    """The number of steps T for which `uniform` has random numbers."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     inverse_temperature: Any
     """The bits of a float32: 1 / temperature."""
     top_k: Any
@@ -575,15 +620,15 @@ class DrawArguments(NamedTuple):
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
-    """Scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
+    """Address of scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
     logits: Any
-    """Scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
+    """Address of scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
     tokens: Any
-    """Scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
+    """Address of scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
 
 
 def emit_draw(k: KernelBuilder) -> None:
-    """Emit `draw(select, draw, thread, threads)`, which draws a token for each sample of each sentence.
+    """Emit `draw(select, draw, thread, threads)`, which draws the next token of each sample of each sentence.
 
     The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are the live candidates
     of `select`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end symbols.
@@ -608,7 +653,7 @@ def emit_draw(k: KernelBuilder) -> None:
 
 
 class _Row:
-    """Arguments of the kernel and pointers to a thread's scratch space, for drawing tokens from rows of logits."""
+    """Arguments of the function `draw`, and pointers to a thread's scratch space, for drawing from rows of logits."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, select: Fields, draw: Fields, thread: Value) -> None:
         self.k = k
@@ -623,7 +668,7 @@ class _Row:
 
 
 def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
-    """Emit the drawing of `count` samples of a sentence from one row of logits.
+    """Emit the drawing of `count` samples of a sentence from one row of logits, after the search rules.
 
     `numbers` is the index of the row, and that of the first sample among the sentence's samples.
     """
@@ -659,17 +704,17 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
 
 
 def _store_candidate(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
-    """Store a sample's parent, token, log-probability and total at an index of the arrays of live candidates."""
+    """Emit the store of a sample's parent, token, log-probability and total at an index of the live outputs."""
     for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
         kind = I64 if name in ("parents", "tokens") else F32
         select.k.store(value, select.at(f"live_{name}", index, kind))
 
 
 class _SortedRow:
-    """The tokens of a row of logits, sorted by probability as far as a draw needs them."""
+    """The tokens of a row of logits, moved to scratch space in order of probability, as far as a draw needs them."""
 
     def __init__(self, context: _Row, line: LogitsRow) -> None:
-        """Emit the computation of the softmax's denominator for a row of logits, whose blocks' maxima are known."""
+        """Emit the denominator of the softmax (with temperature) of a row of logits, whose blocks' maxima are known."""
         k = context.k
         self.k, self.context, self.line = k, context, line
         self.factor = k.float_from_bits(context.draw.get("inverse_temperature"))
@@ -678,7 +723,7 @@ class _SortedRow:
         self.taken = k.variable(k.int64(0))
 
     def _take(self) -> Value:
-        """Emit the move of the likeliest token from the row to the scratch space; return its probability."""
+        """Emit the move of the row's likeliest token to the scratch space; return its probability, float32."""
         k, context = self.k, self.context
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
@@ -692,7 +737,7 @@ class _SortedRow:
         return probability
 
     def take_permitted(self) -> Value:
-        """Take the tokens that top-k, top-p and min-p permit, and return the sum of their probabilities (float64)."""
+        """Emit the move of the tokens that top-k, top-p and min-p permit; return their total probability, float64."""
         k, draw = self.k, self.context.draw
         top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
         total = k.variable(k.build.fpext(self._take(), F64))  # the first token is always permitted
@@ -718,7 +763,11 @@ class _SortedRow:
         return k.build.load(total, typ=F64)
 
     def find(self, bound: Value) -> Value:
-        """Return the index of the first token with which the cumulative probability exceeds a bound (float64)."""
+        """Emit the index of the first token with which the cumulative probability exceeds a bound (float64).
+
+        Tokens are moved to the scratch space as needed. If rounding keeps the sum below the bound, it is the last
+        possible one.
+        """
         k, draw = self.k, self.context.draw
         limit = k.build.select(
             k.is_nonzero(draw.get("is_truncated")),

@@ -22,32 +22,32 @@ _NEVER = float("-inf")
 
 
 class SequenceArguments(NamedTuple):
-    """The arguments of the emitted function `attend_sequences`; pointers, unless stated otherwise."""
+    """The arguments of the emitted function `attend_sequences` (attention of whole sentences); mostly pointers."""
 
     queries: Any
-    """Queries of row 0; float32, K elements for each head."""
+    """Address of the queries of row 0, float32, K elements for each head."""
     keys: Any
-    """Keys of row 0, K elements for each head."""
+    """Address of the keys of row 0, float32, K elements for each key/value head."""
     values: Any
-    """Values of row 0, K elements for each head."""
+    """Address of the values of row 0, float32, K elements for each key/value head."""
     stride: Any
-    """The number of elements between two rows of queries, keys and values."""
+    """The number of elements from one row of queries, keys and values to the next."""
     starts: Any
-    """The first row of each sentence, int64 (S,)."""
+    """Address of the first row of each sentence, int64 (S,)."""
     counts: Any
-    """The number of tokens of each sentence, int64 (S,)."""
+    """Address of the number of tokens of each sentence, int64 (S,)."""
     sentences: Any
     """The number of sentences S."""
     bias: Any
-    """The first head's relative position bias at distance 0; distances are the key's position minus the query's."""
+    """Address of the first head's relative position bias at distance 0 (the key's position minus the query's)."""
     bias_stride: Any
     """The number of elements between two heads' biases."""
     out: Any
-    """The attention output, float32 (N, H × K)."""
+    """Address of the attention output, float32 (N, H × K)."""
     scratch: Any
-    """Scratch space of `scratch_each` float32 for each thread."""
+    """Address of scratch space of `scratch_each` float32 numbers for each thread."""
     scratch_each: Any
-    """The number of float32 of each thread's scratch space: see `sequence_scratch_size`."""
+    """The number of float32 numbers of each thread's scratch space: see `sequence_scratch_size`."""
     thread: Any
     """The index of the calling thread."""
     threads: Any
@@ -58,7 +58,10 @@ _TYPES = (*[POINTER] * 3, I64, POINTER, POINTER, I64, POINTER, I64, POINTER, POI
 
 
 def sequence_scratch_size(width: int, longest: int) -> int:
-    """Return the number of float32 that a thread needs for heads of K = `width` and sentences of `longest` tokens."""
+    """Return the number of float32 numbers of scratch space that a thread needs to compute one head of one sentence.
+
+    The head has K = `width` elements, and sentences have at most `longest` tokens.
+    """
     block = 2 * MAX_LANES
     return (2 * width + _ROWS) * -(-longest // block) * block + _ROWS * width
 
@@ -71,17 +74,17 @@ class _Head(NamedTuple):
     out: Value
     stride: Value
     count: Value
-    """The number of tokens L."""
+    """The number of tokens L of the sentence."""
     filled: Value
-    """L rounded up to whole blocks of keys."""
+    """The number of tokens L rounded up to whole blocks of keys."""
     transposed: Value
-    """Keys in transposed blocks of two vectors, (filled / block, K, block)."""
+    """The sentence's keys for this head, in transposed blocks of two vectors, (filled / block, K, block)."""
     values: Value
-    """Values without gaps, (L, K)."""
+    """The sentence's values for this head, copied without gaps, (L, K)."""
     weights: Value
-    """Scores, later attention weights, of a few queries, (rows, filled)."""
+    """Scores, later attention weights, of the queries that are computed together, (queries, filled)."""
     scaled: Value
-    """A few queries times the attention scale, (rows, K)."""
+    """The queries that are computed together, times the attention scale, (queries, K)."""
 
 
 _HEAD_TYPES = (POINTER, POINTER, POINTER, I64, I64, I64, *[POINTER] * 4)
@@ -99,7 +102,7 @@ def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bo
 
 
 class _SequenceAttention:
-    """An emitter of attention of whole sequences for one shape of heads."""
+    """An emitter of attention of every token of a sentence to all its tokens, for one shape of heads."""
 
     def __init__(self, k: KernelBuilder, heads: HeadShape, *, is_biased: bool) -> None:
         self.k, self.heads, self.is_biased = k, heads, is_biased
@@ -111,7 +114,7 @@ class _SequenceAttention:
         ]
 
     def write(self, name: str) -> None:
-        """Emit the function that computes all heads of all sentences, shared among the threads."""
+        """Emit the function `name`, which computes all heads of all sentences, divided among the threads."""
         k, heads = self.k, self.heads
         for rows in range(1, _ROWS + 1):
             self._write_queries(rows)
@@ -127,7 +130,10 @@ class _SequenceAttention:
                 self._write_head(args, sentence, head, scratch)
 
     def _write_head(self, args: SequenceArguments, sentence: Value, number: Value, scratch: Value) -> None:
-        """Emit one head of one sentence: lay out keys and values, then compute a few queries at a time."""
+        """Emit one head of one sentence: lay out keys and values, then compute up to six queries at a time.
+
+        `number` is the query head's index.
+        """
         k, heads = self.k, self.heads
         start, count = (k.load(k.element_pointer(each, sentence, I64), I64) for each in (args.starts, args.counts))
         shared = k.build.sdiv(number, k.int64(heads.number // heads.shared)) if heads.shared < heads.number else number
@@ -161,7 +167,10 @@ class _SequenceAttention:
                 k.call(f"attend_queries_{rest}", *head, whole)
 
     def _transpose(self, keys: Value, stride: Value, count: Value, filled: Value, out: Value) -> None:
-        """Lay out keys in transposed blocks; the last key fills the last block, whose extra scores are ignored."""
+        """Emit the layout of `count` keys in transposed blocks; the last key fills the last block.
+
+        The extra scores are ignored. `filled` is the number of keys in whole blocks.
+        """
         k, last = self.k, self.k.add(count, -1)
         with k.loop(0, filled, k.lanes) as first, k.loop(0, self.heads.width, k.lanes) as column:
             square = []
@@ -175,7 +184,7 @@ class _SequenceAttention:
                 k.store(vector, k.element_pointer(target, lane * self.block))
 
     def _gather(self, values: Value, stride: Value, count: Value, out: Value) -> None:
-        """Copy the values of a head so that they follow each other without gaps."""
+        """Emit a copy of a head's `count` values to `out`, so that they follow each other without gaps."""
         k, width = self.k, self.heads.width
         with k.loop(0, count) as row:
             for column in range(0, width, k.lanes):
@@ -183,7 +192,7 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, width), column)))
 
     def _write_queries(self, rows: int) -> None:
-        """Emit `attend_queries_<rows>(head…, query)`: attention of `rows` queries from `query` on."""
+        """Emit `attend_queries_<rows>(head…, query)`: attention of one head for `rows` queries from `query` on."""
         k = self.k
         with k.function(f"attend_queries_{rows}", *_HEAD_TYPES, I64) as (*pointers, query):
             head = _Head(*pointers)
@@ -193,7 +202,7 @@ class _SequenceAttention:
             self._outputs(head, query, rows, inverses)
 
     def _scale(self, head: _Head, query: Value, rows: int) -> None:
-        """Copy the queries, multiplied by the attention scale, to the scratch space."""
+        """Emit a copy of `rows` queries, multiplied by the attention scale, to the scratch space."""
         k, width = self.k, self.heads.width
         for row in range(rows):
             source = k.element_pointer(head.queries, k.mul(k.add(query, row), head.stride))
@@ -202,7 +211,10 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(head.scaled, row * width + column))
 
     def _scores(self, head: _Head, query: Value, rows: int) -> list[Value]:
-        """Store the scores of all keys and -inf behind the last one; return the greatest score of each query."""
+        """Emit the scores of all keys, with -inf behind the last one, for `rows` queries from `query` on.
+
+        They are stored in scratch space; the greatest score of each query is returned.
+        """
         k, width = self.k, self.heads.width
         greatest = [k.variable(k.splat(_NEVER)) for _ in range(rows)]
         with k.loop(0, head.filled, self.block) as first:
@@ -229,18 +241,18 @@ class _SequenceAttention:
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _inside(self, start: Value, count: Value) -> Value:
-        """Return a vector mask of the keys from `start` on that exist, one key per lane."""
+        """Emit a vector mask of the keys from `start` on that exist (are below `count`), one key per lane."""
         k = self.k
         remaining = k.splat(k.build.trunc(k.build.sub(count, start), I32))
         return k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining)
 
     def _weight(self, head: _Head, row: int, key: Value) -> Value:
-        """Return a pointer to the score or weight of a key for one of the current queries."""
+        """Emit a pointer to the score or attention weight of a key for query `row` of those computed together."""
         k = self.k
         return k.element_pointer(head.weights, k.add(k.mul(head.filled, row), key))
 
     def _exponentials(self, head: _Head, rows: int, greatest: list[Value]) -> list[Value]:
-        """Replace scores by their exponentials, and return the inverse of each query's sum."""
+        """Emit the replacement of scores by their exponentials; return the inverse of each query's sum of them."""
         k = self.k
         totals = [k.variable(k.splat(0.0)) for _ in range(rows)]
         limits = [k.splat(each) for each in greatest]
@@ -257,7 +269,7 @@ class _SequenceAttention:
         return [k.build.fdiv(k.float32(1.0), each) for each in sums]
 
     def _outputs(self, head: _Head, query: Value, rows: int, inverses: list[Value]) -> None:
-        """Store the outputs of the queries: the means of the values, weighted by the exponentials."""
+        """Emit the attention outputs of `rows` queries: the means of the values, weighted by the exponentials."""
         k, width = self.k, self.heads.width
         for columns in self.columns:
             totals = [[k.variable(k.splat(0.0)) for _ in columns] for _ in range(rows)]

@@ -44,96 +44,96 @@ class DropoutArguments(NamedTuple):
     x: Any
     """Address of the input, float32 or bfloat16."""
     residual: Any
-    """Address of the residual, or 0; it may equal x, and so may `out`."""
+    """Address of the array that is added to the dropped-out input; 0: none. It may equal x, and so may `out`."""
     out: Any
     """Address of the output."""
     count: Any
-    """The number of elements, a multiple of the lanes."""
+    """The number of elements, a multiple of the vector length."""
     seed: Any
-    """A 64-bit seed."""
+    """A 64-bit seed, from which the mask of dropped elements follows."""
     drop_256ths: Any
-    """The dropout rate in 256ths."""
+    """The dropout rate in 256ths; 0: nothing is dropped."""
 
 
 class NormArguments(NamedTuple):
     """Arguments of the kernels `norm` and `norm_backward` (LayerNorm), `rms` and `rms_backward` (RMSNorm).
 
-    The fields are addresses, unless stated otherwise.
+    The fields are addresses, unless stated otherwise, of float32 or bfloat16 arrays.
     """
 
     x: Any
-    """Input, (N, D)."""
+    """Address of the norm's input, (N, D)."""
     weight: Any
-    """Weight, (D,)."""
+    """Address of the norm's weight, (D,)."""
     bias: Any
-    """Bias, (D,); for LayerNorm only."""
+    """Address of the norm's bias, (D,); for LayerNorm only."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each of which is normalized by itself."""
     width: Any
-    """The width D, a multiple of the lanes."""
+    """The number D of elements of a row, a multiple of the vector length."""
     epsilon: Any
-    """The bits of a float32 epsilon."""
+    """The bits of a float32 epsilon, which is added to the variance (LayerNorm) or mean square (RMSNorm)."""
     sums: Any
-    """float32 (N, 2): each row's mean (0 for RMSNorm) and the inverse of its standard deviation (root mean square)."""
+    """Address of each row's mean (0 for RMSNorm) and inverse standard deviation (root mean square), float32 (N, 2)."""
     out: Any
-    """Output: the norm, or in the backward pass the gradient of x, (N, D)."""
+    """Address of the output: the norm, or in the backward pass the gradient of x, (N, D)."""
     gradient: Any
-    """The gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
+    """Address of the gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
     kept: Any
-    """A gradient of x, (N, D), to add to the result; 0: none."""
+    """Address of a gradient of x, (N, D), to add to the result, such as that of a residual connection; 0: none."""
     thread_gradients: Any
-    """Scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
+    """Address of scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
     weight_sum: Any
-    """float32 (D,): the weight gradient is added to it."""
+    """Address of the float32 sum, (D,), to which the weight gradient is added."""
     bias_sum: Any
-    """float32 (D,): the bias gradient is added to it; for LayerNorm only."""
+    """Address of the float32 sum, (D,), to which the bias gradient is added; for LayerNorm only."""
 
 
 class SoftmaxArguments(NamedTuple):
-    """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities."""
+    """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities in place."""
 
     logits: Any
-    """Address of the logits, (N, V)."""
+    """Address of the logits, (N, V), which become probabilities."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of logits."""
     width: Any
-    """The vocabulary size V."""
+    """The number V of logits in a row, the vocabulary size."""
     normalizers: Any
     """Address of the output, float32 (N,): the log-sum-exp of each row."""
     scratch: Any
-    """Address of scratch space, float32 (threads, V + lanes)."""
+    """Address of scratch space, float32 (threads, V + lanes), where lanes are the elements of a float32 vector."""
 
 
 class ColumnSumArguments(NamedTuple):
     """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
 
     source: Any
-    """Address of the matrix, (N, D)."""
+    """Address of the matrix whose rows are summed, (N, D)."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows of the matrix."""
     width: Any
-    """The width D, a multiple of the lanes."""
+    """The number D of columns of the matrix, a multiple of the vector length."""
     sums: Any
-    """Address of the output float32 (threads, D): each thread's part of the sum, initially zero."""
+    """Address of the output, float32 (threads, D): each thread's sum over its rows, initially zero."""
     gate: Any
-    """Address of a gate (N, D), or 0; where it is not positive, the source counts as zero."""
+    """Address of a gate (N, D), or 0: none; where it is not positive, the source counts as zero."""
     gated: Any
     """Address of the output (N, D): the source with zeros where the gate is not positive; used only with a gate."""
 
 
 class AddArguments(NamedTuple):
-    """Arguments of the kernel `add`, which computes total += part element by element."""
+    """Arguments of the kernel `add`, which computes total += part element by element, in float32."""
 
     total: Any
-    """Address of the total, float32 (count,)."""
+    """Address of the float32 array that is added to, (count,)."""
     part: Any
-    """Address of the part, (count,)."""
+    """Address of the array to add, float32 or bfloat16 (count,)."""
     count: Any
-    """The number of elements, a multiple of the lanes."""
+    """The number of elements, a multiple of the vector length."""
 
 
 def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
-    """Emit a 32-bit hash of a 64-bit seed and each 32-bit number of a vector."""
+    """Emit a 32-bit hash of a 64-bit seed and each 32-bit number of a vector, used as random bits for dropout."""
     low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
     bits = k.build.add(numbers, low)
     for shift, factor in _ROUNDS:
@@ -143,10 +143,10 @@ def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
 
 
 class RowKernelEmitter:
-    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_backward`, `softmax`, `sum_columns` and `add`."""
+    """An emitter of the row-wise training kernels: dropout, LayerNorm, RMSNorm, softmax, column sums and addition."""
 
     names = ("drop", "norm", "norm_backward", "rms", "rms_backward", "softmax", "sum_columns", "add")
-    """The kernels' names."""
+    """The names of the emitted kernels."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
         """Create an emitter of row-wise kernels for float32 (`kind` F32) or bfloat16 (I16) tensors."""
@@ -193,17 +193,20 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector of a float32 or bfloat16 row, converted to float32."""
+        """Emit a load of a vector of a matrix row, from column `column` on, converted to float32.
+
+        `address` is that of the matrix, and `width` its number of columns.
+        """
         k = self.k
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector to a float32 or bfloat16 row."""
+        """Emit a store of a float32 vector from column `column` of a matrix row on, converted to the kernels' dtype."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Prefetch the element that is a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
+        """Emit a prefetch of the element that is a page (4096 bytes) ahead, where the hardware prefetcher stops."""
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -211,7 +214,7 @@ class RowKernelEmitter:
     # --- dropout -----------------------------------------------------------------------------------------------------
 
     def _drop(self, args: DropoutArguments, thread: Value, threads: Value) -> None:
-        """Emit dropout and residual addition for the thread's share of blocks of elements."""
+        """Emit out = residual + dropout(x) for the blocks of 64 elements that belong to the current thread."""
         k = self.k
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
         scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
@@ -224,7 +227,10 @@ class RowKernelEmitter:
                     self._drop_vector(args, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
 
     def _drop_vector(self, args: DropoutArguments, number: Value, is_kept: Value, scale: Value) -> None:
-        """Emit dropout and residual addition of the vector that starts at element `number`."""
+        """Emit out = residual + dropout(x) for the vector that starts at element `number`.
+
+        `is_kept` is a mask of the elements that are not dropped; these are multiplied by `scale`.
+        """
         k = self.k
         value = k.build.fmul(k.load_as_float32(k.pointer(args.x), number, self.kind), scale)
         value = k.build.select(is_kept, value, k.splat(0.0))
@@ -234,7 +240,7 @@ class RowKernelEmitter:
         k.store_float32_as(k.load_variable(result, value), k.pointer(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
-        """Yield each vector's first element within a block, and a random byte for each of its elements.
+        """Emit random bytes for a block of 64 elements; yield each vector's first element in the block, and its bytes.
 
         A 32-bit hash of the seed and an index provides bytes for four elements, which are 16 apart. 16 is the greatest
         vector length, so results are the same on every processor.
@@ -251,7 +257,7 @@ class RowKernelEmitter:
     # --- sums over rows ----------------------------------------------------------------------------------------------
 
     def _sum_columns(self, args: ColumnSumArguments, thread: Value, threads: Value) -> None:
-        """Emit the column sums of the thread's share of rows, several rows at a time."""
+        """Emit the column sums over the current thread's share of rows, several rows at a time, into `args.sums`."""
         k = self.k
         sums = k.element_pointer(k.pointer(args.sums), k.mul(thread, args.width))
         start, stop = k.thread_range(args.rows, thread, threads)
@@ -264,7 +270,10 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`."""
+        """Emit a load of a vector of the source, with zeros where the gate is not positive, and its store to `gated`.
+
+        Without a gate (address 0), nothing is stored, and the source is returned unchanged.
+        """
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -279,11 +288,14 @@ class RowKernelEmitter:
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
     def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centered: bool) -> None:
-        """Emit the norm of a row: LayerNorm if `is_centered`, else RMSNorm."""
+        """Emit the norm of a row of x: LayerNorm if `is_centered`, else RMSNorm.
+
+        The row's statistics are stored too.
+        """
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Load a vector of the row x, with a prefetch in the first pass over the row."""
+            """Emit a load of a vector of the row x from `column` on, with a prefetch in the first pass over the row."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -292,7 +304,7 @@ class RowKernelEmitter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            """Return a vector of the row x minus the row's mean."""
+            """Emit a vector of the row x, from `column` on, minus the row's mean."""
             return k.build.fsub(element(column, is_first=not is_centered), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -312,7 +324,7 @@ class RowKernelEmitter:
             self._store(value, args.out, row, width, column)
 
     def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centered: bool) -> None:
-        """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
+        """Emit a row's gradient of x, and add the row's weight and bias gradients to those of the current thread.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
         output's gradient. The term mean(g w) is omitted for RMSNorm.
@@ -323,16 +335,19 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Return a vector of the normalized row, (x - mean) / deviation."""
+            """Emit a vector of the normalized row, (x - mean) / deviation, from `column` on."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            """Return a vector of the output's gradient times the norm's weight."""
+            """Emit a vector of the output's gradient times the norm's weight, from `column` on."""
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add a vector to the norm's weight and bias gradients; return the terms whose means x's gradient needs."""
+            """Emit the addition of a vector to the norm's weight and bias gradients.
+
+            Return the two terms whose means over the row x's gradient needs.
+            """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -356,7 +371,7 @@ class RowKernelEmitter:
             self._store(k.load_variable(with_kept, result), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
-        """Zero the arrays in which a thread sums its part of a norm's weight and bias gradients."""
+        """Emit code that zeros the scratch arrays in which a thread sums a norm's weight and bias gradients."""
         k = self.k
         size = k.mul(args.width, 2)
         with k.loop(0, size, k.lanes) as index:
@@ -365,7 +380,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centered: bool) -> None:
-        """Add all threads' parts of the weight and bias gradients to the totals; each thread adds up some columns."""
+        """Emit the addition of all threads' weight and bias gradients of a norm to the totals, some columns each."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -381,13 +396,16 @@ class RowKernelEmitter:
                 k.store(k.load_variable(total_sum, k.splat(0.0)), target)
 
     def _square(self, value: Value) -> Value:
-        """Return the elementwise square of a vector."""
+        """Emit the elementwise square of a vector."""
         return self.k.build.fmul(value, value)
 
     # --- softmax -----------------------------------------------------------------------------------------------------
 
     def _softmax(self, args: SoftmaxArguments, row: Value, scratch: Value) -> None:
-        """Emit the in-place softmax of a row of logits."""
+        """Emit the in-place softmax of a row of logits, and store the row's log-sum-exp.
+
+        `scratch` points to the thread's scratch space for one row.
+        """
         k, width = self.k, args.width
         maxima = k.accumulators(_NEVER)
         for column, inside, number in self._vectors(width):
@@ -411,16 +429,20 @@ class RowKernelEmitter:
             k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
 
     def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
-        """Load a vector of logits; lanes outside the row are -inf."""
+        """Emit a load of a vector of a row's logits as float32; lanes outside the row are -inf.
+
+        `inside` is a mask of the lanes inside the row; None: all are.
+        """
         k = self.k
         offset = k.add(k.mul(row, args.width), column)
         value = k.load_as_float32(k.pointer(args.logits), offset, self.kind, mask=inside)
         return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
 
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
-        """Emit loops over a row's vectors; yields (column, mask or None, accumulator number).
+        """Emit a loop over a row's vectors, and a last step for an incomplete vector.
 
-        The mask selects the lanes inside the row of an incomplete last vector.
+        It yields (column, mask, accumulator number): the column of the vector's first element, the mask of the lanes
+        that are inside the row, None if all are, and the index of one of several partial results.
         """
         k = self.k
         vector_end = k.mul(k.build.sdiv(width, k.int64(k.lanes)), k.lanes)
@@ -439,22 +461,22 @@ class ActivationArguments(NamedTuple):
     """Arguments of the kernels `activate` and `activate_backward`: addresses, unless stated otherwise."""
 
     projected: Any
-    """The first linear layer's output, (N, F); for a gated activation (N, 2 F), each row's gate before its value."""
+    """Address of the first linear layer's output, (N, F); if gated, (N, 2 F), each row's gate before its value."""
     out: Any
-    """Output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
+    """Address of the output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
     rows: Any
-    """The number of rows N."""
+    """The number N of rows, each a token's."""
     width: Any
-    """The width F, a multiple of the lanes."""
+    """The inner width F of the feed-forward network, a multiple of the vector length."""
     gradient: Any
-    """The gradient of the activation, (N, F), for the backward pass only; may equal `out` unless the kind is gated."""
+    """Address of the activation's gradient, (N, F), for the backward pass; may equal `out` unless gated."""
 
 
 class ActivationEmitter:
     """An emitter of the kernels `activate` and `activate_backward` for one activation of feed-forward networks."""
 
     names = ("activate", "activate_backward")
-    """The kernels' names."""
+    """The names of the emitted kernels."""
 
     def __init__(self, k: KernelBuilder, kind: Any, name: str) -> None:
         """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16) and the activation `name`."""
@@ -463,7 +485,7 @@ class ActivationEmitter:
         self.name = GATED_BY.get(name, name)
 
     def write(self) -> None:
-        """Emit both kernels, in which each thread computes some rows."""
+        """Emit the kernels `activate` and `activate_backward`, in which each thread computes some rows."""
         k = self.k
         for name, work in zip(self.names, (self._activate, self._backward), strict=True):
             with kernel(k, name, len(ActivationArguments._fields)) as (numbers, *share):
@@ -481,7 +503,11 @@ class ActivationEmitter:
         self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
 
     def _activate(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the activation of one vector, given the indices of its first input (or gate) and of its first output."""
+        """Emit the activation of one vector.
+
+        `projected` is the index of the first input (or gate) in `args.projected`, and `target` that of the first
+        output.
+        """
         k = self.k
         value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
         if self.is_gated:
@@ -489,7 +515,10 @@ class ActivationEmitter:
         self._store(value, args.out, target)
 
     def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the gradient of a vector of the first linear layer's output, or of vectors of gates and values."""
+        """Emit the gradient of a vector of the first linear layer's output, or of vectors of gates and values.
+
+        `projected` is the index of the first input (or gate), and `target` that of the first element of the activation.
+        """
         k = self.k
         gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
         slope = emit_slope(k, self.name, x)
@@ -509,26 +538,26 @@ class ScatterArguments(NamedTuple):
     """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for the frozen (padding) row."""
 
     total: Any
-    """Address of the matrix, float32 (V, D)."""
+    """Address of the matrix that rows are added to, float32 (V, D), such as an embedding's gradient."""
     ids: Any
-    """Address of row indices, int64 (N,)."""
+    """Address of the index in `total` of each row to add, int64 (N,)."""
     part: Any
-    """Address of the rows to add, (N, D)."""
+    """Address of the rows to add, (N, D), float32 or bfloat16."""
     rows: Any
-    """The number of rows to add N."""
+    """The number N of rows to add."""
     width: Any
-    """The width D, a multiple of the lanes."""
+    """The number D of columns of both matrices, a multiple of the vector length."""
     factor: Any
-    """The bits of a float32 factor."""
+    """The bits of a float32 factor, which multiplies the rows to add."""
     frozen: Any
-    """The row that nothing is added to, or -1."""
+    """The index of the row of `total` that nothing is added to; -1: none."""
 
 
 class ScatterEmitter:
-    """An emitter of the kernel `scatter`, which adds rows to the rows of another matrix that ids select."""
+    """An emitter of the kernel `scatter`, which adds rows to the rows of a matrix that ids select (embeddings)."""
 
     names = ("scatter",)
-    """The kernel's name."""
+    """The name of the emitted kernel."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
         """Create an emitter of `scatter` for rows of float32 (`kind` F32) or bfloat16 (I16)."""
@@ -536,7 +565,7 @@ class ScatterEmitter:
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the kernel `scatter`, in which each thread adds a range of the columns of all rows to a table.
+        """Emit the kernel `scatter`, in which each thread adds a range of the columns of all rows to the matrix.
 
         Ids repeat, so splitting by rows would let two threads update one element.
         """
@@ -553,7 +582,11 @@ class ScatterEmitter:
     def _add(
         self, args: ScatterArguments, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value
     ) -> None:
-        """Emit the addition of some columns of one row; `rows` is the indices of the target and the source row."""
+        """Emit the addition of a range of columns of one row, times `factor`, to a row of the matrix.
+
+        `rows` holds the indices of the target and the source row, and `columns` the first column and the one to stop
+        at.
+        """
         k = self.k
         target_row, source_row = (k.mul(row, args.width) for row in rows)
         with k.loop(*columns, k.lanes) as column:
@@ -566,23 +599,29 @@ class ScatterEmitter:
 
 
 LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
-"""LLVM types of the supported dtypes."""
+"""The LLVM types of the dtypes that training kernels support; bfloat16 is stored as 16-bit integers."""
 
 
 def supports_rows(x: Tensor) -> bool:
-    """Return whether the row-wise kernels support the width, dtype, device and memory layout of x."""
+    """Return whether the row-wise training kernels support the width, dtype, device and memory layout of x.
+
+    x must be a non-empty contiguous float32 or bfloat16 tensor on a CPU whose last dimension fills whole vectors.
+    """
     tile = find_integer_tile()
     return tile is not None and x.shape[-1] % tile.lanes == 0 and supports_logits(x)
 
 
 def supports_logits(logits: Tensor) -> bool:
-    """Return whether `softmax_` can replace these logits by their softmax in place."""
+    """Return whether `softmax_` can replace these logits by their softmax in place: any width, on a CPU, contiguous."""
     kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 
 
 def dropout_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped."""
+    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped; a None residual is 0.
+
+    Raises ValueError if residual and x differ in shape or dtype.
+    """
     if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
         raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
     out: Tensor = DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-untyped-call]
@@ -602,7 +641,7 @@ def softmax_(logits: Tensor) -> Tensor:
 def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sum the rows of x (N, D); return x after gating, and the sums, float32 (D,).
 
-    Elements count as zero where the gate (N, D), if any, is not positive.
+    Elements count as zero where the gate (N, D) is not positive. Without a gate, x itself is returned.
     """
     gated = x if gate is None else torch.empty_like(x)
     sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
@@ -620,7 +659,10 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def add_in_place(total: Tensor, part: Tensor) -> None:
-    """Add a tensor of the same number of elements to the float32 tensor `total`, in place."""
+    """Add a tensor of equal shape, float32 or bfloat16, to the float32 tensor `total`, in place.
+
+    Raises ValueError if the shapes differ, or if `total` is not contiguous float32.
+    """
     if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
         raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
     part = part.contiguous()
@@ -628,7 +670,10 @@ def add_in_place(total: Tensor, part: Tensor) -> None:
 
 
 def supports_activation(name: str, x: Tensor, width: int) -> bool:
-    """Return whether `activate` computes an activation of this name and width, in x's dtype on x's device."""
+    """Return whether `activate` computes the activation `name` for this output width, in x's dtype on x's device.
+
+    False for an unknown name, an empty x, or a width that does not fill whole vectors.
+    """
     tile, kind_fits = find_integer_tile(), x.device.type == "cpu" and x.dtype in LLVM_TYPES
     is_known = name in ACTIVATION_EMITTERS or name in GATED_BY
     return tile is not None and kind_fits and is_known and width % tile.lanes == 0 and x.numel() > 0
@@ -645,7 +690,10 @@ def describe(x: Tensor) -> str:
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
+    """Dropout and residual addition as an autograd function.
+
+    It saves only the seed, from which the backward pass computes the mask of dropped elements again.
+    """
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
@@ -662,7 +710,7 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Tensor:
-    """Run the kernel `drop`, which applies dropout and adds the residual."""
+    """Run the kernel `drop`: return residual + dropout(x), with the mask that follows from the seed."""
     out = torch.empty_like(x)
     residual_address = 0 if residual is None else residual.data_ptr()
     row_kernels(x.dtype)["drop"].run(
@@ -672,7 +720,7 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Te
 
 
 class ActivationNode(torch.autograd.Function):
-    """An activation as an autograd function that saves its input, from which the backward pass recomputes the slope."""
+    """An activation as an autograd function that saves its input, from which the backward pass computes the slope."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, name: str) -> Tensor:
@@ -695,7 +743,7 @@ class ActivationNode(torch.autograd.Function):
 def _run_activation(
     kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
 ) -> None:
-    """Run a kernel of an activation; `gradient` is that of the activation, for the backward pass."""
+    """Run the kernel `activate`, or `activate_backward` with the gradient of the activation, which writes `out`."""
     width = projected.shape[-1] // (2 if name in GATED_BY else 1)
     rows = projected.numel() // projected.shape[-1]
     addresses = projected.data_ptr(), out.data_ptr()
@@ -705,13 +753,13 @@ def _run_activation(
 
 
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels of an activation that `supports_activation` knows, for a dtype."""
+    """Return the kernels `activate` and `activate_backward` of an activation for a dtype, compiled on first use."""
     return _activation_kernels(name, dtype, require_integer_tile())
 
 
 @cache
 def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels of an `ActivationEmitter`."""
+    """Compile the kernels `activate` and `activate_backward` of an activation for a dtype."""
     k = new_builder("activation", tile)
     ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
     return compile_kernels(k, ActivationEmitter.names)
@@ -719,12 +767,12 @@ def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, 
 
 @cache
 def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the row-wise training kernels (dropout, norms, softmax, sums) of a `RowKernelEmitter`."""
+    """Compile the row-wise training kernels for a dtype: dropout, norms, softmax, column sums and addition."""
     k = new_builder("rows", tile)
     RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, RowKernelEmitter.names)
 
 
 def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled row-wise training kernels (dropout, norms, softmax, sums) for a dtype."""
+    """Return the compiled row-wise training kernels (dropout, norms, softmax, sums) for a dtype, by name."""
     return _kernels_of(dtype, require_integer_tile())

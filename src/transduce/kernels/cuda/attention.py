@@ -18,13 +18,13 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedMask, Packing
 
 LONGEST = 128
-"""The maximum sentence length in tokens, so that the scores of one head stay in registers."""
+"""The maximum sentence length in tokens for training, so that the scores of one head stay in registers."""
 MIN_WIDTH, MAX_WIDTH = 16, 128
 """The smallest and the greatest head width that the kernels support."""
 
 
 class PackedHeads:
-    """Attention on packed batches, which have no padding, by Triton kernels (implements `backend.PackedAttention`)."""
+    """Attention on training batches without padding, by Triton kernels (a part of `backend.PackedAttention`)."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
@@ -43,12 +43,15 @@ class PackedHeads:
         return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """Apply attention, equation (1), to packed sentences; see `backend.PackedAttention.attend` for the shapes."""
+        """Apply attention, equation (1), to packed sentences; `backend.PackedAttention.attend` gives the shapes."""
         return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class AttentionNode(torch.autograd.Function):
-    """Attention on packed sentences (without padding) as an autograd function."""
+    """Attention on packed sentences (without padding) as an autograd function.
+
+    The backward pass computes the attention weights again.
+    """
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
@@ -88,12 +91,12 @@ class AttentionNode(torch.autograd.Function):
 
 
 def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
-    """Return the start offset and the length of each sentence in a packed batch."""
+    """Return the first row and the number of rows of each sentence in a packed batch, as kernel arguments."""
     return packing.starts, packing.counts
 
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid and the compile-time block sizes of the Triton kernels of attention."""
+    """Return the launch grid, (heads, sentences), and the compile-time block sizes of the attention kernels."""
     rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
@@ -110,14 +113,20 @@ _BLOCK_BYTES = 1 << 12  # of the keys in a block of cached positions
 
 
 class AttendedPositions(NamedTuple):
-    """The cached positions that each sentence's hypotheses attend to; by default all."""
+    """The cached positions that each sentence's hypotheses attend to in a decoding step; by default all."""
 
     allowed: Tensor | None = None
-    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions)."""
+    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions).
+
+    None: all positions, or those that the other fields select.
+    """
     counts: Tensor | None = None
-    """The number of positions of each sentence, the first or the listed ones, int32, (sentences,)."""
+    """The number of positions of each sentence, the first ones or the listed ones, int32, (sentences,); None: all."""
     position_list: Tensor | None = None
-    """Positions, int32, (sentences, capacity): 256 × position, plus one bit for each hypothesis that attends to it."""
+    """Positions, int32, (sentences, capacity): 256 × position, plus one bit for each hypothesis that attends to it.
+
+    None: positions are not listed.
+    """
 
 
 def attend_cached(

@@ -54,7 +54,11 @@ _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """A recorder of CUDA graphs for a loss: a forward and a backward graph for each batch size, in one memory pool."""
+    """A recorder of CUDA graphs for a model's training loss: a forward and a backward graph for each batch size.
+
+    A size is recorded when it occurs for the second time; until then, and after a failure, losses are computed eagerly.
+    All graphs share one pool of memory (implements `backend.LossRecorder`).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -63,7 +67,7 @@ class LossRecorder:
         self._pool: Pool = None
         self._can_record = can_record(next(model.parameters()).device)
         self.eager_loss: Tensor | None = None
-        """The latest loss that was computed eagerly, from which its gradients are computed."""
+        """The latest loss that was computed eagerly, kept for its backward pass; None if a graph computes it."""
         self.sequence_number = 0
         """The number of the latest loss; its gradients must be computed before the next loss is."""
 
@@ -80,7 +84,11 @@ class LossRecorder:
         return self._known[key](numbers)
 
     def record(self, loss: "_RecordedLoss") -> None:
-        """Record the forward and backward passes of a loss; after a failure, drop all graphs and record no more."""
+        """Record the forward and backward passes of a loss of one batch size as CUDA graphs.
+
+        After a failure, or if the graphs would take memory that other work may need, all graphs are dropped and no more
+        are recorded.
+        """
         if not self._can_record:
             return
         # An eager loss' autograd graph is tied to its stream, which must not meet a recording on another stream.
@@ -97,7 +105,7 @@ class LossRecorder:
             self._give_up(str(error).strip().partition("\n")[0])
 
     def _give_up(self, reason: str) -> None:
-        """Drop all CUDA graphs, and compute every later loss eagerly."""
+        """Drop all CUDA graphs, compute every later loss eagerly, and log a warning with the reason."""
         _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
         self._can_record, self._pool = False, None
         self._known.clear()
@@ -110,12 +118,12 @@ def _has_free_memory(device: torch.device) -> bool:
 
 
 def can_record(device: torch.device) -> bool:
-    """Return whether a device can record CUDA graphs; on other devices every batch is computed eagerly."""
+    """Return whether a device can record CUDA graphs (a GPU); on other devices every batch is computed eagerly."""
     return device.type == "cuda"
 
 
 class _RecordedLoss:
-    """A loss of batches of one size, with its input buffer and, once recorded, its forward and backward CUDA graphs."""
+    """The loss of batches of one size, with its input buffer and, once recorded, forward and backward CUDA graphs."""
 
     def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
@@ -155,7 +163,10 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """Run the forward pass, by its CUDA graph if recorded; return the loss's sequence number and two values."""
+        """Run the forward pass, by its CUDA graph if recorded; return the loss's sequence number and two values.
+
+        The values are the total that has gradients, and the negative log-likelihood.
+        """
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
@@ -169,7 +180,7 @@ class _RecordedLoss:
         """Run the backward pass of the loss for which `run_forward` returned the sequence number `replay`.
 
         `slope` is the gradient of the first of the loss's two values, the total. Only the newest loss can be
-        differentiated, and only once.
+        differentiated, and only once; otherwise RuntimeError is raised.
         """
         if replay != self._recorder.sequence_number:
             raise RuntimeError(
@@ -209,13 +220,19 @@ class _ReplayedLoss(torch.autograd.Function):
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias); `backend.TrainingKernels.linear` describes the arguments."""
+    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows`, as a differentiable function on a GPU.
+
+    `backend.TrainingKernels.linear` describes the arguments.
+    """
     sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class LinearNode(torch.autograd.Function):
-    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
+    """A linear layer as an autograd function.
+
+    The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
@@ -252,9 +269,9 @@ class LinearNode(torch.autograd.Function):
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, (…) to (…, D): rows of a weight (V, D) times `scale`.
+    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
 
-    `backend.TrainingKernels.embed` describes the arguments.
+    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
     """
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
@@ -283,6 +300,8 @@ _WHOLE_LAYERS = table(
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
     """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
 
+    They support layers in training on packed batches (without padding), without dropout inside of a sub-layer.
+
     Args:
         layer: an encoder or decoder layer.
         x: its input, (1, N, D).
@@ -299,7 +318,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
 
 
 class _Layer(torch.autograd.Function):
-    """A whole layer as an autograd function.
+    """A whole encoder or decoder layer as one autograd function, which saves the CPU time of a node per operation.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
     """
@@ -328,7 +347,10 @@ class _Layer(torch.autograd.Function):
 
 
 class _SublayerNodes:
-    """A sub-layer computed by autograd nodes, whose backward functions `backward` runs in reverse order."""
+    """A sub-layer (attention or feed-forward network) computed by the functions of several autograd nodes.
+
+    PyTorch does not see these nodes; `backward` runs their backward functions in reverse order.
+    """
 
     def __init__(self, sublayer: MaskedSublayer, memory: Tensor | None) -> None:
         self.sublayer = sublayer
@@ -352,13 +374,16 @@ class _SublayerNodes:
         return self._backward(by_kept, by_y)[0] if self.sublayer.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
-        """Run the forward function of an autograd node, and keep its context for the backward pass."""
+        """Run the forward function of an autograd node, and keep the node and its saved tensors for `backward`."""
         context = _Context(arguments)
         self._done.append((node, context))
         return node.forward(context, *arguments)
 
     def _backward(self, *gradients: Tensor | None) -> Any:
-        """Run the backward function of the newest autograd node that has not been run backward yet."""
+        """Run the backward function of the newest autograd node that has not been run backward yet.
+
+        It returns the gradients of the node's arguments.
+        """
         node, context = self._done.pop()
         return node.backward(context, *gradients)
 
@@ -407,7 +432,7 @@ class _Context:
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Ignore this setting of PyTorch's `ctx`: gradients that do not exist are None here."""
+        """Do nothing: gradients that do not exist are None here, whatever PyTorch's setting `value`."""
 
 
 # --- optimizer updates ---
@@ -419,9 +444,9 @@ _BLOCK = 1024
 def update_by_adam(
     vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
 ) -> None:
-    """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
+    """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    `backend.TrainingKernels.update_by_adam` describes the arguments.
+    Implements `backend.TrainingKernels.update_by_adam`, which describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
         *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
@@ -429,9 +454,9 @@ def update_by_adam(
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
-    """Update Nesterov momentum from gradients, and write the update's direction to `out`.
+    """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    `backend.TrainingKernels.update_momentum` describes the arguments.
+    Implements `backend.TrainingKernels.update_momentum`, which describes the arguments.
     """
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
@@ -439,9 +464,10 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 def apply_update(
     vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
-    """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
+    """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
 
-    `backend.TrainingKernels.apply_update` describes the arguments.
+    Without `move` nothing is subtracted. The gradients are set to zero. Implements
+    `backend.TrainingKernels.apply_update`.
     """
     has_move = move is not None
     if shrink != 1.0:
@@ -453,22 +479,22 @@ def apply_update(
 
 
 def _grid(vector: Tensor) -> tuple[int]:
-    """Return the launch grid of a Triton kernel that processes a vector in blocks."""
+    """Return the launch grid of a Triton kernel that processes a vector in blocks of 1024 elements: (blocks,)."""
     return (ceil_div(vector.numel(), _BLOCK),)
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an update's vectors as arguments of the optimizer kernels; the master weights stand in for absent ones."""
+    """Return an optimizer update's vectors as kernel arguments; the master weights stand in for absent ones."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether an optimizer update has a moving average, and whether it has a bfloat16 copy."""
+    """Return whether an optimizer update has a moving average, and whether it has a bfloat16 copy of the weights."""
     return vectors.average is not None, vectors.working is not None
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer's Triton kernels take these vectors."""
+    """Return whether the optimizer's Triton kernels support these vectors: the working copy is bfloat16 or absent."""
     return vectors.working is None or vectors.working.dtype == torch.bfloat16
 
 
@@ -480,12 +506,15 @@ _MAX_COLUMNS = 8192  # a row is held in registers
 
 
 class _PackedBatches(attention.PackedHeads):
-    """Attention and losses of batches without padding on a GPU (implements `backend.PackedAttention`)."""
+    """Attention and losses of training batches without padding on a GPU (implements `backend.PackedAttention`)."""
 
     record_losses = staticmethod(LossRecorder)
 
     def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens."""
+        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens.
+
+        Packed batches have no padding. The layer graph must know every component of the model.
+        """
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
@@ -499,14 +528,14 @@ class _PackedBatches(attention.PackedHeads):
 
 
 class GpuTraining(TrainingKernels):
-    """A training backend of Triton kernels for one GPU.
+    """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`).
 
-    Where it has no kernel, the class inherits PyTorch's implementation, which is as fast: attention to padded
-    sentences, the output projection, which sums in float32, and Muon by cuBLAS.
+    Where it has no kernel, the class inherits that PyTorch's implementation is used, which is as fast: attention to
+    padded sentences, the output projection, which sums in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:
-        """Make this GPU the one on which PyTorch and Triton launch kernels."""
+        """Make this GPU the one on which PyTorch and Triton launch kernels, if the device has an index."""
         gpu = torch.device(device)
         self._device_type = gpu.type
         if gpu.type == "cuda" and gpu.index is not None:
@@ -533,7 +562,7 @@ class GpuTraining(TrainingKernels):
         return execute(self, component, *args, **kwargs)
 
     def _has(self, *tensors: Tensor) -> bool:
-        """Return whether all tensors are on this GPU and in a dtype that the kernels support."""
+        """Return whether all tensors are on the backend's type of device and in float32 or bfloat16."""
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
     @override

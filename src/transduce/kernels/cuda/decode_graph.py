@@ -56,7 +56,7 @@ class StepLayer:
 
 
 class Caches:
-    """The KV caches of a recorded decoding step, for self-attention and cross-attention."""
+    """The key/value caches of a recorded decoding step, for self-attention and cross-attention."""
 
     past: Tensor
     """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
@@ -67,17 +67,17 @@ class Caches:
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions that the hypotheses attend to."""
+        """The cached target positions that the hypotheses attend to; subclasses define it."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The source positions that the hypotheses attend to."""
+        """The source positions that the hypotheses attend to; subclasses define it."""
         raise NotImplementedError
 
 
 def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
-    """Run decoder layers and the last norm on embedded tokens: (B, W, D) to (B, W, D)."""
+    """Run decoder layers and the last norm on embedded tokens, (B, W, D) to (B, W, D), with cached keys and values."""
     chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
     seen_past, seen_memory = caches.attended_past, caches.attended_memory
     for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
@@ -99,7 +99,10 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """Add a sub-layer's output to the residual stream, and apply the norms between this and the next sub-layer."""
+        """Add a sub-layer's output to the residual stream, and apply the norms between this and the next sub-layer.
+
+        The next sub-layer's input becomes `next`.
+        """
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
             _, self._sum = _add_and_norm(self._sum, y, after)
@@ -112,7 +115,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Return x + y for the residual connection, and the normalized x + y."""
+    """Return x + y for the residual connection, and the normalized x + y; one kernel computes both if possible."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -121,7 +124,7 @@ def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tens
 
 
 def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a feed-forward network; in a plain ReLU network, ReLU is fused into the first linear layer."""
+    """Apply a feed-forward network to x, (B, W, D); in a plain ReLU network, one operation has layer and ReLU."""
     if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
         return layer(x)  # type: ignore[no-any-return]
     hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())
@@ -143,15 +146,15 @@ class StepSize(NamedTuple):
     """The buffer sizes of a recorded decoding step: sentences, hypotheses, source length and cached positions."""
 
     sentences: int
-    """The number of sentences B."""
+    """The number of sentences B that the buffers hold."""
     hypotheses: int
-    """The number of hypotheses of each sentence W."""
+    """The number of hypotheses W of each sentence."""
     source: int
-    """The source length S."""
+    """The source length S in tokens."""
     capacity: int
-    """The maximum number of cached positions; each step takes one for every hypothesis."""
+    """The maximum number of cached target positions of a sentence; each step takes one for every hypothesis."""
     finished: int = 0
-    """The number of finished hypotheses to keep of each sentence (`cuda/search.py`)."""
+    """The number of finished hypotheses to keep of each sentence (`cuda/search.py`); 0: the step does not search."""
 
 
 class RecordedStep(Caches):
@@ -182,7 +185,7 @@ class RecordedStep(Caches):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached positions that each hypothesis attends to: those of its own past."""
+        """The cached target positions that each hypothesis attends to: those of its own past."""
         return AttendedPositions(self.allowed)
 
     @property
@@ -192,11 +195,15 @@ class RecordedStep(Caches):
 
     @property
     def bytes(self) -> int:
-        """The size of the step's KV caches in bytes."""
+        """The size of the step's key/value caches in bytes."""
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
-        """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites."""
+        """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites.
+
+        The first run is eager, the second is recorded as a CUDA graph, and later ones replay the graph. On a CPU all
+        are eager.
+        """
         if self._graph is not None:
             self._graph.replay()
         elif not self._ran or self.past.device.type != "cuda":
@@ -215,7 +222,7 @@ class RecordedStep(Caches):
         self._graph = graph
 
     def start_batch(self, memory: Tensor, present: Tensor) -> None:
-        """Load a batch into the buffers: encoder outputs (N, S, D) and the mask `present` (N, 1, S) of non-padding."""
+        """Load a batch into the buffers: encoder outputs (N, S, D), and the mask `present` (N, 1, S) of non-padding."""
         count, length = memory.shape[:2]
         for layer, layer_memory in zip(self.layers, self.memory, strict=True):
             layer_memory[:count, :length] = layer.keys_and_values(memory)
@@ -229,7 +236,7 @@ class RecordedStep(Caches):
         self.position.zero_()
 
     def copy_sentences_from(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
-        """Copy the sentences in rows `slots` (N,) of another step's buffers, with `length` cached positions."""
+        """Copy the sentences in rows `slots` (N,) of another step's buffers, with `length` cached target positions."""
         count = len(slots)
         self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
         self.memory[:, :count] = old.memory.index_select(1, slots)
@@ -240,7 +247,7 @@ class RecordedStep(Caches):
         self.position.copy_(old.position)
 
     def decode(self, model: Transformer) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W, D)."""
+        """Return the last layer's output after each hypothesis' newest token, (B, W, D), which `tokens` holds."""
         embedding = model.target_embedding
         x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
@@ -248,7 +255,7 @@ class RecordedStep(Caches):
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
 
     def _compute(self) -> None:
-        """Run the operations of a decoding step, eagerly or while a graph is recorded."""
+        """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`."""
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -273,7 +280,7 @@ _LOCK = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:
-    """Return the decoder's layers; drop the model's recorded decoding steps if its parameters have moved in memory."""
+    """Return the decoder's layers for recorded steps; drop the model's steps if its parameters have moved in memory."""
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
         pool = _FREE_STEPS.setdefault(model, _FreeSteps())
@@ -285,7 +292,10 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 
 
 def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
-    """Arrange that recorded decoding steps return to the model's pool once `owner` is garbage-collected."""
+    """Arrange that recorded decoding steps return to the model's pool once `owner` is garbage-collected.
+
+    `held` is the list of the steps at that time.
+    """
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
@@ -301,7 +311,10 @@ _Step = TypeVar("_Step", bound=RecordedStep)
 
 
 def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
-    """Return a recorded decoding step of this class and size: an unused one if there is any, else a new one."""
+    """Return a recorded decoding step of this class and size: an unused one of the model, or else a new one.
+
+    No other search uses the step until `release_step` is called with it.
+    """
     with _LOCK:
         free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
         for number, step in enumerate(free):
@@ -316,7 +329,10 @@ def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLay
 
 
 def release_step(model: Transformer, step: RecordedStep) -> None:
-    """Add a recorded decoding step to the model's pool of unused steps, and drop steps beyond the pool's limits."""
+    """Add a recorded decoding step to the model's pool of unused steps, and drop steps beyond the pool's limits.
+
+    A step whose model has changed in memory is dropped.
+    """
     with _LOCK, contextlib.suppress(KeyError):
         pool = _FREE_STEPS[model]
         if step.layers is not pool.layers:
@@ -339,7 +355,7 @@ def round_up_source(positions: int) -> int:
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum GPU memory in bytes for a model's unused recorded decoding steps."""
+    """Return the maximum memory in bytes for a model's unused recorded steps: a tenth of a GPU's, or 256 MiB."""
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -370,11 +386,11 @@ TRITON = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The models that `GpuState` computes."""
+"""The table of models that `GpuState` computes."""
 
 
 def why_not_triton(model: nn.Module) -> str | None:
-    """Return a clause that says why `GpuState` cannot decode a model as it is now, or None if it can."""
+    """Return a clause that says why `GpuState` cannot decode a model on a GPU as it is now, or None if it can."""
     described = description_of(model)
     if (reason := described.refusal(TRITON)) is not None:
         return reason
@@ -392,18 +408,18 @@ def why_not_triton(model: nn.Module) -> str | None:
 
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Return whether `GpuState` can decode a model as it is now."""
+    """Return whether `GpuState` can decode a model on a GPU as it is now."""
     return why_not_triton(model) is None
 
 
 class GpuState(DecodingState):
-    """A decoding state of an encoder-decoder model on a GPU.
+    """A decoding state of an encoder-decoder model on a GPU, whose steps are recorded as CUDA graphs.
 
     Attention weights cannot be traced.
     """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (N, S)."""
+        """Create a decoding state: encode the source ids (N, S), padded."""
         self.device_guard = torch.cuda.device_of(source_ids)  # kernels run on the current GPU
         self.model, self.layers = model, layers_of(model)
         memory, mask = model.encode(source_ids)
@@ -459,7 +475,10 @@ class GpuState(DecodingState):
             self._ancestors = self._ancestors.index_select(0, rows)
 
     def _find_step(self, width: int) -> RecordedStep:
-        """Return a recorded step with capacity for `width` more positions: the current step, or one of another size."""
+        """Return a recorded step with capacity for `width` more positions: the current step, or one of another size.
+
+        With another size, the sentences move to its buffers. Before the first step, the encoded batch is loaded.
+        """
         if self.encoded is not None:
             count, length = self.source_shape
             size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
@@ -498,5 +517,5 @@ class GpuState(DecodingState):
 
 
 def initial_capacity(width: int) -> int:
-    """Return how many positions a decoding step's KV cache has at first, for `width` hypotheses of each sentence."""
+    """Return how many target positions a step's cache has at first, for `width` hypotheses of each sentence."""
     return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

@@ -12,7 +12,7 @@ import torch
 
 
 def ceil_div(count: int, size: int) -> int:
-    """Return count / size rounded up; Triton's own function is slower than some kernels."""
+    """Return count / size rounded up; Triton's own function for it is slower than some kernels."""
     return -(-count // size)
 
 
@@ -23,7 +23,10 @@ def power_of_2(minimum: int) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the shared memory in bytes that a Triton program may use; unlimited if Triton interprets on a CPU."""
+    """Return the shared memory in bytes that a Triton program may use on a GPU.
+
+    On other devices, where Triton interprets the programs, it is 1 GiB.
+    """
     if device.type != "cuda":
         return 1 << 30
     properties = torch.cuda.get_device_properties(device)
@@ -34,20 +37,23 @@ def shared_bytes(device: torch.device) -> int:
 
 
 Pool = Any
-"""A handle of memory that CUDA graphs share; a replay overwrites the results of the other graphs."""
+"""A handle of memory that several CUDA graphs share; a replay overwrites the results of the other graphs."""
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one per GPU, as cuBLAS keeps a workspace for each stream
 _RECORDING = threading.Lock()
 
 
 def is_recording(device: torch.device) -> bool:
-    """Return whether this thread's operations on a device are being recorded and not run."""
+    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """Record the operations in the body of `with` without running them; they must have run before."""
+    """Record the operations in the body of `with` as a CUDA graph without running them; the graph is yielded.
+
+    The operations must have run before, so that libraries are initialized. `pool` is memory to share with other graphs.
+    """
     graph = torch.cuda.CUDAGraph()
     with _RECORDING:
         if device not in _STREAMS:
@@ -64,7 +70,7 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
 
 
 def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-    """End the capture of a CUDA graph; if the capture failed, repair PyTorch's random number generator."""
+    """End the capture of a CUDA graph; if the capture failed, repair PyTorch's random number generator and raise."""
     try:
         graph.capture_end()
     except RuntimeError:

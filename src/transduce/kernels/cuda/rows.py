@@ -24,22 +24,25 @@ from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalP
 
 
 MAX_SEEDS = 1024
-"""The maximum number of dropout seeds per batch."""
+"""The maximum number of dropout seeds per batch when losses are recorded as CUDA graphs."""
 
 
 class _Buffer:
-    """A holder of the next dropout seeds on the GPU; `remaining` is None if each seed is drawn when needed."""
+    """A process-wide holder of the next dropout seeds on the GPU; None means that each seed is drawn when needed."""
 
     remaining: Iterator[Tensor] | None = None
 
 
 def draw_seeds(count: int) -> Tensor:
-    """Draw `count` dropout seeds, int64 on the CPU; the sequence does not depend on how many are drawn at once."""
+    """Draw `count` dropout seeds, int64 on the CPU; the sequence is the same however many are drawn at once."""
     return torch.empty(count, dtype=torch.int64, device="cpu").random_()
 
 
 def next_seed() -> int | Tensor:
-    """Return a dropout seed, or the tensor (1,) on the GPU that will hold the seed when a graph is replayed."""
+    """Return a new dropout seed, or the tensor (1,) on the GPU that will hold the seed when a CUDA graph is replayed.
+
+    Raises RuntimeError if a recorded batch has more than `MAX_SEEDS` dropouts.
+    """
     if _Buffer.remaining is None:
         return int(draw_seeds(1))
     seed = next(_Buffer.remaining, None)
@@ -50,7 +53,7 @@ def next_seed() -> int | Tensor:
 
 @contextmanager
 def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
-    """Take the dropout seeds in the body of `with` from a buffer (N,), one after another."""
+    """Take the dropout seeds in the body of `with` from a buffer (N,) on the GPU, one after another."""
     previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield
@@ -111,25 +114,26 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and the normalized x: LayerNorm, or RMSNorm if there is no bias.
+    """Return x and the normalized x, (N, D): LayerNorm, or RMSNorm if there is no bias.
 
-    `TrainingKernels.residual_norm` says more.
+    x is returned for a residual connection, whose gradient the backward kernel adds (implements
+    `TrainingKernels.residual_norm`).
     """
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x."""
+    """Apply LayerNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
     return residual_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x."""
+    """Apply RMSNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
     return residual_norm(x, weight, None, epsilon)[1]
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x + y and the normalized sum (LayerNorm, or RMSNorm without a bias), without gradients."""
+    """Return x + y and the normalized sum (LayerNorm, or RMSNorm without a bias), both (…, D), without gradients."""
     total, out = torch.empty_like(x), torch.empty_like(x)
     count, width = x.numel() // x.shape[-1], x.shape[-1]
     rows, block, warps = _launch_shape(width)
@@ -141,9 +145,10 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
 
 
 class NormNode(torch.autograd.Function):
-    """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
+    """A norm (LayerNorm, or RMSNorm without a bias) as an autograd function, which returns x and the normalized x.
 
-    The backward pass adds the gradient of the returned x in the kernel that computes the norm's gradient.
+    x is returned for a residual connection: the backward pass adds its gradient in the kernel that computes the norm's
+    gradient. Weight and bias gradients are added to float32 sums where these exist.
     """
 
     @staticmethod
@@ -204,12 +209,15 @@ _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: block of a progra
 
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
-    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped."""
+    """Return residual + dropout(x), where `drop_256ths` of 256 elements are dropped; a None residual is 0."""
     return DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class DropNode(torch.autograd.Function):
-    """Dropout and addition as an autograd function that saves the seed, from which the backward pass draws the mask."""
+    """Dropout and residual addition as an autograd function.
+
+    It saves only the seed, from which the backward pass computes the mask of dropped elements again.
+    """
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
@@ -223,7 +231,7 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
-    """Run the dropout kernel with the seed and rate that an autograd context stores."""
+    """Run the dropout kernel with the seed and rate that an autograd context stores; return residual + dropout(x)."""
     out, count = torch.empty_like(x), x.numel()
     residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_256ths)
@@ -241,9 +249,9 @@ def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
 
 
 def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """Return x where `kept`, of the same shape, is positive, else 0; add the sum of the result's rows to `total`.
+    """Return x (N, D) where `kept`, of the same shape, is positive, else 0; add the sum of its rows to `total`.
 
-    `total` is float32, with one element for each column of x.
+    `total` is float32, (D,).
     """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)
@@ -258,7 +266,10 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
-    """Run the kernel that adds the sum of the rows of x to `total`; with `masked`, only elements that are kept."""
+    """Run the kernel that adds the sum of the rows of x to `total`; with `masked`, only elements that are kept.
+
+    The masked x is then written to `out`.
+    """
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
     programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
@@ -267,7 +278,7 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
 
-    `backend.TrainingKernels.add_rows_in_place` describes the arguments.
+    Implements `backend.TrainingKernels.add_rows_in_place`, which describes the arguments.
     """
     width = part.shape[-1]
     block = min(1024, power_of_2(width))
@@ -277,7 +288,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 
 def softmax_(logits: Tensor) -> Tensor:
-    """Replace logits (N, V) by their softmax, and return each row's log-sum-exp, float32 (N,)."""
+    """Replace each row of logits (N, V) by its softmax, and return each row's log-sum-exp, float32 (N,)."""
     normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     block = min(4096, power_of_2(logits.shape[1]))
     programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)

@@ -45,19 +45,19 @@ _COLUMNS = 128  # listed positions per iteration
 _SENTENCES = 32  # sentences per program in greedy search
 
 RECORD_HEADER = 2
-"""The number of elements at the start of a sentence's record: its length, and whether it was cut off."""
+"""The number of int32 elements at the start of a sentence's record: length in tokens, and whether it was cut off."""
 RECORD_ENTRY = 3
-"""The number of elements of each finished hypothesis in a sentence's record.
+"""The number of int32 elements of each finished hypothesis in a sentence's record.
 
 The elements are the hypothesis' last step, its index at that step, and the bits of the end symbol's log-probability.
 """
 
 
 class SearchStep(RecordedStep):
-    """A recorded decoding step (CUDA graph) that also selects tokens: greedily, or by beam search."""
+    """A recorded decoding step (CUDA graph) that also selects the next tokens, greedily or by beam search."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate the buffers of a search step; every sentence in them counts as done until a batch is loaded."""
+        """Allocate the buffers of a search step; every sentence in them counts as finished until a batch is loaded."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
         steps, rows = size.capacity // width, sentences * width
@@ -86,16 +86,16 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached positions that each hypothesis attends to; none for sentences whose search is done."""
+        """The cached target positions that each hypothesis attends to; none for sentences whose search is finished."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
     def bytes(self) -> int:
-        """The size of the search step's KV caches and logits in bytes."""
+        """The size in bytes of the search step's key/value caches and logits."""
         return super().bytes + 4 * len(self._normalizers) * self._vocabulary
 
     def _compute(self) -> None:
-        """Run the operations of a decoding step and of the beam selection after it."""
+        """Run the operations of a decoding step and its token selection, eagerly or while a graph is recorded."""
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -119,7 +119,10 @@ class SearchStep(RecordedStep):
         )  # fmt: skip
 
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
-        """Find the best next tokens of each hypothesis, and the log-sum-exp of each row of logits."""
+        """Find the best next tokens of each hypothesis, and the log-sum-exp of each row of logits, (rows, V).
+
+        The results go to buffers of the step.
+        """
         block = self._block
         programs.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
@@ -130,7 +133,10 @@ class SearchStep(RecordedStep):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return float32 logits of states (rows, D) and a matrix (V, D); in bfloat16, many logits would be equal."""
+    """Return float32 logits of states (rows, D) and a matrix (V, D), without rounding them to bfloat16 on a GPU.
+
+    In bfloat16, many logits would be equal.
+    """
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return hidden @ weight.t()
@@ -145,7 +151,10 @@ _SHRINK = 4  # sentences are moved to a smaller step once this factor smaller su
 
 
 def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch | None":
-    """Return a GPU search for a state before its first step; None if the state or the options are not supported."""
+    """Return a GPU search for a state before its first step; None if the state or the options are not supported.
+
+    Supported are up to eight hypotheses and the model's own end symbol, without search rules or sampling.
+    """
     if not isinstance(state, GpuState):
         return None
     config, width = state.model.config, options.beam_size
@@ -161,10 +170,10 @@ def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch
 
 
 class GpuSearch:
-    """A search for a batch on a GPU (implements `model.backend.BatchSearch`)."""
+    """A beam or greedy search for a batch on a GPU (implements `model.backend.BatchSearch`)."""
 
     def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
-        """Create a search from `state`, which has encoded its sentences and run no step."""
+        """Create a search from a decoding state, which has encoded its sentences and run no step."""
         assert state.encoded is not None
         self.state, self.options = state, options
         self.length = 0  # t
@@ -181,7 +190,7 @@ class GpuSearch:
         self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
 
     def _begin(self) -> None:
-        """Reset the buffers of the search step (a recorded CUDA graph) for a new batch."""
+        """Reset the buffers of the search step (a recorded CUDA graph) for the sentences of a new batch."""
         options, step, count = self.options, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
@@ -197,7 +206,7 @@ class GpuSearch:
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
-        """Copy the length penalties to the buffer of the current search step."""
+        """Copy the length penalties, by number of tokens, to the buffer of the current search step."""
         count = min(len(self._penalties), len(self._step.penalties))
         self._step.penalties[:count] = self._penalties[:count]
 
@@ -209,7 +218,10 @@ class GpuSearch:
         return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` search steps; return early once all sentences are done."""
+        """Run at most `steps` search steps; return early once all sentences are finished.
+
+        Finished sentences leave the batch, and the others move to smaller buffers if that is worthwhile.
+        """
         longest = max((self.options.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):
@@ -231,7 +243,7 @@ class GpuSearch:
         self._remove_finished()
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the sentences at these rows from the batch, and return their live hypotheses."""
+        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
         snapshot = self._take_snapshot()
         live = [
             [hypothesis for hypothesis in snapshot.live(self._slots[row]) if hypothesis is not None] for row in rows
@@ -258,7 +270,10 @@ class GpuSearch:
         return tokens, scores
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` hypotheses of the sentence at an index of the batch, best first."""
+        """Return at most `count` hypotheses of the sentence with this index in the batch, best first.
+
+        Hypotheses that ended come first; live ones follow if the sentence was cut off at its maximum length.
+        """
         if index in self._left:
             snapshot, slot = self._left[index]
             return snapshot.found(slot, count)
@@ -267,7 +282,10 @@ class GpuSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _acquire_step(self, capacity: int) -> SearchStep:
-        """Acquire a recorded search step for the current number of sentences, with `capacity` cached positions each."""
+        """Return a recorded search step for the current number of sentences, with `capacity` cached positions each.
+
+        An unused step of the model is taken if there is one of this size, else a new one is made.
+        """
         state, options = self.state, self.options
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), options.beam_size, source, capacity, options.n_best)
@@ -276,7 +294,10 @@ class GpuSearch:
         return step
 
     def _ensure_capacity(self) -> None:
-        """Move the search to larger buffers if another decoding step does not fit into the current ones."""
+        """Move the search to larger buffers if another decoding step does not fit into the current ones.
+
+        Learned position embeddings that do not reach the next position raise an error.
+        """
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
@@ -285,7 +306,7 @@ class GpuSearch:
             self._move(2 * capacity)
 
     def _move(self, capacity: int) -> None:
-        """Move the sentences that are still decoded to a recorded step with `capacity` cached positions."""
+        """Move the sentences that are still decoded to another recorded step, with `capacity` cached positions."""
         self._remove_finished(moving=False)
         if not self._indices:
             return
@@ -328,11 +349,11 @@ class GpuSearch:
             self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep only these batch rows in the lists of sentences and of their slots (rows of the step's buffers)."""
+        """Keep only these indices in the lists of sentences still decoded and of their rows in the step's buffers."""
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":
-        """Return a snapshot of the current hypotheses on the CPU; a snapshot of the same step is reused."""
+        """Return a copy of the current hypotheses in CPU memory; the copy of the same step is used again."""
         if self._latest_snapshot is None or self._latest_snapshot[0] != self.length:
             self._latest_snapshot = self.length, _Snapshot(self._step, self.length)
         return self._latest_snapshot[1]
@@ -357,7 +378,7 @@ class _RemainingCount:
             self._number = remaining.clone()
 
     def read(self) -> int:
-        """Wait for the asynchronous copy, and return the number of unfinished sentences."""
+        """Wait for the asynchronous copy to arrive, and return the number of unfinished sentences."""
         if self._event is not None:
             self._event.synchronize()
         return int(self._number)
@@ -375,7 +396,7 @@ class _Snapshot:
         self._eos_id = step.eos_id
 
     def found(self, slot: int, count: int) -> list[FoundHypothesis]:
-        """Return a sentence's finished hypotheses, followed by live ones if it was cut off, at most `count`."""
+        """Return at most `count` hypotheses of the sentence in row `slot`: finished, then live ones if it was cut."""
         length, broken = self._records[slot, :RECORD_HEADER].tolist()
         if self._tokens.shape[2] == 1:  # greedy
             tokens_and_values = self._tokens[:length, slot, 0], self._values[:length, slot, 0]
@@ -395,7 +416,7 @@ class _Snapshot:
         )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """Return a sentence's live hypotheses in this snapshot; None in place of hypotheses with probability zero."""
+        """Return the live hypotheses of the sentence in row `slot`; None in place of those with probability zero."""
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:

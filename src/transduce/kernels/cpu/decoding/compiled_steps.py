@@ -57,24 +57,24 @@ from transduce.model.transformer import Encoder
 
 
 CHUNK_ROWS = 256
-"""The maximum number of rows of a chunk, unless a single text has more."""
+"""The maximum number of rows (tokens) that the encoder computes at a time, unless a single text has more."""
 
 
 class Chunk(NamedTuple):
-    """Consecutive texts that are computed together."""
+    """Consecutive texts that the compiled encoder computes together, so that they stay in the processor's cache."""
 
     first_row: int
-    """The index of the first row (token) among those of all texts."""
+    """The index of the chunk's first row (token) among those of all texts."""
     rows: int
-    """The number of rows (tokens)."""
+    """The number of rows (tokens) of the chunk."""
     first_text: int
-    """The index of the first text."""
+    """The index of the chunk's first text."""
     texts: int
-    """The number of texts."""
+    """The number of texts of the chunk."""
 
 
 class TextLayout(NamedTuple):
-    """Tables that describe to the encoder's kernel where texts and chunks of texts begin and end."""
+    """Tables that describe to the encoder's kernel where texts begin and end, and which it computes together."""
 
     firsts: Tensor
     """The index of the first token of each row's text, counted from the start of the chunk, int64, one for each row."""
@@ -83,13 +83,13 @@ class TextLayout(NamedTuple):
     lengths: Tensor
     """The number of tokens of each text, int64."""
     chunks: Tensor
-    """The fields of each `Chunk`, int64 (chunks, 4)."""
+    """The chunks of texts that are computed together: the fields of each `Chunk`, int64 (chunks, 4)."""
     chunk_rows: int
-    """The rows of the largest chunk."""
+    """The number of rows (tokens) of the largest chunk, for which scratch space must suffice."""
 
     @staticmethod
     def of(counts: Sequence[int]) -> "TextLayout":
-        """Return the tables of texts with these numbers of tokens, each at least 1."""
+        """Return the layout tables of texts with these numbers of tokens, each at least 1."""
         chunks = _chunks_of(counts)
         lengths = torch.tensor(counts)
         chunk_starts = torch.tensor([chunk.first_row for chunk in chunks for _ in range(chunk.texts)])
@@ -98,7 +98,7 @@ class TextLayout(NamedTuple):
         return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), most)
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables as arguments of `writer.StepArguments`, valid while the tables live."""
+        """Return the tables' addresses and lengths, valid while the tables live, named as fields of `StepArguments`."""
         return {
             "firsts": self.firsts.data_ptr(),
             "starts": self.starts.data_ptr(),
@@ -123,7 +123,11 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 
 @contextmanager
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
-    """Emit a loop over the chunks; yields an emitter of one chunk, and the index of the chunk's first row."""
+    """Emit a loop over the chunks of texts that the encoder computes together.
+
+    It yields an emitter of one chunk, and the index of the chunk's first row. What a chunk multiplies is added to the
+    count of the emitter `w`.
+    """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
         entry = k.element_pointer(chunks, k.mul(number, size), I64)
@@ -136,7 +140,7 @@ def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
 def emit_encoder_stack(
     w: ModelEmitter, embedding: Embedding, weight: Tensor, layers: nn.ModuleList, norm: nn.Module
 ) -> None:
-    """Emit an encoder: embeddings, layers and the final norm, if there is one, of all chunks of texts."""
+    """Emit an encoder's embeddings, layers and final norm, if there is one, each for all chunks of texts."""
     with each_chunk(w) as (of_chunk, _):
         of_chunk.embed_runs(embedding, weight)
     for layer in each_layer(layers, w.config.num_encoder_layers):
@@ -148,7 +152,7 @@ def emit_encoder_stack(
 
 
 def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
-    """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk."""
+    """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk of texts."""
     assert isinstance(layer, EncoderLayer)
     projection, output = layer.self_attention.projection, layer.self_attention.output
     assert isinstance(projection, NativeLinear)
@@ -183,7 +187,10 @@ def emit_row_addition(k: KernelBuilder) -> None:
 
 
 def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
-    """Emit the encoder, then the projection of its output to the cross-attention keys and values of each layer."""
+    """Emit the encoder, then the projection of its output to the cross-attention keys and values of each layer.
+
+    The keys and values are stored in `StepArguments.memory`.
+    """
     config = model.config
     emit_encoder_stack(w, model.source_embedding, model.source_weight, model.encoder_layers, model.encoder_norm)
     memories: list[Any] = [
@@ -197,7 +204,10 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
-    """Emit a decoder step, from each row's newest token to its logits; all rows are at one position."""
+    """Emit a step of an encoder-decoder model, from each row's newest token to its logits.
+
+    Rows are hypotheses, all at one position.
+    """
     config, k = model.config, w.k
     length = k.variable(w.arguments.length)
     w.embed(model.target_embedding, model.target_weight)
@@ -222,7 +232,7 @@ def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: Nati
 
 
 def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
-    """Emit a decoder that processes whole prompts and stores their keys and values at the start of the cache pool."""
+    """Emit a decoder-only model's pass over whole prompts, which stores their keys and values at the cache's start."""
     w.embed_runs(model.embedding, model.source_weight)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
         _self_attention(w, number, layer, ("run", "run"), _own_sequence(w))
@@ -232,7 +242,10 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
 
 
 def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
-    """Emit a decoder step, from each row's newest token to its logits; each row is at its own position."""
+    """Emit a step of a decoder-only model, from each row's newest token to its logits.
+
+    Rows are hypotheses, each at its own position.
+    """
     w.embed(model.embedding, model.target_weight, is_ragged=True)
     lists = (w.pointers.lists, w.pointers.counts, w.arguments.list_stride)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
@@ -282,12 +295,15 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the attention kernel's arguments by which each row attends only to the tokens of its own sequence."""
+    """Return the attention arguments by which each row attends only to the tokens of its own source or prompt."""
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
 def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to keys and values of token `number` in a layer of a KV cache, (layers, tokens, elements)."""
+    """Emit a pointer to the keys and values of token `number` in a layer of a cache (layers, tokens, elements).
+
+    `entries` is the cache's number of tokens per layer.
+    """
     k = w.k
     return k.element_pointer(cache, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
@@ -316,7 +332,7 @@ COMPILED = table(
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The models with prepacked weights that `CompiledModel` computes."""
+"""The table of models with prepacked weights that a `CompiledModel` computes."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -324,12 +340,12 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The models whose inference copy with prepacked weights `CompiledModel` computes."""
+"""The table of models for whose inference copy (with prepacked weights) a `CompiledModel` can be compiled."""
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
 ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
-"""The encoder-only models with prepacked weights that `CompiledModel` computes."""
+"""The table of encoder-only models with prepacked weights that a `CompiledModel` computes."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
-"""The encoder-only models whose inference copy with prepacked weights `CompiledModel` computes."""
+"""The table of encoder-only models for whose inference copy a `CompiledModel` can be compiled."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
@@ -358,7 +374,7 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
 
 
 def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
-    """Return the packed output projection of a model, for logits outside the compiled steps."""
+    """Return a model's output projection with prepacked weights, for logits outside of the compiled steps."""
     assert isinstance(model.prepacked_output, NativeVocabulary)
     return model.prepacked_output
 
@@ -369,7 +385,7 @@ class CompiledModel:
     step: CompiledKernel
     """The kernel of a decoding step; encoder-only models have none."""
     step_multiplications: int
-    """Multiplications that `step` takes for each row, not counting those of attention."""
+    """The multiplications that `step` takes for each row (hypothesis), not counting those of attention."""
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -378,7 +394,7 @@ class CompiledModel:
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
         self.cache_dtype = _cache_dtype(model)
-        """The dtype of the cached keys and values."""
+        """The dtype of the cached keys and values, float32 or float16."""
         self.read_positions, self.step_positions = _position_tables(model)
         is_ragged = isinstance(model, PrepackedDecoder)
         k = new_builder("model", tile)
@@ -405,18 +421,18 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """Multiplications that `read` takes for each row, not counting those of attention."""
+        """The multiplications that `read` takes for each row (token), not counting those of attention."""
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
     def check_files(self) -> None:
-        """Stop reading a matrix's rows from its file if the matrix was changed in memory after it was mapped."""
+        """Stop reading a weight matrix's rows from its file if the matrix was changed in memory after it was mapped."""
         for matrix in self._matrices:
             file_rows(matrix)
 
 
 def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
-    """Return the dtype of the cached keys and values; an encoder-only model caches none."""
+    """Return the dtype of a model's cached keys and values; float32 for an encoder-only model, which caches none."""
     if isinstance(model, PrepackedEncoder):
         return torch.float32
     layer = (model.layers if isinstance(model, PrepackedDecoder) else model.decoder_layers)[0]
@@ -426,7 +442,10 @@ def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
 
 
 def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
-    """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step)."""
+    """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step).
+
+    An encoder-only model has no `step`.
+    """
     if isinstance(model, PrepackedEncoder):
         return {"read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)}
     output = output_projection_of(model)
@@ -447,7 +466,7 @@ def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]
 
 
 def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    """Return the position encoding tables of an encoder or decoder stack."""
+    """Return the position encoding tables of an encoder or decoder, which grow with the longest sequence."""
 
     def added_encodings(count: int) -> Tensor:
         table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]
@@ -461,6 +480,8 @@ _COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = We
 
 def find_compiled_model(model: AnyPrepacked, *, is_private: bool = False) -> CompiledModel | str:
     """Return a model's compiled kernels, compiled on first use, or a clause that says why it cannot be compiled now.
+
+    They are compiled again if the model's components have changed.
 
     Args:
         model: a model with prepacked weights.

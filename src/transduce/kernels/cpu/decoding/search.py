@@ -26,9 +26,9 @@ _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the
 
 
 def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) -> bool:
-    """Return whether the compiled search supports a batch with these sizes.
+    """Return whether the compiled search supports a batch with this vocabulary size and these options.
 
-    The vocabulary must be large enough, and the buffers must not become too large.
+    The vocabulary must be large enough for the candidates, and the buffers must not become too large.
     """
     sentences, longest, rules = len(options.max_lengths), max(options.max_lengths), options.rules
     if options.reserved is not None:
@@ -41,10 +41,10 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 
 
 class NativeSearch:
-    """A compiled search for a batch (implements `model.backend.BatchSearch`)."""
+    """A beam search, greedy search or sampling of a batch in machine code (implements `model.backend.BatchSearch`)."""
 
     def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:
-        """Create a search from `state`, which has read its sources or prompts and run no step."""
+        """Create a search from a decoding state, which has read its sources or prompts and run no step."""
         self.state = state
         self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
         self.options = options
@@ -86,7 +86,10 @@ class NativeSearch:
         self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
 
     def _with_capacity(self, uniform: Tensor) -> Tensor:
-        """Return random numbers (sentences, steps, W) in a tensor with space for those of sentences that join later."""
+        """Return random numbers (sentences, steps, W) in a tensor with space for sentences that join later.
+
+        The tensor itself is returned if it is large enough.
+        """
         count, steps, width = uniform.shape
         if count == self.sentences and steps >= self.capacity:
             return uniform
@@ -95,7 +98,7 @@ class NativeSearch:
         return whole
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each of the search's arrays that starts with zeros."""
+        """Return the dtype and shape, by name, of each of the search's arrays that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
         lists = (torch.int32, (self.rows, self.list_stride))
         return {
@@ -123,7 +126,7 @@ class NativeSearch:
         }
 
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each of the search's arrays that may start uninitialized."""
+        """Return the dtype and shape, by name, of each of the search's arrays that may start uninitialized."""
         output, beam_size = self.state.output, self.options.beam_size
         history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -149,13 +152,13 @@ class NativeSearch:
         return arrays
 
     def _scratch_per_thread(self) -> int:
-        """Return the number of float32 of scratch space that selection and its rules need per thread."""
+        """Return the number of float32 numbers of scratch space that token selection and its rules need per thread."""
         beam_size = self.options.beam_size
         penalized = 0 if self.options.rules.penalties is None else self.before_stride + self.capacity
         return select_scratch_size(self.state.output.outputs, beam_size, beam_size) + penalized
 
     def _begin(self) -> None:
-        """Fill the search kernel's arrays with their values before the first step."""
+        """Fill the search kernel's arrays with the values that they have before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.count
         starts, lengths = (
             self._begin_prompts() if isinstance(self.state, NativePromptState) else self.state.sources.tolist()
@@ -181,7 +184,10 @@ class NativeSearch:
         numbers("order")[:] = [*range(self.slots)] * self.sentences
 
     def _begin_prompts(self) -> tuple[list[int], list[int]]:
-        """Copy the prompts' cache lists and logits to the search's arrays; return each prompt's offset and length."""
+        """Copy the prompts' lists of cache entries and their logits to the search's arrays.
+
+        It returns each prompt's source offset, which is 0, and its number of tokens.
+        """
         assert isinstance(self.state, NativePromptState)
         counts: list[int] = self.state.counts.tolist()
         self._zeroed.tensor("lists")[: self.count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
@@ -211,7 +217,7 @@ class NativeSearch:
             run_timed(search, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the sentences at these rows from the batch, and return their live hypotheses."""
+        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
         batch, width, lengths = self._numbers["sentences"], self._numbers["width"], self.own_lengths
         tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
@@ -236,7 +242,7 @@ class NativeSearch:
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
+        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first."""
         numbers, first, hypotheses = self._zeroed.ctypes_array, index * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("finished_counts")[index])]:
             length, ended = numbers("finished_lengths")[first + slot], numbers("finished_ended")[first + slot]
@@ -248,20 +254,23 @@ class NativeSearch:
 
     @property
     def own_lengths(self) -> list[int]:
-        """The number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
+        """The number of tokens so far of each unfinished sentence's hypotheses, in the order of `active`."""
         length = self.length
         return [length - joined for joined in self._zeroed.ctypes_array("joined")[: self._numbers["sentences"]]]
 
     @property
     def gains_by_joining(self) -> bool:
-        """True if one step for many rows takes much less time than several steps for few rows each.
+        """True if one step for many hypotheses takes much less time than several steps for few each.
 
         This is the case if the weights exceed the processor's cache, so that each step reads them from memory.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
     def can_absorb(self, other: "NativeSearch") -> bool:
-        """Return whether the sentences of another search of the same model and settings fit into this one's buffers."""
+        """Return whether the sentences of another search may join this one: it has the same model and fits the buffers.
+
+        Only decoder-only models, equal beam sizes, and searches without forced tokens allow it.
+        """
         is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
         return (
             is_kind
@@ -312,9 +321,9 @@ class NativeSearch:
         self._select["beams"] = width
 
     def _copy_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
-        """Copy the KV cache of another search (an entry per token), and the list of entries of each hypothesis.
+        """Copy another search's key/value cache to the end of this one's, with each hypothesis' list of cache entries.
 
-        The lists go to `rows` rows from `first_row` on, with the new indices of the entries.
+        The lists go to `rows` hypotheses from `first_row` on, with the new indices of the entries.
         """
         pool, count = self.state.pool, other._step["used"]
         pool.used = self._step["used"] if first_row else 0
@@ -335,7 +344,7 @@ class NativeSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _ensure_capacity(self) -> None:
-        """Make sure that the KV cache and the position tables suffice for another step."""
+        """Make sure that the key/value cache and the position tables suffice for another search step."""
         position, rows = self.longest_prompt + self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
@@ -345,7 +354,7 @@ class NativeSearch:
             self._use_tables(position)
 
     def _compact(self, rows: int) -> None:
-        """Make capacity in the KV cache: remove the tokens that the first `rows` hypotheses do not contain."""
+        """Make space in the key/value cache: remove the tokens that the first `rows` hypotheses do not contain."""
         pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
         if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
@@ -356,7 +365,7 @@ class NativeSearch:
         self._use_pool()
 
     def _use_pool(self) -> None:
-        """Write the address and the sizes of the KV cache pool to the arguments of the decoder step."""
+        """Write the address and the sizes of the key/value cache to the arguments of the decoder step."""
         pool = self.state.pool
         self._step["used"] = pool.used
         self._step["past"] = pool.entries.data_ptr()
@@ -370,20 +379,20 @@ class NativeSearch:
             self._step[name] = address
 
     def _is_swapped(self) -> bool:
-        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps both sets of buffers."""
+        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps the two sets of buffers."""
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return for each hypothesis the indices of its tokens' entries in the KV cache."""
+        """Return the key/value cache entries of each hypothesis' tokens, int32 (rows, list stride)."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the current hypotheses, and the tokens' log-probabilities."""
+        """Return the tokens of the current hypotheses, int32, and the tokens' log-probabilities, each (rows, T)."""
         next_ = "next_" if self._is_swapped() else ""
         return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all sentences but these from the batch, between two search steps."""
+        """Remove all sentences but those with these indices into `active` from the batch, between two search steps."""
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
@@ -399,7 +408,7 @@ class NativeSearch:
     # --- kernel arguments ------------------------------------------------------------------------------------------
 
     def _step_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the decoder step that the search kernel calls."""
+        """Return the initial `StepArguments` of the decoder step that the search kernel calls, by name."""
         state, addresses = self.state, self._addresses
         memory = None if isinstance(state, NativePromptState) else state.memory
         return {
@@ -424,7 +433,7 @@ class NativeSearch:
         }
 
     def _select_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
+        """Return the initial `SelectArguments` of the kernel that selects each sentence's continuations, by name."""
         beam_size, output = self.options.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.count,
@@ -440,7 +449,7 @@ class NativeSearch:
         }
 
     def _rule_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the rules that the selection applies."""
+        """Return the initial `RuleArguments` of the rules that the selection applies, by name."""
         rules, penalties = self.options.rules, self.options.rules.penalties
         return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
             "never_count": len(self.options.forbidden_tokens),
@@ -464,13 +473,13 @@ class NativeSearch:
         }
 
     def _ranking(self) -> str:
-        """Return the rule that ranks hypotheses, one of `RANKINGS`."""
+        """Return the rule that ranks hypotheses and ends a sentence, one of `RANKINGS`; "sample" for sampling."""
         if self.options.sampling is not None:
             return "sample"
         return self.options.rules.ranking if self.options.beam_size > 1 else "paper"
 
     def _draw_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the kernel function that draws tokens; zeros unless the search samples."""
+        """Return the initial `DrawArguments` of the kernel that draws samples, by name; zeros for other searches."""
         sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)
@@ -487,7 +496,7 @@ class NativeSearch:
         }
 
     def _search_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the search kernel."""
+        """Return the initial `SearchArguments` of the search kernel, by name."""
         options = self.options
         return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,

@@ -33,99 +33,103 @@ class SearchArguments(NamedTuple):
     """
 
     steps: Any
-    """The number of steps left in this call."""
+    """The number of search steps left in this call of the kernel."""
     least: Any
     """The number of sentences left at which the call ends: 0, unless others are to join the batch."""
     stop: Any
-    """Not 0 once the call ends: nothing is left to do, or a buffer is full."""
+    """Not 0 once the call ends: enough sentences are finished, no steps are left, or a buffer is full."""
     sentences: Any
-    """The number of sentences B."""
+    """The number of sentences B that are still decoded."""
     width: Any
     """The number of hypotheses of each sentence: 1 at first, then W."""
     length: Any
     """The number of search steps so far; hypotheses have as many tokens unless their sentence joined later."""
     tokens: Any
-    """The hypotheses' tokens, int32 (B × W, T)."""
+    """Address of the hypotheses' tokens, int32 (B × W, T)."""
     values: Any
-    """The log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
+    """Address of the log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
     next_tokens: Any
-    """A second buffer for `tokens`, swapped at each step."""
+    """Address of a second buffer for `tokens`, swapped at each step."""
     next_values: Any
-    """A second buffer for `values`, swapped at each step."""
+    """Address of a second buffer for `values`, swapped at each step."""
     lists: Any
-    """The lists of the hypotheses' KV cache entries, as `StepArguments.lists`, int32 (B × W, `list_stride`)."""
+    """Address of the hypotheses' lists of key/value cache entries, int32 (B × W, `list_stride`)."""
     next_lists: Any
-    """A second buffer for `lists`, swapped at each step."""
+    """Address of a second buffer for `lists`, swapped at each step."""
     step: Any
-    """The address of the decoder step's kernel."""
+    """The address of the machine code of the decoder step."""
     step_arguments: Any
-    """The decoder step's arguments, `writer.StepArguments`."""
+    """Address of the decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `selection.SelectArguments`."""
+    """Address of the selection's arguments, `selection.SelectArguments`."""
     rule_arguments: Any
-    """The arguments of the rules on tokens, `selection.RuleArguments`."""
+    """Address of the arguments of the rules on tokens, `selection.RuleArguments`."""
     is_read: Any
     """1 before the first selection of a decoder-only model, whose prompts have already given the logits; else 0."""
     is_ragged: Any
     """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
     list_stride: Any
-    """The number of elements between two hypotheses' lists."""
+    """The number of elements from one hypothesis' list of cache entries to the next one's."""
     longest_prompt: Any
     """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
     draw_arguments: Any
-    """The arguments of sampling, `selection.DrawArguments`."""
+    """Address of the arguments of sampling, `selection.DrawArguments`."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
-    """The beam size W."""
+    """The number of hypotheses W that the search keeps of each sentence."""
     certain_count: Any
     """The number of best hypotheses that must be final before a sentence is done; 0: one finished one is enough."""
     capacity: Any
-    """The capacity in tokens T."""
+    """The capacity T of a hypothesis in tokens."""
     positions: Any
     """The number of positions in the position encoding tables of the decoder step."""
     newest: Any
-    """The last token of each hypothesis, int64 (B × W,)."""
+    """Address of the last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
-    """The offset of each hypothesis' source, int64 (B × W,), and, `max_rows` elements later, its number of tokens."""
+    """Address of the offset of each hypothesis' source, int64 (B × W,), and, `max_rows` later, its number of tokens."""
     max_rows: Any
-    """The number of elements between the two arrays in `row_sources`."""
+    """The number of elements from the first to the second of the two arrays in `row_sources`."""
     sources: Any
-    """The offset of each sentence's source, and its number of tokens, int64 (2, N).
+    """Address of two int64 numbers of each sentence, (2, N): its source's offset and number of tokens.
 
-    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
+    In decoder-only models, the number is that of the prompt and the tokens so far, with the one that the next step
+    reads.
     """
     all_sentences: Any
-    """The number of sentences that the arrays have space for, N."""
+    """The number of sentences N that the arrays have space for."""
     indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
+    """Address of each sentence's index in the input batch, int64 (B,)."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,)."""
+    """Address of the number of steps before each sentence joined the batch, int64 (B,)."""
     longest: Any
-    """Each sentence's greatest number of tokens, int64 (B,)."""
+    """Address of each sentence's greatest number of tokens, int64 (B,)."""
     greatest_penalties: Any
-    """The length penalty at each sentence's greatest length, float32 (B,)."""
+    """Address of the length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
-    """The length penalty of n tokens, float64 (T + 2,)."""
+    """Address of the length penalty of n tokens at index n, float64 (T + 2,)."""
     finished_counts: Any
-    """The number of finished hypotheses by index in the input batch, int64 (N,)."""
+    """Address of the number of finished hypotheses by index in the input batch, int64 (N,)."""
     order: Any
-    """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1)."""
+    """Address of the slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1).
+
+    A slot is an index into the `finished_…` arrays, which keep the W best, and one that is being written.
+    """
     finished_scores: Any
-    """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
+    """Address of the scores of finished hypotheses by slot, float64 (N, W + 1)."""
     finished_lengths: Any
-    """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
+    """Address of the lengths, in tokens, of finished hypotheses by slot, int64 (N, W + 1)."""
     finished_ended: Any
-    """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
+    """Address of flags by slot, int64 (N, W + 1): 1 for hypotheses that end with the end symbol, 0 for cut ones."""
     finished_tokens: Any
-    """Tokens of the finished hypotheses by slot, int32 (N, W + 1, T)."""
+    """Address of the tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
     finished_values: Any
-    """Log-probabilities of the finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
+    """Address of the log-probabilities of finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
 
 
 @cache
 def search_kernel() -> CompiledKernel:
-    """Compile the kernel that runs decoding steps and beam selection in a loop."""
+    """Compile the kernel that runs decoder steps and token selection in a loop; the same one serves all models."""
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("search", tile)
@@ -196,12 +200,12 @@ def _write_record(k: KernelBuilder) -> None:
 
 
 def _length_of(fields: Fields, sentence: Value) -> Value:
-    """Return the number of tokens of each hypothesis of a sentence so far."""
+    """Emit the number of tokens so far of each hypothesis of a sentence."""
     return fields.k.build.sub(fields.get("length"), fields.element("joined", sentence, I64))
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses of a sentence rank before a new one.
+    """Emit how many finished hypotheses of a sentence rank before a new one.
 
     `ranking` is the index of the sentence's first finished hypothesis and their number; `new` is the new one's score,
     and whether it ended. In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`,
@@ -222,12 +226,12 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
 
 
 def _has_generate_ranking(fields: Fields) -> Value:
-    """Return the condition, an LLVM value, that hypotheses are ranked as Hugging Face's `generate` ranks them."""
+    """Emit the condition that hypotheses are ranked as Hugging Face's `generate` ranks them, or drawn."""
     return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
 def _is_sampling(fields: Fields) -> Value:
-    """Return the condition, an LLVM value, that the search draws tokens at random instead of ranking them."""
+    """Emit the condition that the search draws tokens at random instead of ranking them."""
     return fields.k.build.icmp_signed("==", fields.get("ranking"), fields.k.int64(RANKINGS.index("sample")))
 
 
@@ -273,7 +277,10 @@ def _write_update(k: KernelBuilder) -> None:
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Record a sentence's candidates that end with the end symbol as finished hypotheses; return how many there are."""
+    """Emit the recording of a sentence's candidates that end with the end symbol; return how many there are.
+
+    `index` is the sentence's index in the input batch.
+    """
     k = fields.k
     candidates = k.mul(fields.get("beam_size"), 2)
     first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
@@ -285,7 +292,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot).
+    """Emit the recording of a selected candidate as a finished hypothesis, unless its total is -inf (an empty slot).
 
     `kind` is the prefix of the candidates' arrays; `numbers` is the sentence, its index in the input batch, and the
     candidate. Samples are all recorded: minus infinity marks those that have ended.
@@ -303,9 +310,9 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return the condition to continue a sentence: a live hypothesis may still become better than the finished ones.
+    """Emit the condition to continue a sentence: a live hypothesis may still become better than the finished ones.
 
-    In greedy search, the condition is that no hypothesis has ended.
+    In greedy search, the condition is that no hypothesis has ended. `index` is the sentence's index in the input batch.
     """
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
@@ -335,7 +342,10 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 
 
 def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
-    """Return the condition on which `search.beam.GenerateSearch` goes on, given the best live hypothesis' total."""
+    """Emit the condition on which `search.beam.GenerateSearch` continues a sentence, as Hugging Face's `generate` does.
+
+    `best` is the total log-probability of the best live hypothesis.
+    """
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
     length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(_length_of(fields, sentence), 1))
@@ -350,7 +360,7 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Move the data of an unfinished sentence to its new index in the batch, `to`, which is not greater."""
+    """Emit the move of an unfinished sentence's data to its new index in the batch, `to`, which is not greater."""
     k = fields.k
     for name, kind in (("indices", I64), ("joined", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
@@ -360,7 +370,7 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
-    """Emit a live hypothesis' new row: a copy of its parent's tokens and KV cache list, and the selected token.
+    """Emit a live hypothesis' new row: a copy of its parent's tokens and cache entries, and the selected token.
 
     `sentences` is the sentence's old and new index in the batch, and `chosen` the index of the selected candidate.
     """
@@ -386,7 +396,10 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
 
 
 def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
-    """Set the arguments of the next decoding step, and the flag that stops the search."""
+    """Emit the arguments of the next decoder step, and the flag that stops the search.
+
+    `sentences` is the number of sentences that go on, and `old_rows` the number of hypotheses before the step.
+    """
     k = fields.k
     step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)

@@ -36,15 +36,18 @@ from transduce.model.transformer import LogitsState
 
 
 RESERVED_STEPS = 8
-"""The decoding steps for which a KV cache pool has capacity at first, and again after it is enlarged."""
+"""The number of decoding steps for which a key/value cache has space at first, and again after it is enlarged."""
 _MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class KVCachePool:
-    """A pool of KV cache entries (one token's keys and values); each hypothesis lists the entries of its tokens."""
+    """A key/value cache that hypotheses share: an entry has one token's keys and values in all layers.
+
+    Each hypothesis lists the entries of its tokens, so that reordering hypotheses copies no keys and values.
+    """
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
-        """Allocate KV cache entries for some steps of `rows` hypotheses, and `extra_entries` entries besides.
+        """Allocate cache entries for some steps of `rows` hypotheses, and `extra_entries` entries besides.
 
         `width` is the number of elements of an entry in each layer: the keys and values of all heads.
         """
@@ -52,20 +55,23 @@ class KVCachePool:
         self.used = 0
 
     def reserve(self, count: int) -> None:
-        """Enlarge a pool so that `count` more entries fit; the system allocates pages only as they are written."""
+        """Enlarge the cache, if necessary, so that `count` more entries fit.
+
+        The system allocates memory pages only as they are written.
+        """
         if not self.has_capacity(count):
             old, (layers, _, width) = self.entries, self.entries.shape
             self.entries = old.new_empty(layers, self.used + count, width)
             self.entries[:, : self.used] = old[:, : self.used]
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether the pool has space for the keys and values of `count` more tokens."""
+        """Return whether the cache has space for the keys and values of `count` more tokens."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove tokens' entries that no hypothesis lists (N, t), and return the lists with the new entry indices.
+        """Remove tokens' entries that no hypothesis lists; return the lists (N, t) with the new entry indices, int32.
 
-        Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
+        Afterwards there is space for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
@@ -84,7 +90,7 @@ class KVCachePool:
 
 
 def _capacity_for(rows: int) -> int:
-    """Return for how many tokens to allocate keys and values, for some steps of `rows` hypotheses."""
+    """Return the number of tokens to allocate keys and values for, for some steps of `rows` hypotheses."""
     return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
 
@@ -92,8 +98,8 @@ def _capacity_for(rows: int) -> int:
 def _compaction_kernel() -> CompiledKernel:
     """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
 
-    `live` is ascending, so the move works in place; a PyTorch operation would copy everything twice. `width` counts
-    float32.
+    `live` is ascending, so the move works in place; a PyTorch operation would copy everything twice. `width` is the
+    size of an entry in a layer, in float32 numbers.
     """
     k = new_builder("pool", require_integer_tile())
     with kernel(k, "move", 6) as (numbers, thread, threads):
@@ -121,7 +127,7 @@ def _compaction_kernel() -> CompiledKernel:
 
 
 class NativeSteps(LogitsState):
-    """The base class of decoding states on compiled kernels.
+    """The base class of decoding states on compiled CPU kernels, for encoder-decoder and for decoder-only models.
 
     Attention weights cannot be traced.
     """
@@ -134,7 +140,10 @@ class NativeSteps(LogitsState):
         *,
         extra_entries: int = 0,
     ) -> None:
-        """Allocate a KV cache for the first steps of `sentences` sentences, plus `extra_entries` entries."""
+        """Create a state with a key/value cache for the first steps of `sentences` sentences.
+
+        The cache has `extra_entries` entries besides.
+        """
         self.model = model
         self.compiled = compiled
         self.width = 1
@@ -152,11 +161,11 @@ class NativeSteps(LogitsState):
         raise NotImplementedError
 
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of `rows` rows the kernel `read` processes at once; scratch space must suffice for them."""
+        """Return how many of `rows` rows (tokens) the kernel `read` processes at once; scratch space must suffice."""
         return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Replace row n of the hypotheses by a copy of row rows[n]; from now on sentences have `width` hypotheses."""
+        """Replace hypothesis n by a copy of hypothesis rows[n]; from now on sentences have `width` hypotheses each."""
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
@@ -211,7 +220,10 @@ class NativeSteps(LogitsState):
         return x
 
     def _ensure_capacity(self, rows: int) -> None:
-        """Make space for another step: remove unused tokens from the KV cache or enlarge it, and lengthen the lists."""
+        """Make space for another step of `rows` hypotheses in the key/value cache and in the lists of its entries.
+
+        Tokens that no hypothesis contains are removed from the cache, and the cache is enlarged if that is not enough.
+        """
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
@@ -219,11 +231,14 @@ class NativeSteps(LogitsState):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
     def score_count(self) -> int:
-        """Return the number of float32 of scratch space for attention scores, of all threads together."""
+        """Return the number of float32 numbers of scratch space for attention scores, of all threads together."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """Run the kernel `step` on the newest tokens, or the kernel `read` on the input; x (N, D) gets the output."""
+        """Run the kernel `step` on the newest tokens, or the kernel `read` on the input; x (N, D) gets the output.
+
+        `ids` are the tokens, and `tables` the position encodings that cover their positions.
+        """
         compiled, rows, scores = self.compiled, x.shape[0], self.score_count()
         at_once = rows if is_step else self.chunk_rows(rows)
         if self.scratch is None or not self.scratch.suffices(at_once, scores):
@@ -256,15 +271,15 @@ class NativeSteps(LogitsState):
 
 
 def offsets_of(counts: list[int]) -> list[int]:
-    """Return the offset of each row in a concatenation of rows with these numbers of tokens."""
+    """Return the offset in tokens of each text in a concatenation of texts with these numbers of tokens."""
     return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
 
 
 class Scratch:
-    """The scratch memory that the kernels `read` and `step` write intermediate results to."""
+    """The scratch memory to which the kernels `read` and `step` of a compiled model write intermediate results."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
-        """Allocate scratch memory for `rows` rows, and `scores` float32 for attention."""
+        """Allocate scratch memory for `rows` rows, and `scores` float32 numbers for attention."""
         heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
@@ -282,7 +297,7 @@ class Scratch:
         self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
-        """Return whether the scratch memory suffices for `rows` rows and `scores` attention scores."""
+        """Return whether the scratch memory suffices for `rows` rows and `scores` float32 numbers for attention."""
         return rows <= self.rows and scores <= self.scores
 
 
@@ -290,10 +305,10 @@ class Scratch:
 
 
 class NativeState(NativeSteps):
-    """A decoding state of an encoder-decoder model on compiled kernels."""
+    """A decoding state of an encoder-decoder model on compiled CPU kernels."""
 
     def __init__(self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S)."""
+        """Create a decoding state: encode the source ids (B, S), without their padding."""
         super().__init__(model, compiled, len(source_ids))
         pad_id = model.config.pad_id
         ids: list[list[int]] = source_ids.tolist()
@@ -346,19 +361,22 @@ class NativeState(NativeSteps):
 
     @override
     def score_count(self) -> int:
-        """Return the number of float32 of scratch space for attention: for whole texts, or for the scores of a step."""
+        """Return the number of float32 numbers of scratch space for attention: of whole texts, or of a step."""
         if self.layout is None:
             return super().score_count()
         return _attention_size(self.compiled, self.longest_source)
 
 
 def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
-    """Return two lists, offsets and counts, as one tensor (2, N)."""
+    """Return two lists of equal length, offsets and counts, as one int64 tensor (2, N)."""
     return torch.tensor(firsts + counts).view(2, -1)
 
 
 def _attention_size(compiled: CompiledModel, longest: int) -> int:
-    """Return the number of float32 of scratch space for attention of whole texts, for all threads together."""
+    """Return the number of float32 numbers of scratch space for attention of whole texts, of all threads together.
+
+    `longest` is the number of tokens of the longest text.
+    """
     return torch.get_num_threads() * sequence_scratch_size(compiled.heads.width, longest)
 
 
@@ -412,7 +430,7 @@ def encode_texts(
 
 
 def check_range(numbers: Tensor, size: int, what: str) -> None:
-    """Raise IndexError if a number is no row index of a table of `size` rows; machine code does not check bounds.
+    """Raise IndexError if a number is no row index of a table of `size` rows, since machine code does not check bounds.
 
     `what` names the numbers in the message.
     """
@@ -429,7 +447,7 @@ def check_range(numbers: Tensor, size: int, what: str) -> None:
 
 
 class NativePromptState(NativeSteps):
-    """A decoding state of a decoder-only model that runs on compiled kernels.
+    """A decoding state of a decoder-only model on compiled CPU kernels.
 
     The first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """

@@ -25,84 +25,87 @@ FEED_FORWARD_ROWS = 128  # in the feed-forward network, so that its inner layer 
 
 
 class StepArguments(NamedTuple):
-    """The arguments of the kernels `read` and `step`: addresses, unless stated otherwise."""
+    """The arguments of a model's kernels `read` (input) and `step` (decoding): addresses, unless stated otherwise."""
 
     rows: Any
-    """The number of rows N."""
+    """The number N of rows: hypotheses in a step, tokens in `read`."""
     weights: Any
-    """The addresses of the model's weights: `CompiledModel.weights`."""
+    """The address of an array with the addresses of the model's weights: `CompiledModel.weights`."""
     x: Any
-    """The residual stream (N, D), which holds the last layer's output in the end."""
+    """Address of the residual stream (N, D), which holds the last layer's output in the end."""
     normed: Any
-    """Scratch space (N, D) for the outputs of norms."""
+    """Address of scratch space (N, D) for the outputs of norms."""
     quantized: Any
-    """Scratch space for quantized rows: max(N × D, N × H × K) 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Address of scratch space for quantized rows, 16-bit words: max(N × D, N × H × K), and some rows more.
+
+    `amx.READABLE_EXTRA_ROWS` is the number of these rows, which kernels may read.
+    """
     scales: Any
-    """Scratch space (N,) for the scales of quantized rows."""
+    """Address of scratch space (N,) for the scales of quantized rows."""
     projected: Any
-    """Scratch space for the projected queries of each row; in the encoder for the projected keys and values too."""
+    """Address of scratch space for the projected queries of each row; in the encoder also for keys and values."""
     heads: Any
-    """Scratch space (N, H × K) for the attention heads' outputs."""
+    """Address of scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
-    """Scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
+    """Address of scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
     quantized_inner: Any
-    """Scratch space for the quantized inner layer: 128 × F 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Address of scratch space for the quantized inner layer, 16-bit words: 128 × F, and some rows more."""
     scores: Any
-    """Scratch space for attention scores: `score_capacity` float32 for each thread."""
+    """Address of scratch space for attention scores: `score_capacity` float32 numbers for each thread."""
     score_capacity: Any
-    """The number of scores per thread: the most positions that a row attends to, plus one vector."""
+    """The number of float32 scores per thread: the most positions that a row attends to, plus one vector."""
     firsts: Any
-    """The index of the first token of each row's source, or of its prompt, int64 (N,)."""
+    """Address of the index of the first token of each row's source, or of its prompt, int64 (N,)."""
     counts: Any
-    """The number of source tokens of each row, int64 (N,); in decoder-only models, the tokens of its own sequence."""
+    """Address of the number of source tokens of each row, int64 (N,); in decoder-only models, of its own sequence."""
     memory: Any
-    """Projected keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
+    """Address of keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
     sources: Any
-    """The number of source tokens S."""
+    """The number of source tokens S of all sentences."""
     past: Any
-    """The KV cache pool of the tokens so far, (layers, entries, keys and values of all heads)."""
+    """Address of the key/value cache of the tokens so far, (layers, entries, keys and values of all heads)."""
     entries: Any
-    """The capacity of the pool in entries."""
+    """The capacity of the key/value cache in entries (tokens)."""
     rotary_angles: Any
-    """Cosines and sines of rotary embeddings by position, (positions, K)."""
+    """Address of cosines and sines of rotary embeddings by position, (positions, K)."""
     relative_bias: Any
-    """The relative position bias at distance 0, in a table (H, distances)."""
+    """Address of the relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
     """The number of elements between two heads' rows in the table of relative position biases."""
     position_encodings: Any
-    """Encodings that are added to embeddings, by position, (positions, D)."""
+    """Address of encodings that are added to embeddings, by position, (positions, D)."""
     ids: Any
-    """The tokens to read, or each row's newest token, int64 (N,)."""
+    """Address of the tokens to read, or each row's newest token, int64 (N,)."""
     used: Any
-    """The number of used entries of the pool, to which a step appends. Only steps have this and the later fields."""
+    """The number of used entries of the cache, to which a step appends. Only steps have this and the later fields."""
     lists: Any
-    """The pool entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
+    """Address of the cache entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
     list_stride: Any
-    """The number of elements between two rows' lists."""
+    """The number of elements from one row's list of cache entries to the next one's."""
     length: Any
-    """The number of entries in each list."""
+    """The number of entries in each list, the newest token's included."""
     logits: Any
-    """The logits (N, V), V padded to whole blocks."""
+    """Address of the output: the logits, float32 (N, V), V padded to whole blocks."""
     token_types: Any = 0
-    """The segment of each token, int64 (N,), if encoders have token types. Only encoders read this and later fields."""
+    """Address of the segment of each token, int64 (N,), or 0. Only encoders read this and the later fields."""
     starts: Any = 0
-    """The index of the first token of each text within its chunk, int64, one for each text."""
+    """Address of the index of the first token of each text within its chunk, int64, one for each text."""
     lengths: Any = 0
-    """The number of tokens of each text, int64."""
+    """Address of the number of tokens of each text, int64, one for each text."""
     texts: Any = 0
-    """The number of texts."""
+    """The number of texts that an encoder reads."""
     chunks: Any = 0
-    """The chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
+    """Address of the chunks of texts that are computed together, as `compiled_steps.Chunk`, int64 (chunks, 4)."""
     num_chunks: Any = 0
-    """The number of chunks."""
+    """The number of chunks of texts, which are computed one after another."""
     attention: Any = 0
-    """Scratch space for attention of whole texts: `attention_each` float32 for each thread."""
+    """Address of scratch space for attention of whole texts: `attention_each` float32 numbers for each thread."""
     attention_each: Any = 0
-    """The number of float32 of each thread's scratch space for attention of whole texts."""
+    """The number of float32 numbers of each thread's scratch space for attention of whole texts."""
 
 
 class Weights:
-    """The weights that a model's kernels read, in the order of their first use."""
+    """The weights that a model's kernels read by index, in the order of their first use."""
 
     def __init__(self, d_model: int) -> None:
         self.zeros = torch.zeros(d_model)
@@ -112,7 +115,7 @@ class Weights:
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
-        """Return the index of a weight in the list that a kernel reads; a new weight is appended."""
+        """Return the index of a weight in the list of addresses that a kernel reads; a new weight is appended."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)
@@ -120,7 +123,10 @@ class Weights:
 
 
 class ModelEmitter:
-    """An emitter of kernel calls that compute the components of a model, such as norms and attention."""
+    """An emitter of kernel calls that compute the components of a model, such as norms and attention, for some rows.
+
+    Rows are the tokens or hypotheses that `StepArguments` describes.
+    """
 
     def __init__(
         self,
@@ -140,11 +146,11 @@ class ModelEmitter:
         self.cache_type = cache_type
         """The LLVM type of the cached keys and values."""
         self.multiplications_per_row = 0
-        """The multiplications that one row takes in GEMMs."""
+        """The multiplications that one row takes in the GEMMs emitted so far."""
 
     @cached_property
     def pointers(self) -> StepArguments:
-        """The step's arguments, converted from 64-bit addresses to pointers."""
+        """The kernel's arguments, converted from 64-bit integers to pointers."""
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def for_chunk(self, chunk: Sequence[Value]) -> "ModelEmitter":
@@ -159,7 +165,7 @@ class ModelEmitter:
         return made
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
-        """Emit a pointer to a weight, or to the data `first_byte` bytes behind its start."""
+        """Emit a pointer to a weight, `first_byte` bytes behind its start; the kernel loads its address at run time."""
         k = self.k
         address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
@@ -170,7 +176,7 @@ class ModelEmitter:
         return self.weight(tensor), self.weight(file_rows(tensor))
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
-        """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
+        """Emit the embedding of each row's newest token, and append its cache entry to the row's list of entries.
 
         With `is_ragged`, each row is at its own position; otherwise all rows are at `position`.
         """
@@ -199,7 +205,7 @@ class ModelEmitter:
         self._norm_embedded(embedding)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
-        """Emit the embedding of every token of whole sequences, for the kernel `read`."""
+        """Emit the embedding of every token of whole sequences, with position and token type, for the kernel `read`."""
         k, pointers = self.k, self.pointers
         sizes = self.arguments.rows, k.int64(self.config.d_model)
         table = *self.matrix(weight), k.float32(embedding.scale), pointers.position_encodings
@@ -211,18 +217,18 @@ class ModelEmitter:
         self._norm_embedded(embedding)
 
     def _norm_embedded(self, embedding: Embedding) -> None:
-        """Emit the norm of the embeddings, after a barrier that waits for every thread's rows."""
+        """Emit the norm of the embeddings, if the model has one, after a barrier that waits for every thread's rows."""
         self.k.barrier(self.share[1])
         if embedding.norm is not None:
             self.norm(embedding.norm, self.pointers.x, self.pointers.x)
 
     @property
     def position(self) -> Value:
-        """The position in the sequence of the tokens that the step processes."""
+        """Emit the position in their sequences of the tokens that a step of an encoder-decoder model processes."""
         return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
-        """Emit the call of the kernel for LayerNorm or RMSNorm of all rows."""
+        """Emit the call of the kernel for LayerNorm or RMSNorm of all rows x, (N, D), written to `out`."""
         k = self.k
         if isinstance(norm, nn.LayerNorm):
             name, epsilon, bias = "norm_layer", norm.eps, norm.bias
@@ -238,11 +244,17 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def quantize(self, x: Value, linear: NativeLinear) -> Value:
-        """Emit the quantization of all rows (N, D) as a linear layer needs it, and return a pointer to the result."""
+        """Emit the quantization of all rows x to a linear layer's number format, and return a pointer to the result.
+
+        For layers in float32 it is `x` itself.
+        """
         return self._quantize(linear, x, self.arguments.rows, self.pointers.quantized)
 
     def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
-        """Emit the quantization of `rows` rows, and return `x` itself for linear layers in float32."""
+        """Emit the quantization of `rows` rows x to a linear layer's number format, written to `quantized`.
+
+        It returns a pointer to the result: for layers in float32, `x` itself, and nothing is emitted.
+        """
         k = self.k
         if linear.tile.kind == "floats":
             return x
@@ -258,7 +270,7 @@ class ModelEmitter:
     ) -> None:
         """Emit a GEMM of quantized rows and a linear layer's weight, or the weight's rows in the range `outputs`.
 
-        `epilogue` is what happens to the results; see `emit_gemm`.
+        `epilogue` says whether results are stored, added, or passed through ReLU; see `emit_gemm`.
         """
         rows = (quantized, self.pointers.scales, self.arguments.rows, self.k.int64(linear.width))
         self._gemm(epilogue, linear, rows, out, outputs)
@@ -266,7 +278,7 @@ class ModelEmitter:
     def gemm_to_cache(
         self, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
-        """Emit a GEMM whose results are stored as cached keys and values."""
+        """Emit a GEMM whose results are stored as cached keys and values, in float16 or float32."""
         self.gemm("half" if self.cache_type == F16 else "store", linear, quantized, out, outputs)
 
     def _gemm(
@@ -277,7 +289,10 @@ class ModelEmitter:
         out: Value,
         outputs: tuple[int, int] | None = None,
     ) -> None:
-        """Emit a GEMM of quantized rows: a pointer to the rows, their scales, their number and their width."""
+        """Emit a GEMM of quantized rows and a linear layer's weight, or the weight's rows in the range `outputs`.
+
+        `rows` is a pointer to the quantized rows, their scales, their number and their width.
+        """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
         name = f"product_{linear.tile.kind}_{epilogue}"
@@ -291,13 +306,13 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def rotate(self, kind: str, x: Value, stride: int, heads: int) -> None:
-        """Emit the rotary embedding of some heads of all rows, if the model uses it.
+        """Emit the rotary embedding of some heads of all rows, in place, if the model uses it.
 
         Args:
             kind: `run` for whole sequences, `all` for rows at the step's position, `each` for rows at their own
                 positions.
             x: a pointer to the first head of row 0.
-            stride: the number of elements between two rows.
+            stride: the number of elements from one row to the next.
             heads: the number of heads.
         """
         k, pointers = self.k, self.pointers
@@ -323,9 +338,11 @@ class ModelEmitter:
     ) -> None:
         """Emit attention from the queries in `projected` to cached or projected keys and values.
 
+        The result is written to `StepArguments.heads`.
+
         Args:
             kind: how `lists` is read; see `emit_attention`.
-            query_stride: the number of elements between two rows of queries.
+            query_stride: the number of elements from one row of queries to the next.
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
             lists: the arguments that say which positions a row attends to.
             to_memory: True for cross-attention, which has no relative position bias.
@@ -352,7 +369,10 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def attend_texts(self) -> None:
-        """Emit attention of whole texts, whose queries, keys and values are in `projected`, to themselves."""
+        """Emit attention of every token to all tokens of its text, with queries, keys and values in `projected`.
+
+        The result is written to `StepArguments.heads`.
+        """
         k, pointers, arguments, heads = self.k, self.pointers, self.arguments, self.heads
         name = emit_sequence_attention(k, heads, is_biased=self.config.positions == "relative")
         of_texts = SequenceArguments(
@@ -389,7 +409,7 @@ class ModelEmitter:
             self.norm(residual.norm_after, self.pointers.x, self.pointers.x)
 
     def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
-        """Emit a feed-forward network of the rows at `source`, a block at a time; the result is added to x."""
+        """Emit a feed-forward network of the rows at `source`, a block at a time; the result is added to stream x."""
         k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
@@ -420,7 +440,7 @@ class ModelEmitter:
         return hidden
 
     def scale_output(self) -> None:
-        """Emit the scaling of the last layer's output, if the model has an output scale."""
+        """Emit the multiplication of the last layer's output by the model's output scale, if it is not 1."""
         k = self.k
         if self.config.output_scale != 1.0:
             sizes = (self.arguments.rows, k.int64(self.config.d_model))
@@ -428,7 +448,10 @@ class ModelEmitter:
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
-        """Emit the vocabulary projection of the last layer's output to logits."""
+        """Emit the vocabulary projection of the last layer's output to logits.
+
+        If the projection rounds, the logits of the likeliest tokens are computed again, unrounded.
+        """
         k, pointers = self.k, self.pointers
         self.scale_output()
         self.gemm("store", output, self.quantize(pointers.x, output), pointers.logits)
@@ -440,5 +463,5 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def self_attention_output(self, output: NativeLinear) -> None:
-        """Emit the output projection of attention, whose result is added to the residual stream."""
+        """Emit the output projection of self- or cross-attention, whose result is added to the residual stream x."""
         self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

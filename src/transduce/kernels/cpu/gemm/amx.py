@@ -26,22 +26,22 @@ from transduce.kernels.cpu.jit.tile import (
 )
 
 REGISTER_ROWS = 16
-"""The number of rows of a tile register."""
+"""The number of rows of an AMX tile register."""
 REGISTER_BYTES = 64
-"""The number of bytes per row of a tile register; a row of D inputs is a multiple of it."""
+"""The number of bytes per row of an AMX tile register; a row of D inputs must be a multiple of it."""
 MIN_ROWS = 4
-"""The minimum number of rows for AMX; with fewer rows, vector instructions take fewer cycles."""
+"""The minimum number of rows for AMX with integer formats; vector instructions are faster for fewer rows."""
 READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
 """The number of rows behind the last one that the AMX kernels may read."""
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of outputs.
+    """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of 64 outputs.
 
-    The function takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the
-    last one are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from
-    `ahead` on are prefetched for every 16 rows.
+    The function takes 16 × parts rows at a time; for `halves` (12-bit activations), 2 parts are the two halves of 16
+    rows. Rows behind the last one are read up to a whole tile register, and ignored. At each step along the inputs,
+    `lines` cache lines from `ahead` on are prefetched for every 16 rows.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
@@ -51,10 +51,10 @@ def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
 
 
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
-    """Return the condition that AMX is used: there are enough rows, and D fills whole tile registers.
+    """Emit the condition that AMX is used: there are enough rows, and the `width` inputs fill whole tile registers.
 
-    For `pairs` a single row is enough: vector instructions would add in another order, and results must not depend on
-    the number of rows.
+    Integer formats need 4 rows. For `pairs` (bfloat16) a single row is enough: vector instructions would add in another
+    order, and results must not depend on the number of rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
     fills_registers = k.build.icmp_signed(
@@ -64,14 +64,14 @@ def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Va
 
 
 def _inputs_per_register(tile: Tile) -> int:
-    """Return the number of a linear layer's inputs that fit into one row of a tile register."""
+    """Return the number of a linear layer's inputs that fit into one row of a tile register (64 bytes)."""
     return REGISTER_BYTES // tile.weight_bytes
 
 
 def emit_rows(
     k: KernelBuilder, tile: Tile, ending: str, rows: Value, arguments_from: Callable[[Value], MicroKernelArguments]
 ) -> None:
-    """Emit the multiplication of all rows by one block of weights.
+    """Emit the multiplication of all rows by one block of weights (64 outputs), with AMX and an epilogue.
 
     `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on.
     """
@@ -101,9 +101,10 @@ def emit_rows(
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
-    """Emit the configuration of the tile registers, 16 rows of 64 bytes each, filled with zeros; every thread needs it.
+    """Emit the configuration of AMX's tile registers, 16 rows of 64 bytes each, filled with zeros.
 
-    With `halves`, register 6 has rows of 32 bytes and register 7 has 8 rows, for products of half as many pairs.
+    Every thread needs it before it uses them. With `halves`, register 6 has rows of 32 bytes and register 7 has 8 rows,
+    for products of half as many pairs.
     """
     name = "amx_configuration_of_halves" if halves else "amx_configuration"
     if not k.has(name):
@@ -120,22 +121,22 @@ def configure(k: KernelBuilder, *, halves: bool = False) -> None:
 
 
 def release(k: KernelBuilder) -> None:
-    """Emit the release of the tile registers, so that thread switches need not save them."""
+    """Emit the release of AMX's tile registers, so that thread switches need not save them."""
     k.intrinsic("llvm.x86.tilerelease", VOID)
 
 
 def register(number: int) -> Value:
-    """Return a tile register's index as an instruction operand."""
+    """Return the index of an AMX tile register as an instruction operand."""
     return ir.Constant(I8, number)
 
 
 def zero(k: KernelBuilder, number: int) -> None:
-    """Emit the clearing of a tile register."""
+    """Emit the clearing of the AMX tile register with this index."""
     k.intrinsic("llvm.x86.tilezero", VOID, register(number))
 
 
 def load(k: KernelBuilder, number: int, pointer: Value, row_bytes: Value, *, once: bool = False) -> None:
-    """Emit a load of a tile register from rows `row_bytes` apart.
+    """Emit a load of an AMX tile register from memory rows that are `row_bytes` apart.
 
     `once` hints that the L1 cache need not keep the data.
     """
@@ -144,14 +145,14 @@ def load(k: KernelBuilder, number: int, pointer: Value, row_bytes: Value, *, onc
 
 
 def store(k: KernelBuilder, number: int, pointer: Value, row_bytes: int = REGISTER_BYTES) -> None:
-    """Emit a store of a tile register to rows `row_bytes` apart."""
+    """Emit a store of an AMX tile register to memory rows that are `row_bytes` apart."""
     k.intrinsic("llvm.x86.tilestored64", VOID, register(number), pointer, k.int64(row_bytes))
 
 
 def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value) -> None:
-    """Emit a prefetch of the next `count` bytes into the L2 cache.
+    """Emit a prefetch of the next `count` bytes behind `pointer` into the L2 cache.
 
-    The variable `fetched` holds the number of bytes that are prefetched already.
+    The variable `fetched` holds the number of bytes that are prefetched already, and is increased.
     """
     start = k.load_variable(fetched, count)
     stop = k.add(start, count)
@@ -161,7 +162,7 @@ def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value
 
 
 class _Blocks:
-    """An emitter of the multiplication of rows by 64 outputs, in sub-blocks of 16 or 32 rows by 32 outputs.
+    """An emitter of the AMX multiplication of rows by 64 outputs, in sub-blocks of 16 or 32 rows by 32 outputs.
 
     The sums of each sub-block go to a buffer on the stack, which vector instructions finish while the next sub-block is
     multiplied.
@@ -179,7 +180,11 @@ class _Blocks:
         self.fetched = k.variable(none)  # bytes
 
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
-        """Emit the loop that multiplies one block of rows after another by the block of 64 outputs."""
+        """Emit the loop that multiplies one block of rows after another by the block of 64 outputs.
+
+        `ahead` points to the weights that are multiplied next, of which `lines` cache lines per 16 rows are prefetched
+        at each step along the inputs.
+        """
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
         steps = k.build.sdiv(k.mul(self.arguments.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
@@ -227,7 +232,7 @@ class _Blocks:
             self._finish(start, k.add(start, each_step))
 
     def _finish(self, first: Value, last: Value) -> None:
-        """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block."""
+        """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block of sums."""
         k, tile, none = self.k, self.tile, self.k.int64(0)
         row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
         out = k.add(k.mul(row_before, self.arguments.stride), column)
@@ -251,7 +256,10 @@ class _Blocks:
             self._finish_row(args, row, k.element_pointer(sums, offset), starts)
 
     def _finish_row(self, args: MicroKernelArguments, row: Value, sums: Value, starts: list[Value]) -> None:
-        """Emit the epilogue (bias, activation, store) of one row of sums."""
+        """Emit the epilogue (bias, activation, store) of one row of sums, to which `starts` is added first.
+
+        `starts` holds the bias, or for integers the sums' initial values.
+        """
         k, tile, totals = self.k, self.tile, {}
         for vector, start in enumerate(starts):
             pointer = k.element_pointer(sums, vector * self.size)

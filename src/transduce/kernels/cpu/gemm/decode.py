@@ -49,7 +49,10 @@ _UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; m
 
 
 def emit_bfloat16_conversion(k: KernelBuilder) -> None:
-    """Emit `round_pairs(x, N, D, rounded, scales, thread, threads)`: convert float32 rows (N, D) to bfloat16."""
+    """Emit `round_pairs(x, N, D, rounded, scales, thread, threads)`, which rounds float32 rows x (N, D) to bfloat16.
+
+    The result is written to `rounded`; `scales` is not used.
+    """
     with k.function("round_pairs", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, out, _, *share):
         first, last = k.thread_range(rows, *share)
         with k.loop(k.mul(first, width), k.mul(last, width), k.lanes) as index:
@@ -57,7 +60,7 @@ def emit_bfloat16_conversion(k: KernelBuilder) -> None:
 
 
 def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
-    """Emit the micro-kernel for one block of outputs of `rows` rows.
+    """Emit the micro-kernel that multiplies `rows` rows by one block of weights, in bfloat16 or float32.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
     """
@@ -81,7 +84,7 @@ def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
-    """Multiply two vectors of 32-bit elements (float32 or bfloat16 pairs), and add the products to a vector of sums."""
+    """Emit total + one · other for vectors of 32-bit elements, each a float32 number or a bfloat16 pair."""
     if tile.kind == "pairs":
         return multiply_pairs(k, total, one, other)
     return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
@@ -94,7 +97,10 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""The names of the epilogues of the GEMM kernels, which `emit_gemm` describes."""
+"""The names of the epilogues, the work on a GEMM's sums before they are stored.
+
+`store` stores them, `relu` applies ReLU first, `add` adds them to the output, and `half` converts them to float16.
+"""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
@@ -164,7 +170,7 @@ def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) 
 
 
 def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit the function `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
+    """Emit the function `product_<kind>_<ending>`, a GEMM in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
@@ -172,7 +178,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
 
         def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
-            """Return the micro-kernel's arguments for rows from `row` on and a block of outputs."""
+            """Emit the micro-kernel's arguments for the rows from `row` on and a block of outputs."""
             column = k.mul(block, tile.columns)
             return MicroKernelArguments(
                 k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
@@ -212,7 +218,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
 def _emit_integer_micro_kernel(
     k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments
 ) -> None:
-    """Emit the integer micro-kernel: a few rows by one block of C outputs."""
+    """Emit the micro-kernel that multiplies `rows` rows of quantized integers by one block of C outputs."""
     starts = [k.load(k.element_pointer(args.initial_sums, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
@@ -244,14 +250,17 @@ def _emit_integer_micro_kernel(
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
-    """Load one vector of packed weights, widened to 16 bits for tiles of kind `words`."""
+    """Emit a load of vector `number` of a line of packed 8-bit weights.
+
+    For tiles of kind `words`, the weights are widened to 16 bits.
+    """
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
     return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
-    """Emit the product of quantized inputs and weights, group by group of inputs, added to a vector of sums."""
+    """Emit total + inputs · weights for quantized integers; each 32-bit sum takes the products of a group of inputs."""
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.kind in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
@@ -281,13 +290,13 @@ MIN_INPUTS_FOR_8_BITS = 512
 
 
 class NativeLinear(nn.Module):
-    """A linear layer x Wᵀ + b, (…, D) to (…, O), with prepacked weights; inference only.
+    """A linear layer x Wᵀ + b, (…, D) to (…, O), with weights that are packed for compiled kernels; inference only.
 
-    Inputs and outputs are float32; the tile determines the format that is multiplied.
+    Inputs and outputs are float32; the tile determines the number format (8-bit, bfloat16 or float32) of the product.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Quantize and pack a float32 matrix (O, D), where D is a multiple of `INPUT_MULTIPLE`.
+        """Quantize and pack a float32 matrix (O, D), where D is a multiple of `INPUT_MULTIPLE`; a None bias is 0.
 
         On the meta device only shapes and dtypes are determined.
         """
@@ -327,11 +336,14 @@ class NativeLinear(nn.Module):
 
     @property
     def layout(self) -> str:
-        """The format and order of the packed weights, which depend on the processor and the version of this class."""
+        """The format and order of the packed weights, as a text by which a cache knows that its weights are usable.
+
+        It depends on the processor and the version of this class.
+        """
         return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer; each row's result is independent of the other rows of the batch."""
+        """Apply the linear layer: float32 (…, D) to (…, O). A row's result does not depend on the other rows."""
         rows = x.reshape(-1, self.width).contiguous()
         out = rows.new_empty(len(rows), self.padded_outputs)
         rounded = rows.new_empty(len(rows) + READABLE_EXTRA_ROWS, self.width, dtype=torch.int16)
@@ -351,7 +363,7 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for these rows, from which the number of threads follows."""
+        """Return the number of multiply-adds for these rows (N, D), from which the number of threads follows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
@@ -359,7 +371,7 @@ class NativeLinear(nn.Module):
         return f"{self.width}, {self.outputs}, {self.tile.kind}"
 
     def addresses(self) -> tuple[int, int, int, int]:
-        """Return the addresses of the weights, the initial sums, the weight scales and the bias."""
+        """Return the memory addresses of the packed weights, the initial sums, the weight scales and the bias."""
         return (
             self.weights.data_ptr(),
             self.initial_sums.data_ptr(),
@@ -369,9 +381,9 @@ class NativeLinear(nn.Module):
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize a matrix (O, D) for a tile; return the matrix, the initial sums (O,) and the weight scales (O,).
+    """Quantize a matrix (O, D) to a tile's number format; return it with the initial sums (O,) and weight scales (O,).
 
-    For floating-point tiles, the initial sums and the scales are zero.
+    An initial sum subtracts what the zero point of activations adds. For floating-point tiles, both are zero.
     """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
@@ -394,7 +406,7 @@ def _check_sums(rounded: Tensor, tile: Tile) -> None:
     """Refuse quantized weights (O, D) with which 32-bit sums of products could overflow.
 
     Raises:
-        TransduceError: some inputs would overflow.
+        TransduceError: the magnitudes of an output's weights are too large for the greatest inputs.
     """
     greatest = tile.max_quantized * int(rounded.abs().sum(dim=1, dtype=torch.int64).max())
     if greatest >= 2**31:
@@ -405,13 +417,13 @@ def _check_sums(rounded: Tensor, tile: Tile) -> None:
 
 
 class NativeVocabulary(NativeLinear):
-    """A vocabulary projection that recomputes the logits of the likeliest tokens with unrounded weights.
+    """A vocabulary projection with packed weights that computes the logits of the likeliest tokens again, unrounded.
 
-    Decoding needs the greatest logits, whose order rounding would change. With float32 nothing is recomputed.
+    Decoding needs the greatest logits, whose order rounding would change. With float32 nothing is computed twice.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Pack the matrix (V, D), and keep the original for recomputed logits (no copy if embeddings are tied)."""
+        """Pack the matrix (V, D), and keep the original for the likeliest tokens (no copy if embeddings are tied)."""
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
         self.recomputes_likeliest = self.is_rounded
@@ -440,20 +452,20 @@ class NativeVocabulary(NativeLinear):
 
 
 class BFloat16Vocabulary:
-    """A vocabulary projection in bfloat16 that recomputes the likeliest tokens' logits in float32.
+    """A vocabulary projection in bfloat16 that computes the likeliest tokens' logits again in float32.
 
     PyTorch rounds the logits to 8 bits of precision, so many would be equal.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep the matrix (V, D), D a multiple of `INPUT_MULTIPLE`, and the bias (V,), both in bfloat16."""
+        """Keep the matrix (V, D), D a multiple of `INPUT_MULTIPLE`, and the bias (V,) or None, both in bfloat16."""
         self._weight, self._bias = weight, bias
         self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         self._tile = require_integer_tile()
         self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return float32 logits (…, V) of bfloat16 states (…, D)."""
+        """Return float32 logits (…, V) of bfloat16 states (…, D); only those of unlikely tokens are rounded."""
         outputs, width = self._weight.shape
         rows = x.reshape(-1, width).contiguous()
         rounded = F.linear(rows, self._weight, self._bias)
@@ -482,6 +494,9 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
     """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
 
+    Activations have 8 bits in layers of many inputs where the processor supports it, else 12 bits. Those of a
+    vocabulary projection have 8 or 6, as its likeliest logits are computed again; those of the use `memory` have 12.
+
     Raises:
         TransduceError: the number of inputs is no multiple of `INPUT_MULTIPLE`, or sums could exceed 32 bits.
     """
@@ -500,12 +515,15 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
 
 
 def make_float_linear(tile: Tile) -> MakeLinear:
-    """Return a `prepacked.MakeLinear` that makes linear layers in the floating-point format of a tile."""
+    """Return a `prepacked.MakeLinear` (a function that makes linear layers) for the floating-point format of a tile.
+
+    AMX is used only if it gives the results of vector instructions on this machine.
+    """
     if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
 
     def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
-        """Create a linear layer of the tile's format (implements `prepacked.MakeLinear`)."""
+        """Create a linear layer of the tile's format, or a vocabulary projection (implements `MakeLinear`)."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make
@@ -533,7 +551,10 @@ def amx_matches_vectors(tile: Tile) -> bool:
 
 @cache
 def _linear_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `linear(x, N, D, rounded, scales, weights, start, steps, bias, P, out)`, a whole linear layer."""
+    """Compile the kernel `linear`, which quantizes rows and multiplies them by packed weights.
+
+    The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
+    """
     k = new_builder("linear", tile)
     emit_gemm(k, tile, ("store",))
     with kernel(k, "linear", 11) as (numbers, thread, threads):
@@ -554,7 +575,10 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, file rows, bias, logits, P)`, which runs `logits.emit_refinement`."""
+    """Compile `refine_rows(x, N, D, weights, file rows, bias, logits, P)`, which recomputes the likeliest logits.
+
+    `logits.emit_refinement` explains the arguments.
+    """
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
     with kernel(k, "refine_rows", 8) as (numbers, thread, threads):

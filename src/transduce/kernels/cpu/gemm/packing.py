@@ -37,7 +37,7 @@ class GemmLayout(NamedTuple):
     tile_rows: int
     """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
-    """The minimum number of rows of the left operand."""
+    """The minimum number of rows of the left operand for which the GEMM works."""
     row_multiple: int
     """The multiple to which the summed dimension is padded with zeros."""
     block: int
@@ -48,12 +48,12 @@ class GemmLayout(NamedTuple):
     depth: int
     """The number of pairs along the summed dimension in one pass over a block of sums, a multiple of `row_multiple`."""
     sum_tiles: int
-    """The number of tiles below each other in a block of sums; their rows fill whole vectors.
+    """The number of row tiles in a block of sums of a weight gradient; their rows fill whole vectors.
 
-    All pairs are added to a block of sums before the next block starts.
+    All pairs along the summed dimension are added to a block of sums before the next block starts.
     """
     kind: Any = I16
-    """The element type: I16 for bfloat16, or F32."""
+    """The LLVM type of the elements: I16 for bfloat16, or F32."""
 
     @property
     def group(self) -> int:
@@ -67,35 +67,35 @@ class GemmLayout(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The size of an element in bytes."""
+        """The size in bytes of an element: 2 for bfloat16, 4 for float32."""
         return 4 // self.group
 
 
 AVX512_LAYOUT = GemmLayout(panel=48, tile_rows=8, min_rows=8, row_multiple=8, block=1 << 16, depth=1 << 8, sum_tiles=32)
-"""The layout for AVX-512: 24 of the 32 registers hold sums."""
+"""The GEMM's block sizes for AVX-512 in bfloat16: 24 of the 32 registers hold sums."""
 AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 << 17, depth=1 << 8, sum_tiles=8)
-"""The layout for AMX: four of the eight tile registers hold 16 × 16 sums each."""
+"""The GEMM's block sizes for AMX in bfloat16: four of the eight tile registers hold 16 × 16 sums each."""
 
 
 class Matrix(NamedTuple):
     """A row-major matrix without gaps between its rows, as LLVM values."""
 
     pointer: Value
-    """Pointer to the first element."""
+    """Pointer to the matrix's first element."""
     rows: Value
     columns: Value
 
 
 class Gradient(NamedTuple):
-    """The gradient with respect to a layer's output, as LLVM values."""
+    """The gradient of a layer's output, as LLVM values, from which weight and bias gradients are computed."""
 
     matrix: Matrix
     sums: Value
-    """The address of float32 column sums, to which packing adds each column; 0: none."""
+    """The address of float32 column sums (the bias gradient), to which packing adds each column; 0: none."""
 
 
 class TileRange(NamedTuple):
-    """A half-open range [first, last) of tiles below each other in a GEMM's result."""
+    """A half-open range [first, last) of row tiles (register blocks of rows) in a GEMM's result."""
 
     first: Value
     last: Value
@@ -109,13 +109,19 @@ class PairRange(NamedTuple):
 
 
 class Packer:
-    """An emitter of code that packs matrices into panels (blocks of columns), shared among the threads."""
+    """An emitter of code that packs matrices into panels (blocks of columns), in the order in which a GEMM reads them.
+
+    Each thread packs some of the columns.
+    """
 
     def __init__(self, k: KernelBuilder, layout: GemmLayout, thread: Value, threads: Value) -> None:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix whose columns are the summed dimension: the matrix's rows become the columns of panels."""
+        """Emit code that packs a matrix's transpose into `to`: rows of the matrix become columns of the panels.
+
+        Products sum over the matrix's columns.
+        """
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
         first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
@@ -130,7 +136,10 @@ class Packer:
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix into `to`; elements of two consecutive rows (the summed dimension) are stored as a pair."""
+        """Emit code that packs a matrix into `to`; elements of two consecutive rows (the summed dimension) form a pair.
+
+        In float32 every element is stored by itself. Rows are padded with zeros.
+        """
         k = self.k
         pairs = self.pairs_of(matrix.rows)
         first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(k.lanes)), self.thread, self.threads)
@@ -144,7 +153,7 @@ class Packer:
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack columns of a gradient as rows of the left operand, and add the column sums to `gradient.sums`.
+        """Emit code that packs columns of a gradient as rows of the left operand, and adds up `gradient.sums`.
 
         The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
         Columns span whole vectors. Rows behind the gradient's last one count as zeros.
@@ -170,13 +179,16 @@ class Packer:
                     self._add_sums(gradient, column, total)
 
     def _add_sums(self, gradient: Gradient, column: Value, total: Value) -> None:
-        """Add the sums of a vector of columns to the gradient's column sums."""
+        """Emit the addition of `total`, sums of the vector of columns at `column`, to the gradient's column sums."""
         k = self.k
         pointer = k.element_pointer(k.pointer(gradient.sums), column)
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
-        """Join one float32 vector or two bfloat16 vectors to pairs, and add the elements to the column sums."""
+        """Emit the joining of one float32 vector or two bfloat16 vectors to a vector of pairs, which is returned.
+
+        The elements are also added to the column sums in the variable `total`.
+        """
         k = self.k
         floats = (
             values if self.layout.kind == F32 else [k.build.bitcast(self._widen(each), k.floats) for each in values]
@@ -185,13 +197,16 @@ class Packer:
         return self._join(values)
 
     def pairs_of(self, rows: Value) -> Value:
-        """Return the number of element pairs that `rows` summed rows form, including padding."""
+        """Emit the number of element pairs that `rows` rows form along the summed dimension, including padding."""
         k, row_multiple = self.k, self.layout.row_multiple
         groups = k.build.sdiv(k.add(rows, row_multiple - 1), k.int64(row_multiple))
         return k.mul(groups, row_multiple // self.layout.group)
 
     def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
-        """Emit loops over vectors [first, last), several at a time; yield the first column of each vector."""
+        """Emit loops over the vectors of columns [first, last), four at a time, then one by one.
+
+        It yields the first column of each vector.
+        """
         k, start = self.k, first
         for count in (_STRIP, 1):
             rest = k.build.srem(k.build.sub(last, start), k.int64(count))
@@ -201,14 +216,17 @@ class Packer:
             start = stop
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
-        """Return a pointer to the first pair of a column in its panel, and the panel's number of columns."""
+        """Emit a pointer to the first pair of a column in its packed panel; also return the panel's number of columns.
+
+        `columns` is the number of columns of the matrix, and `pairs` the number of pairs of each.
+        """
         k, panel = self.k, self.layout.panel
         start = k.mul(k.build.sdiv(column, k.int64(panel)), panel)
         width = k.minimum(k.build.sub(columns, start), k.int64(panel))
         return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Return the indices of the matrix rows whose elements form the pair with this index."""
+        """Emit the indices of the matrix rows whose elements form the pair with this index: two, or one in float32."""
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
@@ -217,11 +235,11 @@ class Packer:
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to the element of a matrix at a row and column."""
+        """Emit a pointer to the element at a row and column of a matrix that starts at `base`."""
         return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Load a vector of a matrix row without conversion; rows past the last one are zero."""
+        """Emit a load of a vector of a matrix row without conversion; rows behind the matrix's last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
@@ -229,17 +247,17 @@ class Packer:
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
-        """Prefetch the elements `_AHEAD` rows below, which are too far apart for the hardware prefetcher."""
+        """Emit prefetches of the elements eight rows below, which are too far apart for the hardware prefetcher."""
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
             k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
-        """Convert a vector of bfloat16 bits to float32 bits."""
+        """Emit the conversion of a vector of bfloat16 bits to float32 bits."""
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
 
     def _join(self, values: list[Value]) -> Value:
-        """Join one vector of float32, or two of bfloat16, to a vector of pairs of 32 bits."""
+        """Emit the joining of one float32 vector, or of two bfloat16 vectors, to a vector of 32-bit pairs."""
         k = self.k
         if self.layout.kind == F32:
             return k.build.bitcast(values[0], k.ints)
@@ -256,34 +274,34 @@ PART_ROWS = amx.REGISTER_ROWS
 """The number of rows in a part of an AMX tile, which is one tile register."""
 TILE_ROWS = AMX.tile_rows
 TILE = TILE_ROWS * AMX.panel
-"""The number of sums in an AMX tile."""
+"""The number of sums in an AMX tile, 32 rows × 32 columns."""
 STEP = 16
-"""The number of pairs per row of a tile register."""
+"""The number of pairs per row of a tile register, which one AMX instruction sums."""
 PARTS = TILE_ROWS // PART_ROWS
 AMX_VECTORS = AMX.panel // PART_ROWS
-"""The number of vectors of columns in an AMX panel."""
+"""The number of vectors of columns (16 each) in an AMX panel."""
 _LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 class PanelArguments(NamedTuple):
-    """The arguments of an emitted function that multiplies several tiles of rows by one packed panel."""
+    """The arguments of an emitted AMX function that multiplies several tiles of rows by one panel of columns."""
 
     left: Value
-    """Pointer to the first tile's rows."""
+    """Pointer to the rows of the left operand that belong to the first tile."""
     tile_bytes: Value
-    """Bytes from one tile's rows to the next tile's."""
+    """Bytes from the left operand's rows of one tile to those of the next tile."""
     part_bytes: Value
-    """Bytes from one 16-row part of a tile to the next."""
+    """Bytes from one 16-row part of a tile (a tile register) to the next."""
     row_bytes: Value
-    """Bytes from one row to the next."""
+    """Bytes from one row of the left operand to the next."""
     step_bytes: Value
-    """Bytes from 16 pairs to the next 16 pairs."""
+    """Bytes from 16 pairs of a row of the left operand to the next 16 pairs."""
     panel: Value
-    """Pointer to the packed columns."""
+    """Pointer to the packed columns of the panel."""
     depth: Value
-    """The number of pairs to sum."""
+    """The number of element pairs to sum in this call."""
     partial_sums: Value
-    """Pointer to partial sums of all tiles, which are kept between two ranges of pairs."""
+    """Pointer to the partial sums of all tiles, which are kept between two ranges of pairs."""
     is_first_span: Value
     """1 if this is the first range of pairs, so that there are no partial sums yet; else 0."""
     is_last_span: Value
@@ -295,30 +313,33 @@ class PanelArguments(NamedTuple):
     rows: Value
     """The number of rows of the result."""
     first: Value
-    """The first row tile."""
+    """The index of the first row tile to compute."""
     last: Value
-    """The row tile at which to stop (exclusive)."""
+    """The index of the row tile at which to stop (exclusive)."""
     step: Value
-    """The step from one row tile to the next."""
+    """The step from one row tile to the next: 1, or the number of threads that alternate."""
     prefetched: Value
-    """Pointer to the data that is multiplied next, for prefetching."""
+    """Pointer to the packed columns that are multiplied next, which are prefetched meanwhile."""
 
 
 PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
-"""The LLVM types of `PanelArguments`' fields."""
+"""The LLVM types of the fields of `PanelArguments`, in their order."""
 
 
 class EpilogueEmitter(NamedTuple):
-    """Callbacks that emit an epilogue (the work on a tile's sums) for one row, and its prefetches."""
+    """Callbacks that emit the epilogue (the work on finished sums, such as bias and ReLU) of a row, and prefetches."""
 
     fetch: Callable[[Value], None]
-    """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""
+    """Emit prefetches for a row's epilogue, given the offset in elements, from the result's start, of the row.
+
+    They run while the row's tile is multiplied.
+    """
     row: Callable[[Value, Value], None]
-    """Emit the epilogue of a row, given a pointer to its sums and the offset of its first element."""
+    """Emit the epilogue of a row, given a pointer to its sums and its offset in elements from the result's start."""
 
 
 def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
-    """Emit the multiplication of all row tiles by one packed panel.
+    """Emit the multiplication of the row tiles `args.first` to `args.last` by one packed panel, with AMX.
 
     A 16-row part of a tile that would reach behind the last row starts earlier and recomputes some rows.
     """
@@ -329,7 +350,7 @@ def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -
 
 
 class _Panels:
-    """An emitter of the multiplication by one panel, which interleaves each tile with the previous tile's epilogue."""
+    """An emitter of the AMX multiplication by one panel, which interleaves a tile with the previous tile's epilogue."""
 
     def __init__(self, k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
         self.k, self.given, self.is_last_span = k, args, ends
@@ -346,7 +367,10 @@ class _Panels:
         self.bytes_each = k.mul(k.build.sdiv(k.add(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
 
     def write_tile(self, number: Value) -> None:
-        """Emit the multiplication of a tile, interleaved with the epilogue of the previous tile."""
+        """Emit the multiplication of row tile `number`, interleaved with the epilogue of the previous tile.
+
+        The sums go to a buffer, or to the partial sums if pairs remain to be added.
+        """
         k, args = self.k, self.given
         count = k.build.sub(number, args.first)
         partial_sums = k.element_pointer(args.partial_sums, k.mul(count, TILE))
@@ -377,7 +401,10 @@ class _Panels:
                     amx.store(k, n, pointer)
 
     def _multiply(self, left: Value, parts: list[Value]) -> None:
-        """Emit the sums of a tile; after every 16 pairs, emit the epilogue of some rows of the previous tile."""
+        """Emit the sums of a tile with AMX; after every 16 pairs, emit the epilogue of rows of the previous tile.
+
+        `left` points to the tile's rows, and `parts` holds the first row of each 16-row part.
+        """
         k, args = self.k, self.given
         with k.loop(0, k.build.sdiv(args.depth, k.int64(STEP))) as step:
             for vector in range(AMX_VECTORS):
@@ -396,13 +423,19 @@ class _Panels:
             self.finish_rows(first, last)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
-        """Emit a prefetch of the memory that the epilogue of the current tile will read."""
+        """Emit prefetches of the memory that the epilogue of the current tile's rows [first, last) will read.
+
+        There are none if the sums remain partial.
+        """
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
             self.is_last_span.fetch(self._offset_of(parts, row))
 
     def _offset_of(self, parts: list[Value], row: Value) -> Value:
-        """Return the offset, in the result, of the first element of row `row` of a tile."""
+        """Emit the offset in elements, in the result, of the first element of row `row` of a tile.
+
+        `parts` holds the first row of each 16-row part of the tile.
+        """
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
         start = k.build.select(is_first, parts[0], k.add(parts[1], -PART_ROWS))
@@ -426,7 +459,7 @@ _APART = 4  # distance of rows that are read at once: several streams use more m
 
 
 class AmxPacker(Packer):
-    """A `Packer` for AMX, which packs rows block by block; matrices consist of whole panels."""
+    """A `Packer` for AMX, which packs rows block by block; matrices must consist of whole panels."""
 
     @override
     def pack(self, matrix: Matrix, to: Value) -> None:
@@ -441,7 +474,7 @@ class AmxPacker(Packer):
                     k.store(self._join(values), k.element_pointer(target, k.add(k.mul(pair, panel), start), I32))
 
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack rows of the left operand in the layout of tile registers: blocks of 16 rows by 16 element pairs.
+        """Emit code that packs rows of the left operand in the layout of tile registers: 16 rows by 16 element pairs.
 
         A 16-row part that would reach behind the last row starts earlier.
         """
@@ -463,7 +496,7 @@ class AmxPacker(Packer):
 
     @override
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack columns of a gradient in the layout of tile registers, and add the column sums to `gradient.sums`.
+        """Emit code that packs columns of a gradient for tile registers, and adds the column sums to `gradient.sums`.
 
         The layout is that of `pack_rows`, but the rows of the gradient are the summed dimension.
         """
@@ -482,13 +515,13 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
+        """Emit a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 
     @contextmanager
     def _each_panel(self, matrix: Matrix) -> Iterator[Value]:
-        """Emit a loop over the thread's share of panels; yields each panel's first column."""
+        """Emit a loop over the current thread's share of a matrix's panels, and yield each panel's first column."""
         k, panel = self.k, self.layout.panel
         first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(panel)), self.thread, self.threads)
         with k.loop(k.mul(first, panel), k.mul(last, panel), panel) as column:

@@ -62,7 +62,7 @@ TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
 
 
 def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> Value:
-    """Add to each 32-bit sum the two products of a bfloat16 pair of one vector and the same pair of the other."""
+    """Emit the addition, to each float32 sum, of the two products of a bfloat16 pair with another vector's pair."""
     pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
     return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
 
@@ -74,12 +74,12 @@ class Gemm(NamedTuple):
     """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
     rows: Value
     panels: Value
-    """Pointer to the right operand, packed in panels."""
+    """Pointer to the right operand, packed in panels (blocks of columns)."""
     columns: Value
     pairs: Value
-    """The number of pairs along the summed dimension."""
+    """The number of element pairs along the summed dimension (in float32, of single elements)."""
     out: Value
-    """The address of the result, (rows, columns)."""
+    """The address of the result, (rows, columns), without gaps."""
     ending: Epilogue
     values: tuple[Value, ...] = ()
     """The epilogue's arguments.
@@ -91,32 +91,35 @@ class Gemm(NamedTuple):
     * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
     """
     scratch: Value | None = None
-    """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
+    """The address of scratch space, `GemmEmitter.thread_bytes` bytes for each thread; None where nothing is packed."""
     partial_sums: Value | None = None
-    """The address of float32 scratch space for the sums of whole tiles; 0: the summed dimension is not split."""
+    """The address of float32 scratch space for partial sums; if 0 or None, the summed dimension is not split."""
 
 
 class GemmEmitter:
-    """An emitter of GEMM code for one `GemmLayout`: functions for a register tile, and loops over tiles and panels."""
+    """An emitter of bfloat16 GEMM code: functions that multiply one tile in registers, and loops over tiles and panels.
+
+    Subclasses emit other number formats and instructions, each with its `GemmLayout` of block sizes.
+    """
 
     layout: GemmLayout = AVX512_LAYOUT
-    """The block sizes of the GEMM."""
+    """The block sizes of the GEMM, which depend on registers and caches."""
     packer: type[Packer] = Packer
-    """The class that packs matrices for this layout."""
+    """The class that packs operands in the order in which this GEMM reads them."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
-    """True if `multiply` uses `Gemm.partial_sums`."""
+    """True if `multiply` uses `Gemm.partial_sums` to split a long summed dimension."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
-        """Emit the functions that multiply a tile, one for each epilogue and panel width."""
+        """Emit the functions that multiply one tile of the result, one for each epilogue and panel width."""
         self.k = k
         for ending in endings:
             for width in (*self._narrow_panels(), self.layout.panel):
                 self._write_tile(ending, width // k.lanes)
 
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a matrix multiplication, in which each thread computes some rows.
+        """Emit a matrix multiplication, in which each thread computes some rows of the result.
 
         A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before the next block.
         """
@@ -130,7 +133,10 @@ class GemmEmitter:
                 self._multiply_whole(gemm, thread, threads)
 
     def _multiply_split(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a matrix multiplication whose summed dimension is split, so that parts of panels fit in the L2 cache."""
+        """Emit a matrix multiplication whose summed dimension is split, so that parts of panels fit in the L2 cache.
+
+        The sums are kept in `gemm.partial_sums` between the parts; the epilogue follows the last one.
+        """
         k, tile_rows = self.k, self.layout.tile_rows
         first, last = self._own_tiles(gemm, thread, threads)
         with k.loop(first, last, _SPAN_TILES) as start:
@@ -152,7 +158,7 @@ class GemmEmitter:
                     self._finish(gemm.ending, value, k.pointer(gemm.out), offset, list(gemm.values))
 
     def _multiply_whole(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a matrix multiplication whose summed dimension is not split."""
+        """Emit a matrix multiplication that sums each element of the result over the whole summed dimension at once."""
         k, tile_rows = self.k, self.layout.tile_rows
         first, last = self._own_tiles(gemm, thread, threads)
         block = k.build.sdiv(k.int64(self.layout.block // tile_rows), gemm.pairs)
@@ -162,12 +168,12 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the range of tiles, counted in rows of tiles, that the current thread computes."""
+        """Emit the half-open range of row tiles, blocks of `layout.tile_rows` rows, of the current thread."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
     def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
-        """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
+        """Emit a weight gradient, out += gradientᵀ · panels, and add the gradient's column sums where requested.
 
         For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
         them by all panels. One cache level holds the packed pairs, another a panel.
@@ -199,7 +205,7 @@ class GemmEmitter:
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of the tiles of a panel that this thread computes, from the diagonal on.
+            """Emit (first, last, step) of the row tiles that this thread computes for a panel, from the diagonal on.
 
             `column` is the panel's first column.
             """
@@ -215,9 +221,10 @@ class GemmEmitter:
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: PairRange | None = None,
     ) -> None:
-        """Emit a loop that multiplies all panels.
+        """Emit a loop that multiplies row tiles by each panel of columns, and by a narrower last panel.
 
-        `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column.
+        `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column. `span` is the
+        range of pairs to sum; None: all.
         """
         k, panel = self.k, self.layout.panel
         span = span or PairRange(k.int64(0), gemm.pairs)
@@ -229,24 +236,30 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return the widths, below the full one, that the last panel of columns may have."""
+        """Return the widths in columns, below the full one, that the last panel of a matrix may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
-        """Emit a loop that multiplies a range of row tiles by one panel."""
+        """Emit a loop that multiplies the row tiles (first, last, step) by the panel of `width` columns at `column`."""
         k = self.k
         with k.loop(*tiles) as number:
             self._tile(gemm, number, column, width, span)
 
     def _first_row(self, gemm: Gemm, number: Value) -> Value:
-        """Return the first row of a tile; the last tile starts earlier and recomputes some rows."""
+        """Emit the first row of row tile `number`; a tile that would reach behind the last row starts earlier instead.
+
+        It then computes some rows a second time.
+        """
         tile_rows = self.layout.tile_rows
         return self.k.minimum(self.k.mul(number, tile_rows), self.k.build.sub(gemm.rows, self.k.int64(tile_rows)))
 
     def _tile(self, gemm: Gemm, number: Value, column: Value, width: int, span: PairRange) -> None:
-        """Emit the call that multiplies a row tile by one panel."""
+        """Emit the call that multiplies row tile `number` by the panel of `width` columns that starts at `column`.
+
+        `span` is the range of pairs to sum.
+        """
         k, row = self.k, self._first_row(gemm, number)
         first = k.mul(row, span.count) if gemm.ending == "add" else k.add(k.mul(row, gemm.pairs), span.first)
         left = k.element_pointer(gemm.left, first, I32)
@@ -259,12 +272,15 @@ class GemmEmitter:
         k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
     def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
-        """Return a pointer to a panel's data from the first element pair of a range on."""
+        """Emit a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
         k = self.k
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Return the epilogue's arguments, whose addresses are moved to the tile's first element."""
+        """Emit the epilogue's arguments, with addresses moved to a tile's first element.
+
+        `column` is the tile's first column, and `offset` the index of its first element in the result.
+        """
         k = self.k
         if not gemm.values:
             return ()
@@ -278,7 +294,10 @@ class GemmEmitter:
         return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
 
     def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
-        """Return an address moved by `elements` of `size` bytes (default: those of the packed elements); 0 stays 0."""
+        """Emit an address moved by `elements` of `size` bytes; address 0 stays 0.
+
+        `size` None means that of the packed elements.
+        """
         k = self.k
         further = k.add(address, k.mul(elements, size or self.layout.bytes))
         return k.build.select(k.is_nonzero(address), further, address)
@@ -286,7 +305,7 @@ class GemmEmitter:
     # --- a tile ------------------------------------------------------------------------------------------------------
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies a tile of `layout.tile_rows` rows by some vectors of columns."""
+        """Emit the function that multiplies a row tile by `vectors` vectors of columns, with the epilogue `ending`."""
         k, tile_rows = self.k, self.layout.tile_rows
         with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
             left,
@@ -310,7 +329,10 @@ class GemmEmitter:
                     self._finish(ending, k.load_variable(total, k.splat(0.0)), out, offset, values)
 
     def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
-        """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result."""
+        """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result.
+
+        `values` are the arguments of this kind of epilogue, as `Gemm.values` describes them.
+        """
         k = self.k
         if ending in ("add", "sum"):
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))
@@ -329,7 +351,7 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Emit the epilogue `bias`'s ReLU masks for a vector of results, at an offset in the result.
+        """Emit the ReLU masks of the epilogue `bias` for a vector of results; return the masked vector.
 
         One bit array records where elements are positive; the bits of the other say which elements become zero.
         """
@@ -347,18 +369,18 @@ class GemmEmitter:
         return k.load_variable(masked, value)
 
     def _bits_of(self, value: Value) -> Value:
-        """Convert float32 to the bits of the element type of the GEMM's result."""
+        """Emit the conversion of a float32 vector to the bits of the result's element type, float32 or bfloat16."""
         return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.to_bfloat16(value)
 
     def _clamp_below(self, value: Value, least: Value) -> Value:
-        """Emit the replacement of elements below a bound by the bound; NaN remains NaN."""
+        """Emit the replacement of a vector's elements below a bound by the bound; NaN remains NaN."""
         floor = self.k.splat(least)
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
-        """Emit the multiplication of one element pair of each row by the panel's columns, added to the sums.
+        """Emit the multiplication of one element pair of each row of a tile by the panel's columns, added to the sums.
 
-        `stride` is the number of pairs between rows, or None if rows are packed pair by pair.
+        `stride` is the number of pairs between rows of the left operand, or None if rows are packed pair by pair.
         """
         k = self.k
         vectors = len(sums[0])
@@ -378,11 +400,11 @@ class GemmEmitter:
                 k.store(self._multiply_and_add(factor, column, k.load_variable(total, k.splat(0.0))), total)
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
-        """Emit total + factor · column for vectors, element by element or pair by pair."""
+        """Emit total + factor · column for vectors: float32 sums of products of bfloat16 pairs."""
         return multiply_pairs(self.k, total, factor, column)
 
     def _bias(self, vectors: int, address: Value) -> list[Value]:
-        """Emit a load of the layer's bias as initial sums; zeros if the bias's address is 0."""
+        """Emit a load of the layer's bias, from `address` on, as initial sums; zeros if the address is 0."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(vectors)]
         with k.when(k.is_nonzero(address)):
@@ -391,7 +413,10 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Emit a prefetch of the part of the result to which a tile's sums will be added."""
+        """Emit a prefetch of the part of the result, from `out` on, to which the sums of a tile will be added.
+
+        The tile has `rows` rows of `vectors` vectors, and `stride` is the number of elements between the result's rows.
+        """
         k = self.k
         for row in range(rows):
             for vector in range(vectors):
@@ -399,7 +424,7 @@ class GemmEmitter:
 
 
 def tile_name(ending: Epilogue, vectors: int) -> str:
-    """Return the name of the emitted function for a tile with this epilogue and width."""
+    """Return the name of the emitted function that multiplies a tile of this width in vectors, with this epilogue."""
     return f"{ending}_{vectors}"
 
 
@@ -409,7 +434,7 @@ def tile_name(ending: Epilogue, vectors: int) -> str:
 
 
 class Float32GemmEmitter(GemmEmitter):
-    """A float32 `GemmEmitter` for registers of 512 bits."""
+    """A `GemmEmitter` for float32 matrices and registers of 512 bits."""
 
     layout = GemmLayout(
         panel=48,
@@ -429,7 +454,7 @@ class Float32GemmEmitter(GemmEmitter):
 
 
 class Avx2GemmEmitter(Float32GemmEmitter):
-    """A float32 `GemmEmitter` for AVX2, whose 16 registers have 256 bits; 12 of them hold sums."""
+    """A `GemmEmitter` for float32 matrices and AVX2, whose 16 registers have 256 bits; 12 of them hold sums."""
 
     layout = Float32GemmEmitter.layout._replace(panel=24, tile_rows=4, min_rows=4, sum_tiles=64)
     thread_bytes = layout.block_bytes
@@ -452,18 +477,18 @@ _ROWS_BYTES = AMX.block * 4
 
 
 class _Block(NamedTuple):
-    """A block of a matrix multiplication, whose packed rows and partial sums stay in the L2 cache."""
+    """A block of a GEMM with AMX, some row tiles by some columns; its rows and partial sums stay in the L2 cache."""
 
     rows: Value
-    """Pointer to the packed rows."""
+    """Pointer to the packed rows of the left operand."""
     waiting: Value
-    """Pointer to the partial sums of the block."""
+    """Pointer to the block's partial sums, which wait for the next range of pairs."""
     tiles: TileRange
-    """The row tiles."""
+    """The range of row tiles of the result that the block covers."""
     columns: tuple[Value, Value]
-    """The half-open range of columns, whole panels."""
+    """The half-open range of columns of the result that the block covers, whole panels."""
     span: PairRange
-    """The range of pairs that are summed."""
+    """The range of element pairs, along the summed dimension, that are added now."""
     begins: Value
     """1 if these are the first pairs of the summed dimension, else 0."""
     ends: Value
@@ -471,7 +496,7 @@ class _Block(NamedTuple):
 
 
 class AmxGemmEmitter(GemmEmitter):
-    """A `GemmEmitter` that uses AMX; matrices must consist of whole panels."""
+    """A `GemmEmitter` for bfloat16 matrices that uses AMX; the matrices must consist of whole panels."""
 
     layout = AMX
     packer = AmxPacker
@@ -485,7 +510,7 @@ class AmxGemmEmitter(GemmEmitter):
 
     @override
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a matrix multiplication, in which each thread packs and computes some rows."""
+        """Emit a matrix multiplication; each thread computes some rows, which it packs first unless for `mix`."""
         amx.configure(self.k)
         if gemm.ending == "mix":
             super().multiply(gemm, thread, threads)
@@ -519,7 +544,7 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the thread's blocks of rows; code that is emitted in the body of `for` runs for each block.
+        """Emit a loop over the current thread's blocks of the result; code emitted in the body of `for` runs for each.
 
         If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
         rows as fit.
@@ -583,7 +608,7 @@ class AmxGemmEmitter(GemmEmitter):
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
-        """Emit the multiplication of unpacked rows, whose number is a multiple of a tile's, by one panel."""
+        """Emit the multiplication of unpacked row tiles (first, last, step) by one panel; rows fill whole tiles."""
         k, (first, last, step) = self.k, tiles
         row_bytes = k.mul(gemm.pairs, 4)
         args = PanelArguments(
@@ -605,7 +630,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return the tile function's arguments that are the same for packed and unpacked rows."""
+        """Emit the arguments of the tile function that packed and unpacked rows have in common; return them by name."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
@@ -622,7 +647,7 @@ class AmxGemmEmitter(GemmEmitter):
 
     @override
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies all row tiles by one packed panel of columns."""
+        """Emit the function that multiplies several row tiles by one packed panel of columns, with an epilogue."""
         k = self.k
         with k.function(tile_name(ending, vectors), *PANEL_TYPES, *ENDINGS[ending]) as arguments:
             args, values = PanelArguments(*arguments[: len(PANEL_TYPES)]), arguments[len(PANEL_TYPES) :]
@@ -648,7 +673,10 @@ class AmxGemmEmitter(GemmEmitter):
     def _finish_row(
         self, ending: Epilogue, totals: list[Value], out: Value, offset: Value, values: list[Value]
     ) -> None:
-        """Emit the epilogue (such as bias and ReLU, and the store) of one row of a panel's columns."""
+        """Emit the epilogue (such as bias, ReLU and the store) of one row of a panel's columns.
+
+        `totals` holds the row's sums, one vector each, and `offset` is the row's first element in the result.
+        """
         k = self.k
         if ending != "bias":
             for vector, total in enumerate(totals):

@@ -46,29 +46,29 @@ class ForwardArguments(NamedTuple):
     """
 
     x: Any
-    """Input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
-    """Weight, (O, I); 0: `packed_weight` already holds the packed weight."""
+    """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     bias: Any
-    """Bias, (O,); 0: none."""
+    """Address of the bias, (O,); 0: none."""
     out: Any
-    """Output, (N, O)."""
+    """Address of the layer's output, (N, O), which is written."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     packed_weight: Any
-    """Scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight."""
     is_nontemporal: Any
     """1 if outputs are written by non-temporal stores, past the caches, else 0."""
     thread_scratch: Any
-    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
+    """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
     positive_mask: Any
-    """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
+    """Address of a bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
 
 class BackwardArguments(NamedTuple):
@@ -78,39 +78,42 @@ class BackwardArguments(NamedTuple):
     """
 
     x: Any
-    """Input, (N, I)."""
+    """Address of the layer's input, (N, I)."""
     weight: Any
-    """Weight, (O, I); 0: `packed_weight` already holds the packed weight."""
+    """Address of the weight, (O, I), which the kernel packs first; 0: `packed_weight` holds it packed already."""
     gradient: Any
-    """The gradient with respect to the output, (N, O)."""
+    """Address of the gradient with respect to the layer's output, (N, O)."""
     x_gradient: Any
-    """The gradient with respect to x, (N, I)."""
+    """Address of the gradient with respect to x, (N, I), which is written."""
     relu_mask: Any
-    """If x is a ReLU's output, N × I bits that are 1 where x was positive; elsewhere the gradient is set to 0."""
+    """Address of N × I bits, 1 where x was positive, if x is a ReLU's output: elsewhere its gradient is set to 0."""
     weight_gradient_sum: Any
-    """float32, (O, I): the gradient with respect to the weight is added to it."""
+    """Address of float32, (O, I): the gradient with respect to the weight is added to it."""
     bias_gradient_sum: Any
-    """float32, (O,): the gradient with respect to the bias is added to it."""
+    """Address of float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """The number of positions N."""
+    """The number of positions N, which are rows of the input."""
     inputs: Any
-    """The number of inputs I."""
+    """The number of inputs I of the layer."""
     outputs: Any
-    """The number of outputs O."""
+    """The number of outputs O of the layer."""
     packed_weight: Any
-    """Scratch space of O × I elements for the packed weight."""
+    """Address of scratch space of O × I elements for the packed weight."""
     packed_x: Any
-    """Scratch space for the packed input: I × N elements, N padded as in `Packer.pairs_of`."""
+    """Address of scratch space for the packed input: I × N elements, N rounded up to the GEMM's multiple."""
     thread_scratch: Any
-    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
+    """Address of scratch space of `GemmEmitter.thread_bytes` bytes for each thread."""
     is_nontemporal: Any
     """1 if `x_gradient` is written by non-temporal stores, past the caches, else 0."""
     partial_sums: Any = 0
-    """Scratch space of N × I float32, N padded to whole row tiles, if there are many outputs, as of a vocabulary."""
+    """Address of scratch space of N × I float32, N rounded up to whole row tiles, for the gradient of x.
+
+    It is used only for very many outputs, such as those of a vocabulary; 0: none.
+    """
 
 
 class LinearKernelEmitter:
-    """An emitter of the kernels `forward` and `backward` of linear layers."""
+    """An emitter of the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
 
     names = ("forward", "backward")
 
@@ -128,7 +131,7 @@ class LinearKernelEmitter:
             self._backward(BackwardArguments(*numbers), thread, threads)
 
     def _forward(self, args: ForwardArguments, thread: Value, threads: Value) -> None:
-        """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
+        """Emit the body of the kernel `forward`: pack the weight unless that is done, then compute out = x Wᵀ + b."""
         k = self.k
         with k.when(k.is_nonzero(args.weight)):
             weight = Matrix(k.pointer(args.weight), args.outputs, args.inputs)
@@ -156,7 +159,7 @@ class LinearKernelEmitter:
         self.multiplier.multiply(gemm, thread, threads)
 
     def _backward(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
-        """Emit the kernel `backward`: pack the operands, then compute the gradients of x and of the weight and bias."""
+        """Emit the kernel `backward`: pack the operands, then compute the requested gradients of x, weight and bias."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_nonzero(args.x_gradient), k.is_nonzero(args.weight_gradient_sum)
@@ -204,21 +207,27 @@ _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to th
 
 
 class GradientSums(NamedTuple):
-    """The float32 tensors that a linear layer's gradients are added to; None: that gradient is not requested."""
+    """The float32 tensors to which a linear layer's gradients are added; None: that gradient is not requested."""
 
     weight: Tensor | None
-    """The sum of the weight's gradients, (O, I)."""
+    """The float32 tensor (O, I) to which the weight's gradient is added."""
     bias: Tensor | None = None
-    """The sum of the bias' gradients, (O,)."""
+    """The float32 tensor (O,) to which the bias' gradient is added."""
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `multiply` and `linear_backward` support x (N, I) and these rows of a weight (O, I)."""
+    """Return whether `multiply` and `linear_backward` support x (N, I) and these rows of a weight (O, I).
+
+    Both need the same dtype, and sizes that `supports_gemm_sizes` accepts.
+    """
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
 def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
-    """Return whether the GEMM kernels take a linear layer of these sizes and this dtype."""
+    """Return whether the compiled GEMM kernels support a linear layer of these sizes and this dtype on this processor.
+
+    Inputs must be a multiple of 32, outputs a multiple of the GEMM's block, and there must be enough positions (rows).
+    """
     tile = gemm_tile(dtype)
     if tile is None:
         return False
@@ -227,15 +236,15 @@ def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.
 
 
 def _outputs_together(tile: Tile) -> int:
-    """Return the number that the outputs of a linear layer must be a multiple of."""
+    """Return the number that the outputs of a linear layer must be a multiple of, for GEMMs with this register tile."""
     return max(tile.lanes, gemm_emitter_of(tile).layout.row_multiple)
 
 
 @cache
 def bfloat16_tile() -> Tile | None:
-    """Return the tile for bfloat16 GEMMs on this processor; None if there are no kernels.
+    """Return the register tile for bfloat16 GEMMs on this processor; None if it has no such kernels.
 
-    AMX is used only if it multiplies a small example correctly.
+    AMX is used only if it multiplies a small example correctly, else vector instructions.
     """
     tile = find_float_tile("pairs")
     if tile is None or not tile.amx or multiplies_correctly(tile):
@@ -244,28 +253,34 @@ def bfloat16_tile() -> Tile | None:
 
 
 def gemm_tile(dtype: torch.dtype) -> Tile | None:
-    """Return the tile for GEMMs of a dtype on this processor; None if there are no kernels."""
+    """Return the register tile (instructions and vector length) for GEMMs of a dtype on this processor.
+
+    None for a dtype other than float32 and bfloat16, and on a processor without kernels.
+    """
     if dtype == torch.float32:
         return find_float_tile("floats")
     return bfloat16_tile() if dtype == torch.bfloat16 else None
 
 
 def require_gemm_tile(dtype: torch.dtype) -> Tile:
-    """Return the GEMM tile for a dtype; the caller knows that this processor has one."""
+    """Return the register tile for GEMMs of a dtype; AssertionError if this processor has none."""
     tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
 
 
 def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
-    """Return the class that emits GEMMs for a tile."""
+    """Return the class that emits the training GEMMs for a register tile: float32, bfloat16, or bfloat16 with AMX."""
     if tile.kind == "floats":
         return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
     return AmxGemmEmitter if tile.amx else GemmEmitter
 
 
 def multiplies_correctly(tile: Tile) -> bool:
-    """Return whether a tile's kernels multiply small matrices correctly, within rounding."""
+    """Return whether the GEMM kernels for a register tile multiply small matrices correctly on this machine.
+
+    A product and a weight gradient are compared with PyTorch's float64 results, within rounding.
+    """
     numbers = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
     product, total = x.new_empty(53, 96), torch.zeros(96, 96)
@@ -291,9 +306,9 @@ def multiply(
     Args:
         x: (N, I).
         weight: (O, I).
-        bias: (O,).
+        bias: (O,); None: no bias.
         activation: None, or "relu".
-        positive: N × O bits, in bytes, that are set where the result is positive.
+        positive: N × O bits, in bytes, that are set where the result is positive; None: not requested.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
     _forward(x, weight, out, packed, bias=bias, least=0.0 if activation == "relu" else float("-inf"), positive=positive)
@@ -337,17 +352,20 @@ class PackedProjection:
         self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits, x · weightᵀ + bias, to `out`."""
+        """Write the logits, x · weightᵀ + bias, of rows x (N, D) to `out` (N, C); padding columns are -inf."""
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
+        """Write the gradient of x (N, D) to `by_x`, and add the weight's gradient to `weight_sum` (C, D), float32.
+
+        `gradient` is that of the logits, (N, C). None for `by_x` or `weight_sum`: that gradient is not computed.
+        """
         weight, packed = self._packed_weight(1)
         _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight to pack, or None if it is packed already, and the tensor for the packed weight.
+        """Return the weight that the kernel must still pack, or None, and the tensor of the packed weight.
 
         `number` is 0 for the forward and 1 for the backward pass, which pack the weight differently.
         """
@@ -360,7 +378,11 @@ class PackedProjection:
 
 
 def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjection | None:
-    """Return a packed vocabulary projection for hidden states (N, D); None if no kernel supports the tensors."""
+    """Return a vocabulary projection that packs its weight (V, D) once, for hidden states (N, D) of the same dtype.
+
+    None if the compiled kernels do not support the dtypes, sizes or memory layout (implements
+    `backend.TrainingKernels.project`).
+    """
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
         return None
@@ -383,7 +405,11 @@ def _forward(
     positive: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `forward`; `packed_weight` receives the packed weight, or holds it already if `weight` is None."""
+    """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `least`.
+
+    `packed_weight` receives the packed weight, or holds it already if `weight` is None. `streams` False keeps even
+    large outputs in the caches. `tile` None: the register tile for x's dtype.
+    """
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
     arguments = ForwardArguments(
@@ -405,17 +431,17 @@ def _forward(
 
 
 def is_nontemporal(size: int) -> bool:
-    """Return whether a result of `size` bytes is written by non-temporal stores, past the caches."""
+    """Return whether a result of `size` bytes is large enough to be written past the caches (non-temporal stores)."""
     return size >= _STREAMED_BYTES
 
 
 def _is_streamed(out: Tensor) -> bool:
-    """Return whether a tensor is written by non-temporal stores: it is large, and aligned to a cache line."""
+    """Return whether a tensor is written past the caches: it is at least 3 MiB, and aligned to a cache line."""
     return is_nontemporal(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
 
 
 def padded_rows(rows: int, tile: Tile) -> int:
-    """Round the length of the summed dimension up to a multiple that a tile's GEMM can process."""
+    """Return a number of rows rounded up to the multiple that a GEMM needs along its summed dimension."""
     together = gemm_emitter_of(tile).layout.row_multiple
     return -(-rows // together) * together
 
@@ -431,7 +457,11 @@ def _backward(
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `backward`; `packed_weight` receives the packed weight, or holds it if `weight` is None."""
+    """Run the kernel `backward`, which writes the gradient of x to `by_x` and adds the others to `sums`.
+
+    None for a tensor means that its gradient is not requested. `packed_weight` receives the packed weight, or holds it
+    if `weight` is None. `is_open` is a ReLU's bit mask, as in `linear_backward`.
+    """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
@@ -462,14 +492,14 @@ def _backward(
 
 
 def _split_sums_bytes(positions: int, inputs: int, outputs: int, tile: Tile) -> int:
-    """Return the bytes of `BackwardArguments.partial_sums`."""
+    """Return the size of `BackwardArguments.partial_sums` in bytes; 0 below 8192 outputs, for which it is not used."""
     rows = gemm_emitter_of(tile).layout.tile_rows
     return -(-positions // rows) * rows * inputs * 4 if outputs >= _MANY_OUTPUTS else 0
 
 
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `forward` and `backward` of linear layers, for a GEMM tile."""
+    """Return the kernels `forward` and `backward` of linear layers for a register tile, compiled on first use."""
     k = new_builder("products", tile)
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, LinearKernelEmitter.names)

@@ -32,7 +32,7 @@ from transduce.process_environment import release_library
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
-"""The environment variable for the cache folder; empty disables the cache."""
+"""The environment variable for the cache folder of compiled machine code; empty disables the cache."""
 
 _MAX_FILES = 100  # the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
@@ -40,12 +40,15 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return the hash of these parts (IR, processor, versions), which names a kernel in the cache of compiled code."""
+    """Return the SHA-256 hash of these parts (IR, processor, versions), the name of a file in the code cache."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def load_cached_code(key: str) -> bytes | None:
-    """Return the cached code of a key; None if there is none or it is damaged."""
+    """Return the machine code that the cache has for a key, and mark its file as recently used.
+
+    None if there is no such file, if it cannot be read, or if it does not match its checksum.
+    """
     path = _path(key)
     if path is None:
         return None
@@ -59,7 +62,7 @@ def load_cached_code(key: str) -> bytes | None:
 
 
 def cache_code(key: str, code: bytes) -> None:
-    """Cache code under a key in a file; without a cache folder, or if writing fails, nothing is cached.
+    """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
 
     The file is replaced atomically, so concurrent readers never see part of it.
     """
@@ -77,14 +80,14 @@ def cache_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Delete the least recently used files until the cache is within its size limit."""
+    """Delete the least recently used files of the cache folder until at most 100 remain."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     for path in files[: max(0, len(files) - _MAX_FILES)]:
         path.unlink(missing_ok=True)
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder."""
+    """Return the path of a key's code in the cache; None if caching is disabled or another user owns the folder."""
     folder = _folder()
     if folder is None:
         return None
@@ -97,7 +100,10 @@ def _path(key: str) -> Path | None:
 
 
 def _folder() -> Path | None:
-    """Return the cache folder; None if caching is disabled or there is no home directory."""
+    """Return the folder of cached machine code; None if caching is disabled or there is no home directory.
+
+    It is the subfolder `kernels` of TRANSDUCE_CACHE if that is set, else of a folder in the user's cache folder.
+    """
     configured = os.environ.get(CACHE_VARIABLE)
     if configured is not None:
         return Path(configured) / "kernels" if configured else None
@@ -121,7 +127,7 @@ _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 class CompiledKernel:
-    """A machine-code function that runs on one thread or on PyTorch's OpenMP threads."""
+    """A machine-code function that runs on the calling thread or on PyTorch's OpenMP threads."""
 
     def __init__(self, name: str, engine: Any) -> None:
         """Look up a kernel by name in an LLVM execution engine, which owns the machine code."""
@@ -136,11 +142,14 @@ class CompiledKernel:
         )
 
     def run(self, *values: int, threads: int | None = None) -> None:
-        """Run the kernel with these (unchecked) arguments on `threads` threads, PyTorch's number if None."""
+        """Run the kernel with these integer arguments (unchecked) on `threads` threads; None: PyTorch's number."""
         self.run_array((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
 
     def run_array(self, numbers: Any, threads: int) -> None:
-        """Run the kernel with a ctypes array of 64-bit arguments, which it may change."""
+        """Run the kernel with a ctypes array of 64-bit integer arguments, which it may change, on `threads` threads.
+
+        Without an OpenMP library it runs on the calling thread alone.
+        """
         if threads == 1 or self._on_threads is None:
             self._run_on_one(numbers, 0, 1)
         else:
@@ -148,21 +157,24 @@ class CompiledKernel:
 
 
 def float_bits(value: float) -> int:
-    """Return the bits of a float32 as an integer kernel argument, which `KernelBuilder.float_from_bits` reads."""
+    """Return a number's float32 bits as an integer, so that it can be a kernel argument.
+
+    The emitted code reads it by `KernelBuilder.float_from_bits`.
+    """
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def address_of(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's first element; 0 for None."""
+    """Return the memory address of a tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache
 def find_integer_tile() -> Tile | None:
-    """Return the integer GEMM tile for this processor; None if it has no kernels.
+    """Return the register tile for quantized GEMMs on this processor; None if there are no kernels for it.
 
-    The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
-    (ATEN_CPU_CAPABILITY) restrict these kernels too.
+    Kernels need an x86-64 processor with AVX2 and FMA, or AVX-512, and LLVM 22. The environment variables that restrict
+    the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch (ATEN_CPU_CAPABILITY) restrict these kernels too.
     """
     if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _MIN_LLVM:
         return None
@@ -182,7 +194,11 @@ def find_integer_tile() -> Tile | None:
 
 
 def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
-    """Return whether this process may use an AMX feature, after requesting the tile registers from the system."""
+    """Return whether this process may use the AMX instruction set `feature`, such as "amx-int8".
+
+    The processor must have it, `limit` (oneDNN's instruction limit) must not exclude it, and the operating system must
+    grant the tile registers, which this function requests.
+    """
     if not (features.get("amx-tile") and features.get(feature)) or not ("AMX" in limit or limit in _EVERY_ISA):
         return False
     request = getattr(torch.cpu, "_init_amx", None)
@@ -190,7 +206,10 @@ def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
 
 
 def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
-    """Return the GEMM tile for bfloat16 (`pairs`) or float32 (`floats`); None if this processor has no such kernels."""
+    """Return the register tile for bfloat16 (`pairs`) or float32 (`floats`) GEMMs; None if there are no such kernels.
+
+    bfloat16 needs AVX-512's instruction for pairs of bfloat16 numbers.
+    """
     tile = find_integer_tile()
     if tile is None or kind == "floats":
         return tile and tile._replace(kind=kind, amx=False)
@@ -212,14 +231,17 @@ def _has_amx_pairs() -> bool:
 
 
 def require_integer_tile() -> Tile:
-    """Return `find_integer_tile()`, which must not be None."""
+    """Return the register tile for quantized GEMMs on this processor; AssertionError if there are no kernels for it."""
     tile = find_integer_tile()
     assert tile is not None, "there are no kernels for this processor"
     return tile
 
 
 def new_builder(name: str, tile: Tile) -> KernelBuilder:
-    """Create an IR builder for this processor's vectors, with support for threads where OpenMP is found."""
+    """Return a new IR builder with an empty module for this processor's vector registers.
+
+    The kernels support several threads if PyTorch ships an OpenMP library.
+    """
     narrows = tile.lanes == AVX512_TILE.lanes and _has_pairs()
     return KernelBuilder(name, tile.lanes, threaded=find_openmp() is not None, has_bfloat16_rounding=narrows)
 
@@ -250,7 +272,10 @@ def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Valu
 
 
 def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Compile the kernels of these names, or reuse the code that this or another process made from the same IR."""
+    """Compile the kernels with these names in a builder's module, and return them by name.
+
+    Code that this or another process made from the same IR, for the same processor, is used again.
+    """
     text, processor = str(k.module), llvm.get_host_cpu_name()
     features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
     key = cache_key(text, processor, features, llvm.llvm_version_info)
@@ -269,7 +294,10 @@ _COMPILING = Lock()
 
 
 def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Load the machine code of a module from the code cache, or compile and cache it; returns its kernels by name."""
+    """Load the machine code of a module from the code cache, or compile and cache it; return its kernels by name.
+
+    `text` is the module's IR, and `machine` LLVM's target machine.
+    """
     code = load_cached_code(key)
     if code is None:
         code = _make_code(text, machine)
@@ -282,7 +310,7 @@ def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str
 
 
 def _make_code(text: str, machine: Any) -> bytes:
-    """Optimize a module's IR and return its object file."""
+    """Optimize a module's LLVM IR and compile it for a target machine; return the bytes of the object file."""
     module = llvm.parse_assembly(text)
     module.verify()
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -307,7 +335,7 @@ def find_openmp() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
-        """Return the address of a function of the OpenMP library."""
+        """Return the address of the OpenMP library's function with this name."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
@@ -331,7 +359,7 @@ _SHORTEST, _LONGEST = 0.25, 4.0  # seconds before more threads are tried again, 
 
 
 class ThreadLimiter:
-    """A controller that reduces the number of decoding threads while cores are busy, and later tries more again."""
+    """A controller that reduces the number of decoding threads while the cores are busy, and later tries more again."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Create a limiter that starts without a limit; `clock` returns the time in seconds."""
@@ -345,7 +373,7 @@ class ThreadLimiter:
         self._others = 0.0  # CPU time of the other threads when the window began
 
     def size(self, wanted: int) -> int:
-        """Return how many threads to use for work that could use `wanted` threads."""
+        """Return how many threads to use for work that could use `wanted` threads: fewer if cores were busy lately."""
         if self._most is not None and self._clock() >= self._retry_at:
             self._most = self._most * 2 if self._most * 2 < self._failed else None
         return wanted if self._most is None else min(wanted, self._most)
@@ -353,7 +381,7 @@ class ThreadLimiter:
     def record_call(
         self, threads: int, seconds: float, cpu_seconds: float, other_cpu_seconds: tuple[float, float]
     ) -> None:
-        """Record the timing of a call on several threads, and lower the limit if the threads lacked cores.
+        """Record the timing of a kernel call on several threads; halve the threads if they got too little CPU time.
 
         Args:
             threads: the number of threads that ran.
@@ -381,13 +409,17 @@ _LIMITER = ThreadLimiter()  # one per process
 
 
 def useful_threads(work: int, max_threads: int | None = None) -> int:
-    """Return how many threads to use for `work` multiply-adds, at most `max_threads`; None: PyTorch's number."""
+    """Return how many threads to use for `work` multiply-adds between barriers, at most `max_threads`.
+
+    A None `max_threads` is PyTorch's number. Small work runs on one thread, and fewer threads are used while cores are
+    busy.
+    """
     wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
     return _LIMITER.size(wanted) if wanted > 1 else 1
 
 
 def run_timed(kernel: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
-    """Run a kernel whose steps take `work` multiply-adds each, and record its timing for the choice of threads.
+    """Run a kernel on as many threads as its work deserves, and record its timing for the next choice of threads.
 
     Args:
         kernel: a kernel whose threads meet at barriers.

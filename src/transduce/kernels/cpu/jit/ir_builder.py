@@ -15,7 +15,10 @@ F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
 UNROLLED_VECTORS = 4
-"""Vectors of a row that are processed per iteration, each with its own accumulator, to hide instruction latency."""
+"""The number of a row's vectors that are processed per loop iteration, each with its own accumulator.
+
+Independent accumulators hide the latency of instructions.
+"""
 
 Value = Any
 """An LLVM value, such as the result of an instruction (llvmlite has no type annotations)."""
@@ -38,10 +41,10 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
 
 
 class KernelBuilder:
-    """An IR builder: one LLVM module and the function that is being emitted."""
+    """A builder of LLVM IR: it holds one LLVM module, and appends instructions to the function being emitted."""
 
     def __init__(self, name: str, lanes: int, *, threaded: bool = False, has_bfloat16_rounding: bool = False) -> None:
-        """Create an empty module.
+        """Create an empty LLVM module.
 
         Args:
             name: the module's name.
@@ -56,12 +59,15 @@ class KernelBuilder:
         self.threaded = threaded
         self._narrows = has_bfloat16_rounding
         self.features: set[str] = set()
-        """CPU features to enable because intrinsics of theirs are used by name."""
+        """CPU features, such as "amx-tile", to enable in addition, because their intrinsics are called by name."""
         self.build: Any = None
 
     @contextmanager
     def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
-        """Emit a void function in the body of `with`, which receives the function's arguments."""
+        """Emit a void function in the body of `with`, which receives the function's arguments, of these LLVM types.
+
+        An exported function can be looked up from Python; others are internal to the module.
+        """
         function = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
         function.linkage = "external" if exported else "internal"
         function.attributes.add("nounwind")
@@ -89,7 +95,10 @@ class KernelBuilder:
         return self.build.sext(self.intrinsic(name, I32), I64)
 
     def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
-        """Emit a call of an LLVM intrinsic or an external function, declared on first use."""
+        """Emit a call of an LLVM intrinsic or an external function, declared on first use, and return its result.
+
+        `result` is the LLVM type of the result.
+        """
         kind = ir.FunctionType(result, [value.type for value in values])
         callee = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
         return self.build.call(callee, values)
@@ -98,7 +107,7 @@ class KernelBuilder:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """Emit a counting loop from start (inclusive) to stop (exclusive); yields the 64-bit counter."""
+        """Emit a loop around the code in the body of `with`; yields the 64-bit counter, from start up to below stop."""
         start, stop = self.int64(start), self.int64(stop)
         entry = self.build.block
         header, body, after = (self.build.append_basic_block() for _ in range(3))
@@ -114,9 +123,10 @@ class KernelBuilder:
         self.build.position_at_end(after)
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Yield (first column, accumulator number) of each vector of a row, `UNROLLED_VECTORS` per emitted iteration.
+        """Emit a loop over a row of `width` elements; yield (first column, accumulator number) of each vector.
 
-        The vectors that remain are emitted as a loop over single vectors, whose accumulator number is 0.
+        An iteration has `UNROLLED_VECTORS` vectors. Those that remain are emitted as a loop over single vectors, whose
+        accumulator number is 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
@@ -148,7 +158,7 @@ class KernelBuilder:
 
     @contextmanager
     def do_while(self) -> Iterator[Callable[[Value], None]]:
-        """Emit a do-while loop; the body must end by calling the yielded function with the exit condition."""
+        """Emit a do-while loop; the body must end by calling the yielded function with the condition to stop."""
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
         self.build.position_at_end(again)
@@ -156,7 +166,10 @@ class KernelBuilder:
         self.build.position_at_end(after)
 
     def barrier(self, threads: Value) -> None:
-        """Emit a barrier, at which the threads of a call wait for one another if there are several."""
+        """Emit a barrier, at which the threads of a kernel call wait for one another.
+
+        Nothing is emitted if kernels run on one thread only, and a single thread passes at once.
+        """
         if self.threaded:
             with self.when(self.build.icmp_signed(">", threads, self.int64(1))):
                 self.intrinsic("transduce_barrier", VOID)
@@ -177,11 +190,11 @@ class KernelBuilder:
         return ir.Constant(I64, value) if isinstance(value, int) else value
 
     def float32(self, value: float) -> Value:
-        """Return a float32 constant."""
+        """Return a Python number as an LLVM float32 constant."""
         return ir.Constant(F32, value)
 
     def float_from_bits(self, bits: Value) -> Value:
-        """Reinterpret the lower 32 bits of a 64-bit integer as a float32 (see `compiler.float_bits`)."""
+        """Emit the reinterpretation of a 64-bit integer's lower 32 bits as a float32 (see `compiler.float_bits`)."""
         return self.build.bitcast(self.build.trunc(bits, I32), F32)
 
     def is_nonzero(self, address: Value) -> Value:
@@ -189,7 +202,7 @@ class KernelBuilder:
         return self.build.icmp_signed("!=", address, self.int64(0))
 
     def splat(self, value: Value | float) -> Value:
-        """Emit a vector with one value in all lanes."""
+        """Emit a vector with one value in all lanes; a Python float becomes a float32 constant."""
         if isinstance(value, float):
             return ir.Constant(self.floats, [value] * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
@@ -197,21 +210,21 @@ class KernelBuilder:
         return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
 
     def add(self, *values: Value | int) -> Value:
-        """Emit the sum of 64-bit integers."""
+        """Emit the sum of any number of 64-bit integers; Python integers become constants."""
         total = self.int64(values[0])
         for value in values[1:]:
             total = self.build.add(total, self.int64(value))
         return total
 
     def mul(self, *values: Value | int) -> Value:
-        """Emit the product of 64-bit integers."""
+        """Emit the product of any number of 64-bit integers; Python integers become constants."""
         product = self.int64(values[0])
         for value in values[1:]:
             product = self.build.mul(product, self.int64(value))
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the half-open range [first, last) of `whole` items that one thread processes."""
+        """Emit the half-open range [first, last) of `whole` items that one of `threads` threads processes."""
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
 
@@ -222,7 +235,7 @@ class KernelBuilder:
         return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
 
     def minimum(self, one: Value, other: Value) -> Value:
-        """Emit the minimum of two 64-bit integers."""
+        """Emit the minimum of two 64-bit signed integers."""
         return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
     def maximum(self, one: Value, other: Value) -> Value:
@@ -234,18 +247,21 @@ class KernelBuilder:
         return self.intrinsic(f"llvm.lrint.v{self.lanes}i32.v{self.lanes}f32", self.ints, values)
 
     def reduce_max(self, values: Value) -> Value:
-        """Emit the maximum of a vector's elements.
+        """Emit the maximum of a float vector's elements as a scalar.
 
         LLVM's own reduction intrinsic handles every NaN and takes several instructions per element.
         """
         return self._fold(values, self.maximum)
 
     def reduce_sum(self, values: Value) -> Value:
-        """Emit the sum of a vector's elements by repeated halving, in an order that is the same on every machine."""
+        """Emit the sum of a float vector's elements by repeated halving, in the same order on every machine."""
         return self._fold(values, self.build.fadd)
 
     def reduce_sums(self, vectors: list[Value]) -> Value:
-        """Emit the sums of lanes / 4 vectors at once, as a vector; each sum is added in the order of `reduce_sum`."""
+        """Emit the sums of several float vectors at once, as the elements of one vector that has one for each of them.
+
+        Each sum is added in the order of `reduce_sum`. The number of vectors is a power of two.
+        """
         width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2
@@ -279,7 +295,7 @@ class KernelBuilder:
         return self.build.extract_element(values, ir.Constant(I32, 0))
 
     def pointer(self, address: Value | int) -> Value:
-        """Convert a 64-bit address to a pointer."""
+        """Emit the conversion of a 64-bit integer address to a pointer."""
         return self.build.inttoptr(self.int64(address), POINTER)
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -335,7 +351,7 @@ class KernelBuilder:
             self.intrinsic(name, VOID, values, at, mask)
 
     def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
-        """Emit a load of a vector from the pointer `at`; elements outside of the mask are zero."""
+        """Emit a load of a vector of type `elements` from the pointer `at`; elements outside the mask are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
 
@@ -361,7 +377,7 @@ class KernelBuilder:
         return ir.Constant(self.ints, [number] * self.lanes)
 
     def prefetch(self, pointer: Value, *, to_write: bool = False, level: int = 1) -> None:
-        """Emit a prefetch of an address into the cache of this level."""
+        """Emit a prefetch of an address into the data cache of this level; `to_write` if the memory will be written."""
         flags = [
             ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
         ]  # locality 3: keep; 1: data cache
@@ -387,28 +403,28 @@ class KernelBuilder:
         self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.mul(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
-        """Allocate a variable on the stack with an initial value, and return its address."""
+        """Emit the allocation of a variable on the stack with an initial value, and return its address."""
         with self.build.goto_entry_block():
             address = self.build.alloca(start.type)
         self.build.store(start, address)
         return address
 
     def load_variable(self, pointer: Value, type_of: Value) -> Value:
-        """Emit a load of a variable that has the type of the value `type_of`."""
+        """Emit a load of a stack variable, given its address and a value `type_of` that has the variable's type."""
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Emit `UNROLLED_VECTORS` float32 vectors, initially `start`, which the loop of `each_vector` accumulates."""
+        """Emit `UNROLLED_VECTORS` float32 vector variables filled with `start`, for the loop of `each_vector`."""
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(
         self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
     ) -> None:
-        """Emit the combination of accumulator `number` with a vector by the operation `join`, such as an addition."""
+        """Emit an update of accumulator `number` to join(value, accumulator), with an operation such as addition."""
         self.store(join(value, self.load_variable(variables[number], value)), variables[number])
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        """Emit the combination of all accumulators to one vector, pairwise, by the operation `join`."""
+        """Emit the combination of all accumulators to one vector, pairwise, by the operation `join` (like a sum)."""
         values = [self.build.load(each, typ=self.floats) for each in variables]
         while len(values) > 1:
             values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
@@ -416,7 +432,7 @@ class KernelBuilder:
 
 
 class Fields:
-    """An accessor of kernel arguments in memory by their names, for emitted code."""
+    """An accessor of kernel arguments in memory, 64-bit integers, by their names, for emitted code."""
 
     def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...]) -> None:
         self.k = k
@@ -424,7 +440,7 @@ class Fields:
         self.names = names
 
     def get(self, name: str) -> Value:
-        """Emit a load of the kernel argument with this name."""
+        """Emit a load of the kernel argument with this name, a 64-bit integer."""
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
@@ -432,11 +448,11 @@ class Fields:
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Return a pointer to element `index` of the array whose address is the argument `name`."""
+        """Emit a pointer to element `index` of the array whose address is the kernel argument `name`."""
         return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Emit a load of element `index` of the array whose address is the argument `name`."""
+        """Emit a load of element `index` of the array whose address is the kernel argument `name`."""
         return self.k.load(self.at(name, index, kind), kind)
 
     def swap(self, one: str, other: str) -> None:
@@ -446,11 +462,11 @@ class Fields:
         self.set(other, first)
 
     def _at(self, name: str) -> Value:
-        """Return a pointer to the kernel argument with this name."""
+        """Emit a pointer to the memory of the kernel argument with this name."""
         return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
 def _alignment(kind: Any) -> int:
-    """Return the alignment in bytes that loads and stores may assume: that of one element."""
+    """Return the alignment in bytes that loads and stores of an LLVM type may assume: that of one element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

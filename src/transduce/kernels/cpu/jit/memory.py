@@ -42,10 +42,10 @@ _IN_C: dict[torch.dtype, Any] = {
 
 
 class KernelArguments:
-    """A ctypes array of kernel arguments, which Python code reads and writes by name."""
+    """A ctypes array of 64-bit kernel arguments, which Python code reads and writes by name, as in a dictionary."""
 
     def __init__(self, kind: type[Any], **values: int) -> None:
-        """Create the arguments of a kernel, whose names are the fields of a NamedTuple class."""
+        """Create a kernel's arguments with these values; the names are the fields of the NamedTuple class `kind`."""
         self._indices = _indices(kind._fields)
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 
@@ -67,10 +67,10 @@ def round_up_to_cache_lines(count: int) -> int:
 
 
 class Arena:
-    """A block of memory that holds arrays by name; the arrays live as long as the arena."""
+    """A block of memory that holds several arrays by name; the arrays live as long as the arena."""
 
     def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
-        """Allocate the arena's arrays of these dtypes and shapes, zeroed or uninitialized."""
+        """Allocate arrays in one block: `arrays` maps names to dtypes and shapes; zeroed, or else uninitialized."""
         self._arrays = arrays
         self._sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in arrays.items()}
         self._starts, end = {}, 0
@@ -80,7 +80,7 @@ class Arena:
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}
-        """The address of each array by name."""
+        """The memory address of each array, by the array's name."""
         self._tensors: dict[str, Tensor] = {}
         self._numbers: dict[str, Any] = {}
 
@@ -92,7 +92,7 @@ class Arena:
         return self._tensors[name]
 
     def ctypes_array(self, name: str) -> Any:
-        """Return an array as a flat ctypes array, for fast access to a few elements.
+        """Return the arena's array with this name as a flat ctypes array, for fast access to a few elements.
 
         The ctypes array does not keep the memory alive.
         """
@@ -115,21 +115,28 @@ _MAPS = Path("/proc/self/maps")  # exists on Linux only
 
 
 class FileRows:
-    """The rows of a float32 matrix in the file that the matrix is mapped from, for kernels that read single rows."""
+    """The rows of a float32 matrix in the file that the matrix is mapped from, for kernels that read single rows.
+
+    Reading them by `pread` leaves the rest of the file out of memory.
+    """
 
     def __init__(self, descriptor: int, start: int) -> None:
-        """Take over an open file, in which the matrix begins at offset `start`."""
+        """Take over an open file descriptor of the file, in which the matrix begins at byte offset `start`."""
         self._descriptor = descriptor
         read = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
         self.numbers = torch.tensor([read, descriptor, start])
-        """The numbers for `row_pointer`: address of `pread`, or 0 to read the mapping; file descriptor; offset."""
+        """Three int64 for `row_pointer`: address of `pread`, or 0 to read the mapping; file descriptor; offset."""
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
     @classmethod
     def find(cls, matrix: Tensor) -> "FileRows | None":
-        """Find the file that a matrix is mapped from; None if the matrix is small or differs from the file's."""
+        """Return the rows of the file that a matrix is mapped from; None if there is no such file.
+
+        None too for a matrix below 32 MiB, one that is not contiguous float32 or was changed in memory, and where the
+        system has no /proc/self/maps (others than Linux).
+        """
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
         fits = matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and _version(matrix) == 0
         if not fits or size < _MIN_FILE_BYTES or not _MAPS.exists():
@@ -144,7 +151,14 @@ class FileRows:
 
     @classmethod
     def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
-        """Open the file that a matrix is mapped from; None if it is another file or has other first and last rows."""
+        """Open the file that a matrix is mapped from; None if that fails, or if it is not the file of the mapping.
+
+        Args:
+            path: a list with the file's path, or an empty one.
+            found: inode and device of the mapping.
+            start: the byte offset of the matrix in the file.
+            matrix: the mapped matrix, whose first and last rows must equal the file's.
+        """
         size, row = matrix.numel() * matrix.itemsize, matrix.shape[1] * matrix.itemsize
         try:
             descriptor = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC) if path else -1
@@ -167,9 +181,10 @@ _NO_FILE = torch.zeros(1, dtype=torch.int64)
 
 
 def file_rows(matrix: Tensor) -> Tensor:
-    """Return the numbers by which `row_pointer` finds a matrix's rows; the caller keeps them while a kernel runs.
+    """Return the numbers by which emitted code (`row_pointer`) reads a matrix's rows from its file, int64.
 
-    A matrix that was changed in memory is not read from its file any more.
+    The first number is 0 if rows are to be read from memory: there is no file, or the matrix was changed in memory. The
+    caller keeps the tensor while a kernel runs.
     """
     with _FILE_ROWS_LOCK:  # rows found twice would be closed once, under a kernel that reads them
         if matrix not in _FILE_ROWS:
@@ -193,7 +208,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, width: Value, scratch: Value) -> Value:
-    """Emit a pointer to a row of a float32 matrix, which is read from the matrix's file into `scratch` if necessary.
+    """Emit a pointer to a row of a float32 matrix, which is read from the matrix's file into `scratch` if there is one.
 
     Args:
         k: the IR builder.
@@ -225,7 +240,7 @@ def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, wid
 
 
 class MemoryBlock:
-    """A block of uninitialized memory, freed when the object is released or garbage-collected."""
+    """A block of uninitialized memory from a `StackAllocator`, freed when `free` is called or the object is deleted."""
 
     def __init__(self, stack: "StackAllocator", address: int) -> None:
         self.address = address
@@ -243,12 +258,15 @@ class MemoryBlock:
 
 
 class StackAllocator:
-    """An allocator of memory blocks on a stack: each new block lies behind all blocks in use."""
+    """An allocator of memory blocks on a stack: each new block lies behind all blocks in use.
+
+    It serves what a training layer saves for its backward pass, which runs in the reverse order.
+    """
 
     def __init__(self, size: int) -> None:
         """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
         self.live: dict[int, int] = {}
-        """The end address of each block in use, by its start address."""
+        """The end address of each block in use on the stack, by the block's start address."""
         self._first = self._end = 0
         self._lock = RLock()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -260,7 +278,7 @@ class StackAllocator:
         self._end = self._first + size
 
     def allocate(self, count: int) -> MemoryBlock:
-        """Allocate `count` bytes, on the heap if the stack is full."""
+        """Allocate `count` bytes, on the heap if the stack is full; the block is freed when its object is deleted."""
         with self._lock:
             start = max([*self.live.values()], default=self._first)
             end = start + round_up_to_cache_lines(count)
@@ -278,13 +296,13 @@ class _HeapBlock(MemoryBlock):
         self._memory: torch.Tensor | None = memory
 
     def free(self) -> None:
-        """Free the heap block, which must not be used afterwards."""
+        """Release the heap block's memory, which must not be used afterwards."""
         self._memory = None
 
 
 @cache
 def process_stack() -> StackAllocator:
-    """Return the stack of this process, created on first use."""
+    """Return this process's stack for training memory, created on first use with as much address space as memory."""
     return StackAllocator(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -294,12 +312,12 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """A memory address as an offset from a base address, which is known only when the kernel calls run."""
+    """A memory address as an offset from a base address, which is known only when the recorded kernel calls run."""
 
     base: int
-    """The index of the base among those passed to `CompiledSteps.run`."""
+    """The index of the base address among those passed to `CompiledSteps.run`."""
     bytes: int = 0
-    """The offset in bytes."""
+    """The offset from the base address in bytes."""
 
     def advance(self, count: int) -> "MemoryOffset":
         """Return the memory offset that lies `count` bytes later, from the same base address."""
@@ -307,16 +325,19 @@ class MemoryOffset(NamedTuple):
 
 
 class MemoryPlan:
-    """A planner of scratch memory for a list of kernel calls, which reuses memory that earlier calls have freed."""
+    """A planner of scratch memory for a list of kernel calls, which reuses memory that earlier calls have freed.
+
+    It assigns offsets and allocates nothing; `base` is the index of the memory's base address.
+    """
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.size = 0
-        """The peak memory in bytes."""
+        """The peak of the memory that is in use at once, in bytes, which the caller must allocate."""
         self._taken: dict[int, int] = {}
 
     def allocate(self, count: int) -> MemoryOffset:
-        """Allocate `count` bytes in the first free gap that is large enough, and return their offset."""
+        """Assign `count` bytes in the first free gap that is large enough, and return their offset."""
         start, needed = 0, round_up_to_cache_lines(count)
         for allocated in sorted(self._taken):
             if allocated - start >= needed:
@@ -327,7 +348,7 @@ class MemoryPlan:
         return MemoryOffset(self.base, start)
 
     def free(self, offsets: Iterable[MemoryOffset]) -> None:
-        """Free scratch memory for later kernel calls; offsets from another base are ignored."""
+        """Mark memory at these offsets as free for later kernel calls; offsets from another base are ignored."""
         for offset in offsets:
             if offset.base == self.base:
                 del self._taken[offset.bytes]
@@ -341,7 +362,7 @@ class StepList:
         self._spots: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
-        """Append a kernel call with its arguments to the list."""
+        """Append a kernel call to the list; each argument is a number, or a memory offset that becomes an address."""
         self._table.append((step.address, len(self._spots)))
         # Base 0 has the address 0, so a plain number is an offset from it.
         self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
@@ -352,7 +373,7 @@ class StepList:
 
 
 class CompiledSteps:
-    """An executable list of kernel calls, with a barrier after each."""
+    """An executable list of kernel calls, which one call from Python runs, with a barrier after each."""
 
     def __init__(self, table: list[tuple[int, int]], offsets: list[MemoryOffset]) -> None:
         self._table = np.array(table, dtype=np.int64)
@@ -360,7 +381,10 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all kernel calls on `threads` threads, with these base addresses (the first is 0); nothing is checked."""
+        """Run all kernel calls on `threads` threads; memory offsets in arguments become addresses.
+
+        `bases` are the base addresses that the offsets refer to by index, of which the first is 0. Nothing is checked.
+        """
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
         _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)
@@ -368,7 +392,10 @@ class CompiledSteps:
 
 @cache
 def _runner(tile: Tile) -> CompiledKernel:
-    """Compile the kernel `run_steps(table, steps, numbers)`, which calls each step's kernel."""
+    """Compile the kernel `run_steps(table, steps, numbers)`, which calls each step's kernel, with a barrier after each.
+
+    The table holds, for each step, the kernel's address and the index of its first argument in `numbers`.
+    """
     k = new_builder("steps", tile)
     with kernel(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:
         entry = k.element_pointer(k.pointer(table), k.mul(step, 2), I64)

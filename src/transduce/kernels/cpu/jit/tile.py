@@ -26,19 +26,19 @@ from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER
 Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
-"""The number of bits in each half of a 12-bit activation."""
+"""The number of bits in each half of a 12-bit activation (format `halves`)."""
 _MAX_HALF = 65504.0  # the greatest finite float16
 
 
 class Tile(NamedTuple):
-    """The shape and number format of a GEMM register block, which is what a micro-kernel computes."""
+    """The shape and number format of a GEMM register block, the part of the result that a micro-kernel computes."""
 
     lanes: int
     """The number of 32-bit elements per vector register."""
     vectors: int
-    """The number of registers of outputs in a block."""
+    """The number of vector registers that hold a row of the block, so that it has lanes × vectors outputs."""
     rows: int
-    """The number of rows of activations in a block."""
+    """The number of rows of activations that a micro-kernel multiplies at once."""
     kind: Kind
     """The format that rows are quantized to, such as `bytes` or `pairs`."""
     amx: bool = False
@@ -54,7 +54,7 @@ class Tile(NamedTuple):
 
     @property
     def max_quantized(self) -> int:
-        """The greatest quantized magnitude of an activation.
+        """The greatest magnitude of a quantized activation; only for integer formats (KeyError for others).
 
         With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits.
         """
@@ -62,12 +62,15 @@ class Tile(NamedTuple):
 
     @property
     def zero_point(self) -> int:
-        """The zero point that is added to quantized activations."""
+        """The zero point that is added to quantized activations, so that they are unsigned; 0 for `words`.
+
+        Only integer formats have one (KeyError for others).
+        """
         return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
 
     @property
     def max_inputs(self) -> int:
-        """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow."""
+        """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow, for any weights."""
         return 8192 if self.kind in ("halves", "words") else 65_536
 
     @property
@@ -77,17 +80,17 @@ class Tile(NamedTuple):
 
     @property
     def weight(self) -> Any:
-        """The LLVM type of a weight."""
+        """The LLVM type of a packed weight: 8-bit integer, or that of activations for floating-point formats."""
         return self.element if self.is_float else I8
 
     @property
     def weight_bytes(self) -> int:
-        """The size of a weight in bytes."""
+        """The size of a packed weight in bytes: 1, 2 (bfloat16) or 4 (float32)."""
         return {"floats": 4, "pairs": 2}.get(self.kind, 1)
 
     @property
     def elements_per_activation(self) -> int:
-        """The number of elements per activation: 2 for `halves` (all high halves, then all low halves), otherwise 1."""
+        """The number of elements per activation: 2 for `halves` (all high halves, then all low ones), otherwise 1."""
         return 2 if self.kind == "halves" else 1
 
     @property
@@ -102,19 +105,19 @@ class Tile(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """The number of outputs in a block of weights, C."""
+        """The number C of outputs in a block of packed weights, which a micro-kernel computes at once."""
         return self.lanes * self.vectors
 
     @property
     def with_12_bits(self) -> "Tile":
-        """The tile for activations that are quantized to 12 bits on the same machine, as `halves` or `words`."""
+        """The tile for activations that are quantized to 12 bits on the same processor, as `halves` or `words`."""
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 
 AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
-"""The AVX-512 tile: 24 of the 32 registers of 512 bits hold sums."""
+"""The register block for AVX-512, of 6 rows × 64 outputs: 24 of the 32 registers of 512 bits hold sums."""
 AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
-"""The AVX2 tile: 12 of the 16 registers of 256 bits hold sums."""
+"""The register block for AVX2, of 6 rows × 16 outputs: 12 of the 16 registers of 256 bits hold sums."""
 MAX_LANES = AVX512_TILE.lanes
 
 
@@ -122,9 +125,9 @@ class MicroKernelArguments(NamedTuple):
     """Arguments of a micro-kernel, which multiplies a few rows by one block of C outputs."""
 
     rounded: Value
-    """Pointer to the first quantized row; each row has D elements, or 2 × D for `halves`."""
+    """Pointer to the first quantized row; each row has D elements, or 2 × D for `halves` (two halves of 6 bits)."""
     scales: Value
-    """Pointer to the rows' scales, float32; unused for floats."""
+    """Pointer to the rows' scales, float32, by which integer results are multiplied; unused for floats."""
     width: Value
     """The number of inputs D of the linear layer."""
     weights: Value
@@ -136,17 +139,17 @@ class MicroKernelArguments(NamedTuple):
     bias: Value
     """Pointer to the bias, float32, one number for each output of the block."""
     out: Value
-    """Pointer to the first output of the first row."""
+    """Pointer to the output's first element in the block, in the first row."""
     stride: Value
     """The number of elements from one output row to the next."""
 
 
 MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
-"""The LLVM types of `MicroKernelArguments`' fields."""
+"""The LLVM types of the fields of `MicroKernelArguments`, in their order."""
 
 
 def output_type(ending: str) -> Any:
-    """Return the LLVM type of an output element."""
+    """Return the LLVM type of an output element: float16 for the epilogue `half`, else float32."""
     return F16 if ending == "half" else F32
 
 
@@ -155,7 +158,7 @@ def dequantize_and_store(
 ) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
-    `sums` maps the index of a vector within the block to its 32-bit sums.
+    `sums` maps the index of a vector within the block to its 32-bit sums. `ending` names what `store_outputs` applies.
     """
     scale = k.splat(k.load(k.element_pointer(args.scales, row)))
     for vector, total in sums.items():
@@ -168,7 +171,7 @@ def dequantize_and_store(
 def store_outputs(
     k: KernelBuilder, args: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
 ) -> None:
-    """Emit the store of one vector of a row's outputs with an epilogue.
+    """Emit the store of one vector of a row's outputs, with ReLU, addition or conversion as the epilogue says.
 
     Args:
         k: the IR builder.
@@ -191,7 +194,7 @@ def store_outputs(
 
 
 def shift_high_half(k: KernelBuilder, high: Value) -> Value:
-    """Emit the sum of the high halves' products, shifted left by HALF_BITS.
+    """Emit the sums of the high halves' products (12-bit activations), shifted left by `HALF_BITS` bits.
 
     Overflow here cancels when the sum of the low halves' products is added.
     """

@@ -71,7 +71,11 @@ _WIDEST = 128  # greatest head width
 
 
 def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """Return whether the attention kernels support this head width, this number of keys, and x's dtype and device."""
+    """Return whether compiled attention kernels support this head width and number of keys, and x's dtype and device.
+
+    They need a CPU that compiled kernels support, float32 or bfloat16, 1 to 256 keys, and a head width of at most 128
+    that fills whole vector registers. False for an empty x.
+    """
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
@@ -86,7 +90,10 @@ def attend(
     options: AttentionOptions = PLAIN_ATTENTION,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`)."""
+    """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`).
+
+    Raises ValueError if the shapes do not fit together.
+    """
     _check(projected, memory, lengths, num_heads, options.shared)
     if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
         raise ValueError(f"a bias of {tuple(bias.shape)} for {num_heads} heads and {projected.shape[1]} positions")
@@ -95,7 +102,10 @@ def attend(
 
 
 def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int, shared: int) -> None:
-    """Raise ValueError unless the arguments of attention fit together; the kernels themselves do not check bounds."""
+    """Raise ValueError unless the tensors passed to `attend` have matching shapes and dtypes.
+
+    The compiled kernels check no bounds themselves. `shared` is the number of query heads for each key/value head.
+    """
     batch, heads = len(projected), num_heads + (0 if memory is not None else 2 * (num_heads // shared))
     if num_heads % shared or projected.shape[2] % heads:
         raise ValueError(f"{projected.shape[2]} columns for {num_heads} heads, of which {shared} share keys")
@@ -155,7 +165,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _Inputs(NamedTuple):
-    """The input tensors of attention, or the gradients with respect to these tensors."""
+    """The input tensors of the attention kernels (projections, key counts, biases), or these tensors' gradients."""
 
     projected: Tensor
     """Queries, keys and values of all heads, joined along the last dimension; queries alone if there is a `memory`."""
@@ -167,7 +177,7 @@ class _Inputs(NamedTuple):
     """Biases added to the scores of all sentences, float32, (heads, Q, Q padded to a multiple of `BIAS_KEYS`)."""
 
     def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
-        """Return the addresses of the first query, key and value.
+        """Return the memory addresses of the first query, the first key and the first value of all attention heads.
 
         `inner` is the number of columns of the queries, and `shared` the number of query heads for each key/value head.
         """
@@ -185,9 +195,15 @@ def _run_attention(
     options_and_seed: tuple[AttentionOptions, int],
     gradients: _Inputs | None = None,
 ) -> None:
-    """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `gradients`.
+    """Run the kernel `attend`, which writes `context` and `sums`, or `attend_backward`, which writes `gradients`.
 
-    `options_and_seed` holds the options of attention and the seed of its dropout.
+    Args:
+        name: the kernel, `attend` or `attend_backward`.
+        inputs: the projected queries, keys and values, with the mask.
+        context: the attention output (B, Q, H × K); for `attend_backward`, its gradient.
+        sums: float32 (B, H, Q, 2), each query's greatest score and the inverse of its sum of exponentials.
+        options_and_seed: the options of attention, and the seed of its dropout.
+        gradients: receives the gradients; None for `attend`.
     """
     options, seed = options_and_seed
     batch, num_heads, num_queries, _ = sums.shape
@@ -230,7 +246,10 @@ def _run_attention(
 def attention_shape(
     width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
 ) -> AttentionShape:
-    """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options."""
+    """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options.
+
+    AMX is selected for bfloat16 without dropout, bias or shared key/value heads, if the processor has it.
+    """
     lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_256ths > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
     is_plain = not drops and not biased and options.shared == 1
@@ -240,13 +259,13 @@ def attention_shape(
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `attend` and `attend_backward`, compiled on first use."""
+    """Return the compiled kernels `attend` and `attend_backward` for an attention shape, compiled on first use."""
     return _attention_kernels(shape, require_integer_tile())
 
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `attend` and `attend_backward` for an attention shape."""
+    """Compile the kernels `attend` and `attend_backward` for an attention shape and a tile of vector registers."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
     return compile_kernels(k, ("attend", "attend_backward"))
@@ -257,7 +276,10 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and the normalized x: LayerNorm, or RMSNorm without a bias (implements `backend.TrainingKernels`)."""
+    """Return x and the normalized x: LayerNorm, or RMSNorm if `bias` is None (implements `backend.TrainingKernels`).
+
+    x is returned for a residual connection, so that one kernel adds both gradients in the backward pass.
+    """
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -265,20 +287,21 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x."""
+    """Apply LayerNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
     return residual_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x."""
+    """Apply RMSNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
     return residual_norm(x, weight, None, epsilon)[1]
 
 
 class NormNode(torch.autograd.Function):
     """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
-    The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradient of the returned x in the
-    same pass, and adds weight and bias gradients to float32 sums where these exist.
+    The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs in one
+    kernel, and adds the weight and bias gradients to the parameters' float32 sums (`sum_of_gradients`) where these
+    exist.
     """
 
     @staticmethod
@@ -319,9 +342,15 @@ def _run_norm(
     out: Tensor,
     backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Run a kernel of LayerNorm or RMSNorm, forward or backward.
+    """Run the compiled kernel called `name`, of LayerNorm or RMSNorm, which writes `out`.
 
-    For the backward pass, `backward_tensors` holds the last five of `NormArguments`, from `gradient` on.
+    Args:
+        name: the kernel: `norm` or `rms`, or one of these with the suffix `_backward`.
+        tensors: the input x (…, D), the weight (D,), and the bias (D,) or None.
+        epsilon: the number that the norm adds to the variance, or to the mean square.
+        sums: float32 (N, 2), two statistics of each row, which the forward kernel writes and the backward kernel reads.
+        out: receives the normalized x, or the gradient with respect to x.
+        backward_tensors: for a backward kernel, the last five of `NormArguments`, from `gradient` on.
     """
     x, weight, bias = tensors
     arguments = NormArguments(
@@ -346,7 +375,11 @@ def _run_norm(
 
 
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """Return whether the kernels of `linear` take this input, this weight and this range of the weight's rows."""
+    """Return whether the compiled kernel of `linear` supports this input, weight and range of the weight's rows.
+
+    True for float32 or bfloat16 on a CPU if the range's ends and the number of inputs are multiples of the vector
+    length. `rows` None means all rows.
+    """
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
@@ -358,14 +391,21 @@ def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    """Return activation(x · weightᵀ + bias) for the weight's rows in `rows`, as a differentiable function.
+
+    `backend.TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
+    support.
+    """
     sums = linear_sums(weight, bias, rows, activation=activation)
     out: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
+    """A linear layer as an autograd function.
+
+    The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
@@ -406,7 +446,11 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute a linear layer's gradients by PyTorch's GEMM, with the arguments of `train_calls.linear_backward`."""
+    """Compute a linear layer's gradients by PyTorch's GEMM, and return that of x, or None unless `by_x` is True.
+
+    The arguments are those of `train_calls.linear_backward`. `gate` is the output of the layer's ReLU: gradients are
+    zero where it is not positive.
+    """
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
@@ -417,7 +461,7 @@ def _backward_by_pytorch(
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left · right to total, in place."""
+    """Add the matrix product left · right to `total` in place; `total` may be float32 although they are bfloat16."""
     if right.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:
@@ -431,9 +475,9 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, (…) to (…, D): rows of a weight (V, D) times `scale`.
+    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
 
-    `backend.TrainingKernels.embed` describes the arguments.
+    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
     """
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
@@ -441,8 +485,8 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
 
-    `backend.TrainingKernels.add_rows_in_place` describes the arguments. Raises ValueError or IndexError if they do not
-    fit.
+    Implements `backend.TrainingKernels.add_rows_in_place`. Raises ValueError if shapes or dtypes do not fit, and
+    IndexError if an id is not a row of `total`.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
@@ -467,7 +511,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `scatter`, which adds rows of a dtype to the rows of another matrix that ids select."""
+    """Compile the kernel `scatter`, which adds factor · part[n] to row ids[n] of a float32 matrix, for this dtype."""
     k = new_builder("scatter", tile)
     ScatterEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, ScatterEmitter.names)
@@ -478,18 +522,18 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
 
 
 class _Arguments(NamedTuple):
-    """Arguments of the kernel that applies rotary embeddings to rows; each row holds one position of a sentence."""
+    """Arguments of the kernel that applies rotary embeddings to rows, each the heads at one position of a sentence."""
 
     x: Any
-    """Address of the input, (rows, columns)."""
+    """Address of the input, (rows, columns), float32 or bfloat16."""
     out: Any
-    """Address of the output, (rows, columns)."""
+    """Address of the output, (rows, columns), in the input's dtype."""
     rows: Any
     """The number of rows: sentences × positions."""
     columns: Any
-    """The number of columns: the rotated heads, then columns that are copied."""
+    """The number of columns of a row: the rotated heads, then columns that are copied unchanged."""
     heads: Any
-    """The number of heads to rotate."""
+    """The number of heads at the start of a row to rotate."""
     length: Any
     """The number of positions of each sentence."""
     angles: Any
@@ -497,21 +541,27 @@ class _Arguments(NamedTuple):
 
 
 def supports_rotary(x: Tensor, width: int) -> bool:
-    """Return whether `apply_rotary` takes heads of this width, in x's dtype and on its device."""
+    """Return whether `apply_rotary` supports heads of this width (in elements), in x's dtype and on its device.
+
+    The two halves of a head must fill whole vector registers.
+    """
     tile = find_integer_tile()
     return tile is not None and width % (2 * tile.lanes) == 0 and supports_logits(x)
 
 
 def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the other heads.
+    """Rotate the first `heads` heads at each position by the position's angles (rotary embedding), and copy the others.
 
     Args:
-        projected: rows of projected heads, (sentences, positions T, columns).
+        projected: projected heads, (sentences, positions T, columns).
         rotation: the angles of each position, (T, head width / 2).
         heads: the number of heads to rotate.
 
     Returns:
         A tensor of the shape of `projected`.
+
+    Raises:
+        ValueError: the rotation has another T, or `projected` has fewer columns than these heads.
     """
     length, half = rotation.cosine.shape
     if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
@@ -522,7 +572,7 @@ def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary embedding as an autograd function whose gradient is rotated by the opposite angles."""
+    """Rotary embedding as an autograd function; the backward pass rotates the gradient by the opposite angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, angles: Tensor, heads: int, interleaved: bool) -> Tensor:
@@ -540,7 +590,11 @@ class _Rotate(torch.autograd.Function):
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
-    """Run the kernel of rotary embeddings on x (sentences, T, columns) with angles (T, head width)."""
+    """Run the kernel of rotary embeddings on x, (sentences, T, columns), and return the rotated copy.
+
+    `angles` is float32 (T, head width): each position's cosines, then its sines. The columns after the first `heads`
+    heads are copied.
+    """
     out = torch.empty_like(x)
     length, width = angles.shape
     run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
@@ -554,7 +608,10 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Compile the rotary embedding kernel for heads of this width; it copies the columns after the rotated heads."""
+    """Compile the rotary embedding kernel `rotate` for heads of this width; columns after the rotated heads are copied.
+
+    `interleaved` rotates pairs of neighboring elements; otherwise the first half of a head is paired with the second.
+    """
     k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
     with kernel(k, "rotate", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)

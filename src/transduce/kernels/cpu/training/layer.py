@@ -89,108 +89,108 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """An enumeration of the base addresses of a layer plan's memory offsets, in the order of `CompiledSteps.run`."""
+    """An enumeration of the base addresses, passed at each run, to which a layer plan's memory offsets are relative."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
     X = 1
-    """The layer's input."""
+    """The layer's input, (B, T, D)."""
     MEMORY = 2
-    """The encoder output."""
+    """The encoder output, (B, S, D); address 0 in an encoder layer."""
     OUT = 3
-    """The layer's output."""
+    """The layer's output, (B, T, D)."""
     KEPT = 4
-    """The memory block that the forward pass fills for the backward pass."""
+    """The memory block that the forward pass fills with what the backward pass needs."""
     TEMPORARY = 5
-    """The scratch space of the forward or the backward pass."""
+    """The scratch space of the forward pass or of the backward pass, which nothing else reads afterwards."""
     BY_OUT = 6
-    """The gradient with respect to the layer's output."""
+    """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
     BY_X = 7
-    """The gradient with respect to the layer's input."""
+    """The gradient with respect to the layer's input, (B, T, D), which the backward pass writes."""
     BY_MEMORY = 8
-    """The gradient with respect to the encoder output."""
+    """The gradient with respect to the encoder output, (B, S, D), which the backward pass writes."""
     SUBLAYERS = 9
-    """The first base of the first sub-layer; each sub-layer has `SublayerBase.COUNT` bases."""
+    """The first base address of the layer's first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
 
 
 class SublayerBase(IntEnum):
-    """An enumeration of the base addresses of a sub-layer; each parameter is followed by its gradient sum."""
+    """An enumeration of a sub-layer's base addresses; each parameter is followed by its float32 gradient sum."""
 
     SEED = 0
     """The seed of the dropout of the sub-layer's output; a number, not an address."""
     INNER_SEED = 1
     """The seed of the dropout of the attention weights or of the activation; a number, not an address."""
     LENGTHS = 2
-    """The number of keys of each sentence, for attention."""
+    """The number of keys of each sentence, for attention, int64 (B,); address 0 if there is none."""
     NORM = 3
-    """The weight of the sub-layer's norm."""
+    """The weight of the sub-layer's norm, (D,)."""
     NORM_BIAS = 5
-    """The bias of the sub-layer's norm."""
+    """The bias of the sub-layer's norm, (D,); address 0 for RMSNorm."""
     FIRST = 7
-    """The weight of the sub-layer's first linear layer."""
+    """The weight of the sub-layer's first linear layer, such as that of queries, keys and values together."""
     FIRST_BIAS = 9
-    """The bias of the sub-layer's first linear layer."""
+    """The bias of the sub-layer's first linear layer; address 0 if there is none."""
     LAST = 11
-    """The weight of the sub-layer's last linear layer."""
+    """The weight of the sub-layer's last linear layer, whose output has the model width D."""
     LAST_BIAS = 13
-    """The bias of the sub-layer's last linear layer."""
+    """The bias of the sub-layer's last linear layer; address 0 if there is none."""
     COUNT = 15
-    """The number of bases per sub-layer."""
+    """The number of base addresses of a sub-layer."""
 
 
 class SublayerShape(NamedTuple):
-    """The shape of a sub-layer (attention or feed-forward network), on which its kernel calls depend."""
+    """The sizes and options of a sub-layer (attention or feed-forward network) on which its kernel calls depend."""
 
     heads: int
     """The number of heads H; 0 for a feed-forward network."""
     inner: int
     """The total width of the query heads, H × K, or the inner width of the feed-forward network."""
     reads_memory: bool
-    """True if attention is to the encoder output."""
+    """True for cross-attention, whose keys and values come from the encoder output."""
     has_lengths: bool
-    """True if attention has a number of keys for each sentence; else it is causal."""
+    """True if attention has a number of keys for each sentence; False if it is causal, or a feed-forward network."""
     norm_is_before: bool
     """True for pre-norm, False for post-norm."""
     norm_has_bias: bool
     """True for LayerNorm, False for RMSNorm."""
     epsilon: float
-    """The norm's epsilon."""
+    """The number that the norm adds to the variance or mean square."""
     has_biases: tuple[bool, bool]
     """Two flags: True if the first linear layer has a bias, and True if the last one has."""
     drop_256ths: int
-    """The dropout rate of the output in 256ths."""
+    """The dropout rate of the sub-layer's output in 256ths; 0: no dropout."""
     inner_drop_256ths: int
-    """The dropout rate of the attention weights or of the activation, in 256ths."""
+    """The dropout rate of the attention weights or of the activation, in 256ths; 0: no dropout."""
     attention: AttentionOptions
     """The properties of attention; its own dropout rate equals `inner_drop_256ths`."""
     activation: str | None
-    """The activation of a feed-forward network."""
+    """The name of a feed-forward network's activation, such as "relu" or "swiglu"; None for attention."""
     projected: int
-    """The number of outputs of the first linear layer, such as queries, keys and values together."""
+    """The number of outputs of the first linear layer: queries, keys and values together, or gates and values."""
 
     @property
     def is_relu(self) -> bool:
-        """True for ReLU, which the GEMM kernels compute."""
+        """True if the activation is ReLU, which the GEMM kernels apply themselves."""
         return self.activation == "relu"
 
 
 class LayerShape(NamedTuple):
-    """The shape of a layer and of its batch; layers of equal shape share one plan of kernel calls."""
+    """The sizes of a layer and of its batch; layers of equal shape share one plan of kernel calls."""
 
     batch: int
     """The number of sentences B."""
     length: int
-    """The number of positions T."""
+    """The number of positions T of each sentence, padding included."""
     memory_length: int
-    """The number of source positions S; 0 without an encoder output."""
+    """The number of source positions S of each sentence; 0 without an encoder output."""
     width: int
     """The model width D."""
     sublayers: tuple[SublayerShape, ...]
-    """The sub-layers."""
+    """The shapes of the layer's sub-layers, in the order in which they run."""
     threads: int
-    """The number of threads to allocate scratch space for."""
+    """The number of threads that run the kernel calls, each with scratch space of its own."""
     tile: Tile
-    """The tile of the GEMM kernels."""
+    """The register tile (instructions and vector length) that the GEMM kernels are compiled for."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,25 +199,25 @@ class LayerShape(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A range of rows of a linear layer's weight, with the same range of the bias."""
+    """A range of rows of a linear layer's weight, with the same range of the bias, which one GEMM multiplies."""
 
     slot: SublayerBase
     """The weight's index in `SublayerBase`; the bias has this index plus 2."""
     start: int
-    """The first row."""
+    """The first row of the range."""
     stop: int
-    """The row behind the last one."""
+    """The row behind the last one of the range."""
     inputs: int
-    """The number of inputs I."""
+    """The number of inputs I of the linear layer, which is the weight's number of columns."""
 
     @property
     def outputs(self) -> int:
-        """The number of outputs O."""
+        """The number of outputs O, which is the number of rows in the range."""
         return self.stop - self.start
 
 
 class LayerPlan:
-    """A plan of a layer's training: the kernel calls of both passes, and the memory that the calls need."""
+    """A plan of a layer's training: the kernel calls of both passes, and the bytes of memory that the calls need."""
 
     def __init__(self, shape: LayerShape) -> None:
         """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
@@ -240,7 +240,7 @@ class LayerPlan:
             scratch_back.free([gradient])
             gradient = by_x
         self.threads = shape.threads
-        """The number of threads that the scratch space suffices for."""
+        """The number of threads that the scratch space suffices for, and that the calls run on."""
         self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
         self.forward, self.backward = forward.finish(), backward.finish()
 
@@ -261,21 +261,21 @@ class _PlannedSublayer:
         self.bytes = self.rows * layer.width * self.item_bytes
         self.keeps_norm_output = self.bytes < _LARGE
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
-        """False if the output, a post-norm, is recomputed in the backward pass."""
+        """False if the sub-layer's output, a large post-norm, is recomputed in the backward pass, not saved."""
         self.input_of: _PlannedSublayer | None = None
-        """The preceding sub-layer if the backward pass has to recompute its output; else None."""
+        """The preceding sub-layer if the backward pass has to recompute that one's output; else None."""
         self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
-        """A bit array of the positive elements of a feed-forward network's inner layer; None unless ReLU is used."""
+        """The offset of a bit array, 1 where a feed-forward network's ReLU was positive; None without ReLU."""
         self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
-        """False if the activation is recomputed in the backward pass."""
+        """False if the activation's large output is recomputed in the backward pass instead of being saved."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Return rows [start, stop) of the weight of the sub-layer's first linear layer."""
+        """Return rows [start, stop) of the weight of the sub-layer's first linear layer, for one GEMM."""
         return _Matrix(SublayerBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: SublayerBase) -> MemoryOffset:
-        """Return the memory offset that points to one of the sub-layer's base addresses, such as a weight's."""
+        """Return the memory offset of the start of one of the sub-layer's arrays, such as the weight of its norm."""
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
@@ -303,7 +303,7 @@ class _PlannedSublayer:
         w.scratch.free([added])
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the forward kernel calls of an attention sub-layer: the projections, then attention."""
+        """Append the kernel calls of x's projections (queries, keys, values) and of attention, into `self.inner`."""
         inner, projected, item_bytes = self.shape.inner, self.shape.projected, self.item_bytes
         if self.shape.reads_memory:
             self.projected = self.kept.allocate(self.rows * inner * item_bytes)
@@ -318,7 +318,7 @@ class _PlannedSublayer:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of the first linear layer of a feed-forward network, its activation and dropout."""
+        """Append the kernel calls of a feed-forward network's first linear layer, activation, and dropout."""
         shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
         if shape.is_relu:
             self.inner = self.kept.allocate(inner_bytes)
@@ -333,7 +333,7 @@ class _PlannedSublayer:
             self._activate(w, self.inner)
 
     def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
-        """Append the kernel calls of an activation other than ReLU, and of its dropout."""
+        """Append the kernel calls of an activation other than ReLU, and of the dropout after it, into `out`."""
         w.activate(self.projected, out)
         if self.shape.inner_drop_256ths:
             w.drop_inner(out)
@@ -376,7 +376,7 @@ class _PlannedSublayer:
         scratch.free([by_before])
 
     def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of an attention sub-layer: attention, then the projections."""
+        """Append the backward kernel calls of attention, then of its projections: the gradient of x goes to `by_x`."""
         inner, projected, reads_memory = self.shape.inner, self.shape.projected, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else projected)
         by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
@@ -409,7 +409,7 @@ class _PlannedSublayer:
 
 
 class _Writer:
-    """A writer that appends the kernel calls of one sub-layer to a list, and allocates their scratch memory."""
+    """A writer that appends the kernel calls of one sub-layer to a list, to run later, and allocates scratch memory."""
 
     def __init__(self, sublayer: _PlannedSublayer, steps: StepList, scratch: MemoryPlan) -> None:
         self.sublayer, self.steps, self.scratch = sublayer, steps, scratch
@@ -419,15 +419,16 @@ class _Writer:
         self._thread_bytes = sublayer.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the kernel that computes the sub-layer's norm."""
+        """Append a call of the kernel that writes the norm of x to `out` and each row's statistics to `sums`."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
     def norm_backward(
         self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
     ) -> None:
-        """Append a call of the norm's backward kernel.
+        """Append a call of the norm's backward kernel, which writes the gradient of x to `out`.
 
-        The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes.
+        The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes;
+        None: 0.
         """
         sublayer = self.sublayer
         shares = self.scratch.allocate(sublayer.layer.threads * 2 * sublayer.layer.width * _FLOAT)
@@ -442,30 +443,30 @@ class _Writer:
         self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
-        """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm), with a suffix such as "_backward"."""
+        """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm): `which` is "", or "_backward"."""
         return self._rows[("norm" if self.sublayer.shape.norm_has_bias else "rms") + which]
 
     def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
-        """Return the arguments of the forward pass of the sub-layer's norm."""
+        """Return the arguments of the kernel that computes the sub-layer's norm of x, for the forward pass."""
         sublayer = self.sublayer
         vectors = sublayer.base_offset(SublayerBase.NORM), sublayer.base_offset(SublayerBase.NORM_BIAS)
         epsilon = float_bits(sublayer.shape.epsilon)
         return NormArguments(x, *vectors, sublayer.rows, sublayer.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
-        """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
+        """Append a call of the dropout kernel that computes out = residual + dropout(x); a None residual is 0."""
         seed, drop_256ths = self.sublayer.base_offset(SublayerBase.SEED), self.sublayer.shape.drop_256ths
         arguments = DropoutArguments(x, residual or 0, out, self._count, seed, drop_256ths)
         self.steps.add(self._rows["drop"], arguments)
 
     def drop_inner(self, x: MemoryOffset) -> None:
-        """Append a call of the dropout kernel for the activation, or for its gradient, in place."""
+        """Append a call of the dropout kernel for a feed-forward activation, or for its gradient, in place."""
         shape, count = self.sublayer.shape, self.sublayer.rows * self.sublayer.shape.inner
         seed = self.sublayer.base_offset(SublayerBase.INNER_SEED)
         self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
-        """Append a call of the activation kernel; with the activation's gradient, of its backward kernel."""
+        """Append a call of the activation kernel; with the gradient of its output, of its backward kernel instead."""
         sublayer = self.sublayer
         assert sublayer.shape.activation is not None
         kernels = activation_kernels(sublayer.shape.activation, sublayer.layer.dtype)
@@ -473,7 +474,7 @@ class _Writer:
         self.steps.add(kernels["activate" if gradient is None else "activate_backward"], arguments)
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the kernel that computes out = other + x."""
+        """Append a call of the kernel that computes out = other + x, for arrays of the size of the layer's output."""
         self.steps.add(self._rows["drop"], DropoutArguments(x, other, out, self._count, 0, 0))
 
     @property
@@ -484,7 +485,7 @@ class _Writer:
     def gemm(
         self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
     ) -> None:
-        """Append a call of the kernel of a linear layer, out = x · Wᵀ + b.
+        """Append a call of the kernel of a linear layer, out = x · Wᵀ + b, for `rows` rows of x.
 
         With `positive`, the kernel also applies ReLU, and sets the bits of `positive` where results are positive.
         """
@@ -511,7 +512,7 @@ class _Writer:
         *,
         is_open: MemoryOffset | None = None,
     ) -> None:
-        """Append a call of the kernel that computes a linear layer's backward pass.
+        """Append a call of the kernel that computes a linear layer's backward pass from `gradient`, that of its output.
 
         The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0, and adds the weight and bias
         gradients to their float32 sums.
@@ -542,7 +543,7 @@ class _Writer:
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the memory offsets of a matrix range's first weight row and of its bias; None for a missing bias."""
+        """Return the memory offsets of a weight range's first row and first bias element; None for a missing bias."""
         sublayer, (slot, start, _, inputs) = self.sublayer, matrix
         has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
         weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
@@ -550,15 +551,15 @@ class _Writer:
         return weight.advance(first), bias.advance(first_bias) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
-        """Append a call of the attention kernel, from projected queries, keys and values to `context`."""
+        """Append a call of the attention kernel, from projected queries, keys and values to the output `context`."""
         self._attend("attend", context, None)
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
-        """Append a call of the kernel that computes the backward pass of attention."""
+        """Append a call of the kernel that computes the gradients of attention's queries, keys and values."""
         self._attend("attend_backward", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of the attention kernel called `name`; the backward kernel writes the `gradients`."""
+        """Append a call of the attention kernel `attend`, or of `attend_backward`, which writes the `gradients`."""
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention)
@@ -637,7 +638,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
 
 
 def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
-    """Return whether the kernels support the dtypes, sizes and memory layout of a sub-layer."""
+    """Return whether the whole-layer kernels support the dtypes, sizes and memory layout of a sub-layer's tensors."""
     parameters = [each for each in sublayer.parameters() if each is not None]
     attended = memory if sublayer.reads_memory and memory is not None else x
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
@@ -657,7 +658,7 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
 
 
 class _Layer(torch.autograd.Function):
-    """A whole layer as an autograd function.
+    """A whole encoder or decoder layer as an autograd function, each of whose passes runs one list of kernel calls.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
     """
@@ -698,7 +699,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _shape_of(sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None) -> LayerShape:
-    """Return the shape of a layer for these tensors and the current number of threads."""
+    """Return the `LayerShape` (sizes and options) of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
     shapes = tuple(_sublayer_shape_of(sublayer) for sublayer in sublayers)
     memory_length = 0 if memory is None else memory.shape[1]
@@ -706,7 +707,7 @@ def _shape_of(sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | N
 
 
 def _sublayer_shape_of(sublayer: MaskedSublayer) -> SublayerShape:
-    """Return the shape of a sub-layer, on which its kernel calls depend."""
+    """Return the `SublayerShape` of a sub-layer: the sizes and options on which its kernel calls depend."""
     attention, (first, last) = sublayer.attention, sublayer.linears
     options = PLAIN_ATTENTION if attention is None else options_of(attention)
     assert sublayer.norm.eps is not None
@@ -748,7 +749,7 @@ def _addresses_of_sublayers(sublayers: Sequence[MaskedSublayer], parameters: Seq
 
 @lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan of kernel calls for a layer's shape, made on first use."""
+    """Return the plan of kernel calls for a layer's shape, made on first use; the last 512 plans are cached."""
     return LayerPlan(shape)
 
 

@@ -37,36 +37,36 @@ class UpdateArguments(NamedTuple):
     """Arguments of the kernels `adam` and `apply`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
-    """The float32 master parameters."""
+    """Address of the float32 master parameters, which are updated."""
     gradient: Any
-    """The gradients, which the kernel sets to zero."""
+    """Address of the gradients, which the kernel sets to zero."""
     average: Any
-    """The moving average of the parameters; 0: none."""
+    """Address of the moving average of the parameters, which is updated; 0: none."""
     bfloat16_copy: Any
-    """The parameters rounded to bfloat16; 0: none."""
+    """Address of the copy of the parameters that is rounded to bfloat16; 0: none."""
     count: Any
-    """The number of elements."""
+    """The number of elements of each vector."""
     average_decay: Any
-    """The decay of the moving average.
+    """The decay of the moving average: the weight of the old average in the new one.
 
     This number and those of the next fields are the bits of a float32, unless stated otherwise.
     """
     first: Any
-    """Address of the first moments; for `adam` only."""
+    """Address of the first moments (running means of gradients), which are updated; for `adam` only."""
     second: Any
-    """Address of the second moments; for `adam` only."""
+    """Address of the second moments (running means of squares), which are updated; for `adam` only."""
     factor: Any
-    """The factor that the gradient is multiplied by first; for `adam` only."""
+    """The factor that the gradient is multiplied by first, such as that of clipping; for `adam` only."""
     beta1: Any
-    """Adam's β1; for `adam` only."""
+    """Adam's β1, the decay of the first moment; for `adam` only."""
     beta2: Any
-    """Adam's β2; for `adam` only."""
+    """Adam's β2, the decay of the second moment; for `adam` only."""
     rate: Any
-    """The learning rate; for `adam` divided by 1 - β1^t."""
+    """The learning rate; for `adam` divided by 1 - β1^t, with t the number of the update."""
     inverse_root: Any
-    """1 / √(1 - β2^t); for `adam` only."""
+    """1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
     epsilon: Any
-    """Adam's epsilon; for `adam` only."""
+    """Adam's ε, which is added to the divisor; for `adam` only."""
     update: Any
     """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
     has_bfloat16_move: Any
@@ -79,32 +79,32 @@ class MomentumArguments(NamedTuple):
     """Arguments of the kernel `momentum`: addresses of float32 vectors, unless stated otherwise."""
 
     gradient: Any
-    """The gradients."""
+    """Address of the gradients, which do not change."""
     momentum: Any
-    """The momentum, which is updated."""
+    """Address of the momentum, which is updated."""
     out: Any
-    """The output, float32 or bfloat16."""
+    """Address of the direction of the update, as output, float32 or bfloat16."""
     is_narrow: Any
     """Not 0 if `out` is bfloat16."""
     count: Any
-    """The number of elements."""
+    """The number of elements of each vector."""
     factor: Any
     """The bits of a float32 factor that the gradient is multiplied by first."""
     decay: Any
-    """The decay of the momentum, as the bits of a float32."""
+    """The decay of the momentum, as the bits of a float32: the weight of the old momentum in the new one."""
 
 
 class UpdateEmitter:
-    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `apply`."""
+    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `apply` (an update)."""
 
     names = ("adam", "apply", "momentum")
-    """The kernels' names."""
+    """The names of the emitted optimizer kernels."""
 
     def __init__(self, k: KernelBuilder) -> None:
         self.k = k
 
     def write(self) -> None:
-        """Emit the three optimizer kernels: `adam`, `apply` and `momentum`."""
+        """Emit the three optimizer kernels: `adam`, `apply` (subtract an update from the parameters) and `momentum`."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._apply_update)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
@@ -117,9 +117,10 @@ class UpdateEmitter:
                 self._momentum(momentum_args, number, inside)
 
     def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
-        """Emit a loop over the thread's share of vectors; yields a vector's first element, and a mask of lanes or None.
+        """Emit a loop over the elements that a thread processes, one SIMD vector at a time.
 
-        Only the last, incomplete vector has a mask; the last thread processes it.
+        It yields the index of a vector's first element, and a mask of its lanes. The mask is None except for the last,
+        incomplete vector, which the last thread processes.
         """
         k = self.k
         full_vectors = k.build.sdiv(count, k.int64(k.lanes))
@@ -133,7 +134,10 @@ class UpdateEmitter:
             yield k.mul(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
     def _momentum(self, args: "MomentumArguments", number: Value, inside: Value | None) -> None:
-        """Emit Nesterov momentum: update the momentum with the gradient, and write the direction of the update."""
+        """Emit Nesterov momentum for one SIMD vector: update the momentum, and write the update's direction.
+
+        `number` is the index of the vector's first element, and `inside` a mask of its lanes; None: all.
+        """
         k = self.k
         gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
         momentum = self._update_moment(args.momentum, args.decay, gradient, number, inside)
@@ -151,7 +155,14 @@ class UpdateEmitter:
         inside: Value | None,
         work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
-        """Emit a parameter update: run `work`, zero the gradient, and refresh the moving average and bfloat16 copy."""
+        """Emit a parameter update for one SIMD vector; zero the gradient; refresh moving average and bfloat16 copy.
+
+        Args:
+            args: the kernel's arguments.
+            number: the index of the vector's first element.
+            inside: a mask of its lanes; None: all.
+            work: emits the optimizer's own update of the parameters, and returns the new ones.
+        """
         k = self.k
         master = work(args, number, inside)
         self._store(k.splat(0.0), args.gradient, number, inside)
@@ -163,7 +174,10 @@ class UpdateEmitter:
             self._store(master, args.bfloat16_copy, number, inside, I16)
 
     def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · update, stored as the master weights, and return the new weights."""
+        """Emit the update master · shrink - rate · update for one SIMD vector of weights, and return the new weights.
+
+        If there is no `update` (address 0), the weights remain as they are, without the factor `shrink`.
+        """
         k = self.k
         before = self._load(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._splat_float(args.shrink))
@@ -181,7 +195,7 @@ class UpdateEmitter:
         return k.load_variable(master, rate)
 
     def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit Adam's update of the moments and parameters, and return the new parameters."""
+        """Emit Adam's update of the moments and the master weights for one SIMD vector, and return the new weights."""
         k = self.k
         gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
         first = self._update_moment(args.first, args.beta1, gradient, number, inside)
@@ -194,7 +208,7 @@ class UpdateEmitter:
         return master
 
     def _update_moment(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Emit the update of a moment or momentum at an address to β · moment + (1 - β) · new, and return it."""
+        """Emit β · moment + (1 - β) · new for a SIMD vector of a moment in memory; store and return the result."""
         k = self.k
         before = self._load(address, number, inside)
         moment = k.madd(self._splat_float(beta), k.build.fsub(before, new), new)
@@ -202,16 +216,19 @@ class UpdateEmitter:
         return moment
 
     def _splat_float(self, bits: Value) -> Value:
-        """Return a vector that repeats one float32 number, whose bits are given as an integer."""
+        """Return a SIMD vector that repeats one float32 number, whose bits are given as an integer."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
     def _load(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Load the float32 vector from element `number` of an array on; lanes outside the mask `inside` are zero."""
+        """Emit a load of a float32 SIMD vector at element `number` of an array; lanes outside `inside` are zero."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _store(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Store a vector from element `number` of an array on, as float32 or, with `kind` I16, as bfloat16."""
+        """Emit a store of a SIMD vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16.
+
+        Lanes outside the mask `inside` are not written; None: all are.
+        """
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 
@@ -222,7 +239,10 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the compiled optimizer kernels support the device and the dtypes of these vectors."""
+    """Return whether the compiled optimizer kernels support the device and the dtypes of these vectors.
+
+    The vectors must be on a CPU for which kernels can be compiled, and the working copy, if any, must be bfloat16.
+    """
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
@@ -230,17 +250,19 @@ def supports_update(vectors: UpdatedVectors) -> bool:
 def update_by_adam(
     vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
 ) -> None:
-    """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
+    """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
-    `backend.TrainingKernels.update_by_adam` describes the arguments.
+    Implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError if the vectors
+    do not fit together.
     """
     _run("adam", vectors, average_decay, moments, numbers)
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
-    """Update Nesterov momentum from gradients, and write the update's direction to `out`.
+    """Update Nesterov momentum in place from gradients, and write the update's direction to `out`.
 
-    `backend.TrainingKernels.update_momentum` describes the arguments.
+    Implements `backend.TrainingKernels.update_momentum`, which describes the arguments. Raises ValueError if the
+    vectors do not fit together.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
@@ -259,9 +281,10 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 def apply_update(
     vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
-    """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
+    """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
 
-    `backend.TrainingKernels.apply_update` describes the arguments.
+    Without `move` the parameters stay as they are. The gradients are set to zero. Implements
+    `backend.TrainingKernels.apply_update`, and raises ValueError if the vectors do not fit together.
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
@@ -279,7 +302,11 @@ def _run(
     move: Tensor | None = None,
     shrink: float = 1.0,
 ) -> None:
-    """Check the vectors of an optimizer update, and run the kernel `adam` or `apply` on them."""
+    """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
+
+    `moments` are Adam's two moments, or empty for `apply`; `move` and `shrink` are used by `apply` only. Raises
+    ValueError if lengths or dtypes do not fit together.
+    """
     count, bfloat16_copy = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
         if vector is not None:
@@ -305,14 +332,14 @@ def _run(
 
 
 def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE) -> None:
-    """Raise ValueError unless a vector has `count` elements, one of these dtypes, and no gaps."""
+    """Raise ValueError unless a vector has `count` elements, one of the dtypes `kinds`, and contiguous memory."""
     if vector.numel() != count or vector.dtype not in kinds or not vector.is_contiguous():
         raise ValueError(f"{vector.dtype} {tuple(vector.shape)} beside {count} parameters")
 
 
 @cache
 def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the optimizer kernels: Adam's update, momentum, and the application of an update."""
+    """Compile the optimizer kernels: `adam` (Adam's update), `apply` (another optimizer's update) and `momentum`."""
     k = new_builder("update", tile)
     UpdateEmitter(k).write()
     return compile_kernels(k, UpdateEmitter.names)
@@ -327,64 +354,64 @@ def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
 POLYNOMIALS = 3
 """The number of polynomials that Muon's orthogonalization applies one after another."""
 SCRATCH_SQUARES = 2 + POLYNOMIALS
-"""The number of square matrices in a thread's scratch space, as large as the matrix's shorter side."""
+"""The number of square matrices in a thread's scratch space, whose side is the shorter side of the matrix."""
 _SUMS = 4  # accumulators of a sum of squares
 
 
 class OrthogonalizeArguments(NamedTuple):
-    """Arguments of the kernel `orthogonalize`, which orthogonalizes Muon's matrices.
+    """Arguments of the kernel `orthogonalize`, which replaces matrices by nearly orthogonal ones (optimizer Muon).
 
     Sizes are numbers, scalars are the bits of a float32, and the others are addresses.
     """
 
     matrices: Any
-    """The addresses of the bfloat16 matrices, each of R rows and C columns."""
+    """The address of an array of addresses: those of the bfloat16 matrices, each of R rows and C columns."""
     done: Any
-    """Output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
+    """Address of the output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
     count: Any
-    """The number of matrices."""
+    """The number of matrices to orthogonalize."""
     rows: Any
-    """The number of rows R."""
+    """The number of rows R of each matrix."""
     columns: Any
-    """The number of columns C."""
+    """The number of columns C of each matrix."""
     coefficients: Any
-    """The coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
+    """Address of the coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
     """The bits of a float32: a matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this."""
     most: Any
-    """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse."""
+    """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse; other matrices stay unchanged."""
     scale: Any
-    """The bits of a float32 that the result is multiplied by."""
+    """The bits of a float32 that each orthogonalized matrix is multiplied by."""
     by_gram_matrix: Any
     """Not 0 to evaluate the polynomials on x xᵀ and multiply x only once."""
     scratch: Any
-    """Scratch space of `bytes_per_thread` for each thread."""
+    """The address of the scratch space, `bytes_per_thread` for each thread."""
     bytes_per_thread: Any
-    """The size in bytes of 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements."""
+    """The scratch space of a thread in bytes: 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements."""
 
 
 class _Task(NamedTuple):
-    """A matrix that Muon orthogonalizes, with its scratch space and the threads that process it."""
+    """The orthogonalization of one of Muon's matrices, as values of the emitted code: matrix, scratch and threads."""
 
     x: Value
-    """The address of the matrix, transposed if it has more rows than columns."""
+    """The address of the matrix, or of its transposed copy if it has more rows than columns."""
     squares: list[Value]
-    """The addresses of scratch matrices of `rows` × `rows` elements."""
+    """The addresses of `SCRATCH_SQUARES` scratch matrices of `rows` × `rows` elements."""
     packed: Value
-    """The address of scratch space for a packed operand."""
+    """The address of scratch space for the right operand of a GEMM, which is packed first."""
     rows: Value
     """The number of rows of x, the shorter side of the matrix."""
     columns: Value
     """The number of columns of x, the longer side of the matrix."""
     threads: tuple[Value, Value]
-    """The thread's index, and the number of threads."""
+    """The index of the current thread, and the number of threads that process the matrix together."""
 
 
 class OrthogonalizeEmitter:
-    """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices by polynomials (Muon)."""
+    """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices in place by odd polynomials (Muon)."""
 
     names = ("orthogonalize",)
-    """The kernel's name."""
+    """The name of the emitted kernel, in a tuple."""
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
@@ -417,7 +444,11 @@ class OrthogonalizeEmitter:
                 k.call("orthogonalize_one", numbers, matrix, scratch, thread, threads)
 
     def _orthogonalize(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of the matrix with the index `matrix` by Muon's polynomials."""
+        """Emit the orthogonalization of the matrix with the index `matrix` by Muon's polynomials, in place.
+
+        A matrix whose ‖x xᵀ‖ is outside the limits of float32 arithmetic is left unchanged, and marked so in
+        `args.done`.
+        """
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
@@ -457,7 +488,7 @@ class OrthogonalizeEmitter:
         k.barrier(threads[1])  # before the scratch space is reused
 
     def _norm(self, square: Value, elements: Value) -> Value:
-        """Return the Euclidean norm of an array of `elements` bfloat16 numbers, a multiple of `_SUMS` vectors."""
+        """Emit the Euclidean norm of an array of `elements` bfloat16 numbers, a multiple of `_SUMS` SIMD vectors."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
         with k.loop(0, elements, _SUMS * k.lanes) as start:
@@ -480,7 +511,10 @@ class OrthogonalizeEmitter:
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
     def _one_by_one(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
-        """Emit Muon's polynomials applied to the matrix x one after another, as `muon._one_by_one` does."""
+        """Emit Muon's polynomials applied to the matrix x one after another, as `muon._one_by_one` does.
+
+        `shrink` is the factor that x must be multiplied by first, so that its spectral norm is below 1.
+        """
         k, (gram, factor) = self.k, task.squares[:2]
         for number in range(POLYNOMIALS):
             if number:
@@ -492,7 +526,10 @@ class OrthogonalizeEmitter:
             self._multiply_into_x(task, factor, other=task.x, factors=(k.build.fmul(scale, a), scale))
 
     def _by_gram_matrix(self, args: OrthogonalizeArguments, task: _Task, shrink: Value) -> None:
-        """Emit Muon's polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
+        """Emit Muon's polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does.
+
+        `shrink` is the factor that x must be multiplied by first, so that its spectral norm is below 1.
+        """
         k, (gram, product, *values) = self.k, task.squares
         scale, none = shrink, k.float32(0)
         for number, value in enumerate(values):
@@ -582,12 +619,12 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM whose result is mixed with another matrix (epilogue `mix`).
+        """Describe a GEMM whose result is mixed with another matrix (epilogue `mix`): f1 · other + f2 · left · right.
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
             sizes: rows, columns of the left operand, columns of the result.
-            mixture: the epilogue's arguments; see `Gemm.values`.
+            mixture: the epilogue's arguments: the address of the other matrix, f1 and f2.
         """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
         return Gemm(
@@ -602,11 +639,14 @@ class OrthogonalizeEmitter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
-        """Return a packer of matrices for the GEMMs of the kernel `orthogonalize`."""
+        """Return a packer that rearranges matrices for the GEMMs of the kernel `orthogonalize`, for one thread."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
-        """Make a matrix symmetric: copy the part below the diagonal to above it, and add `diagonal` to the diagonal."""
+        """Emit code that makes a bfloat16 matrix of `rows` × `rows` symmetric, and adds `diagonal` to its diagonal.
+
+        The elements below the diagonal are copied to above it. Threads alternate in blocks of rows.
+        """
         k = self.k
         squares = k.build.sdiv(rows, k.int64(k.lanes))
         kind = ir.VectorType(I16, k.lanes)
@@ -625,7 +665,10 @@ class OrthogonalizeEmitter:
                 k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """Emit loads of `lanes` × `lanes` bfloat16 numbers: one vector for each row, widened to 32 bits by zeros."""
+        """Emit loads of a block of `lanes` × `lanes` bfloat16 numbers: one vector per row, widened to 32 bits by zeros.
+
+        `row` and `column` are those of the block's first element, and `columns` is the width of the matrix.
+        """
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
         offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))
         return [k.build.zext(k.load(k.element_pointer(matrix, offset, I16), kind), k.ints) for offset in offsets]
@@ -662,7 +705,10 @@ _BYTES = 2  # of an element
 
 
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
-    """Return whether `orthogonalize_in_place` supports all of these matrices."""
+    """Return whether the compiled kernel `orthogonalize_in_place` (optimizer Muon) supports all of these matrices.
+
+    They must be bfloat16, contiguous, on a CPU, and have rows and columns in multiples of 32.
+    """
     return bfloat16_tile() is not None and all(_supports_matrix(each) for each in matrices)
 
 
@@ -679,6 +725,9 @@ def orthogonalize_in_place(
 
     Returns:
         For each matrix whether it was changed; False if it was too large or too small for float32.
+
+    Raises:
+        ValueError: the matrices differ in shape, or there are not three polynomials.
     """
     if len({each.shape for each in matrices}) > 1 or len(polynomials) != POLYNOMIALS:
         raise ValueError("matrices have one shape, and there are three polynomials")
@@ -709,7 +758,7 @@ def orthogonalize_in_place(
 
 @cache
 def _orthogonalize_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `orthogonalize` of `OrthogonalizeEmitter`."""
+    """Compile the kernel `orthogonalize`, which orthogonalizes Muon's matrices, for GEMMs with this register tile."""
     k = new_builder("squares", tile)
     OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, OrthogonalizeEmitter.names)

@@ -26,13 +26,19 @@ def _weights(scores):
 
 @triton.jit
 def _load(start, rows, lanes, count, stride):
-    """Load rows of one head as a block; rows from index `count` on become zero."""
+    """Load rows of one head as a block (rows, K); rows from index `count` on become zero.
+
+    `stride` is the number of elements from one row to the next.
+    """
     return tl.load(start + rows[:, None] * stride + lanes[None, :], mask=rows[:, None] < count, other=0.0)
 
 
 @triton.jit
 def _store(start, rows, lanes, count, stride, values):
-    """Store a block of rows of one head, except rows from index `count` on."""
+    """Store a block of rows of one head, converted to the target's dtype, except rows from index `count` on.
+
+    `stride` is the number of elements from one row to the next.
+    """
     tl.store(
         start + rows[:, None] * stride + lanes[None, :],
         values.to(start.dtype.element_ty),
@@ -71,7 +77,10 @@ def attend_backward(
     query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of queries, keys and values of one head (program axis 0) in one sentence (axis 1)."""
+    """Compute the gradients of queries, keys and values of one head (program axis 0) in one sentence (axis 1).
+
+    The attention weights are computed again. The arguments are those of `attend`, with the gradients `by_…`.
+    """
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     num_queries, num_keys = tl.load(query_counts + sentence), tl.load(key_counts + sentence)
@@ -108,7 +117,7 @@ _HIDDEN = tl.constexpr(-1e30)  # finite, so that a fully masked row gives no NaN
 def _accumulate(scores, v, greatest, total, context):
     """Update an online softmax with a block of scores (Q, L), multiplied by log₂(e), and values (L, K).
 
-    Returns the greatest scores, the sums of exponentials and the weighted sums of values.
+    Returns the greatest scores so far, the sums of exponentials and the weighted sums of values.
     """
     more = tl.maximum(greatest, tl.max(scores, axis=1))
     shrink = tl.exp2(greatest - more)
@@ -119,13 +128,13 @@ def _accumulate(scores, v, greatest, total, context):
 
 @triton.jit
 def _load_keys_and_values(pointers, exist, inner):
-    """Load keys at `pointers`, and values that lie `inner` elements behind them."""
+    """Load keys at `pointers`, and values that lie `inner` elements behind them; zeros where `exist` is false."""
     return tl.load(pointers, mask=exist, other=0.0), tl.load(pointers + inner, mask=exist, other=0.0)
 
 
 @triton.jit
 def _append(pointers, k, v, exist, inner):
-    """Store new keys in the cache at `pointers`, and new values `inner` elements behind them."""
+    """Store new keys in the cache at `pointers`, and new values `inner` elements behind them, where `exist` is true."""
     tl.store(pointers, k, mask=exist)
     tl.store(pointers + inner, v, mask=exist)
 

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _hash(x, seed):
-    """Return a 32-bit hash of two rounds, in which every output bit depends on all input bits."""
+    """Return a 32-bit hash of x and a 64-bit seed; every output bit depends on all input bits."""
     x = x ^ seed.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -24,7 +24,7 @@ def drop(
     """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
 
     Each element is dropped by a random byte of its own; the 8 elements of a group share two hashes. With
-    SEED_IS_ADDRESS, `seed` is the address of the seed.
+    SEED_IS_ADDRESS, `seed` is the address of the seed. Without HAS_RESIDUAL, nothing is added.
     """
     if SEED_IS_ADDRESS:
         seed = tl.load(seed)
@@ -47,9 +47,9 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of rows to `total`; with MASKED, elements count as zero where `kept` is not positive.
+    """Add the sum of the rows of x to `total`; with MASKED, elements count as zero where `kept` is not positive.
 
-    With MASKED, the masked rows are stored to `out`.
+    With MASKED, the masked rows are stored to `out`. A program sums BLOCK columns of `rows_each` rows.
     """
     lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(1) * rows_each
@@ -69,7 +69,10 @@ def sum_rows(
 
 @triton.jit
 def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
-    """Add factor × a row of `part` to the row ids[n] of `total`, except to the frozen row (that of padding)."""
+    """Add factor × row n of `part` to the row ids[n] of `total`, except to the frozen row (that of padding).
+
+    A program adds BLOCK columns of one row.
+    """
     row, lanes = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target_row = tl.load(ids + row)
     values = tl.load(part + row.to(tl.int64) * width + lanes, mask=lanes < width, other=0.0).to(tl.float32)
@@ -79,7 +82,7 @@ def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_(logits, normalizers, width, BLOCK: tl.constexpr):
-    """Replace one row of logits per program by its softmax, and store its log-sum-exp."""
+    """Replace one row of logits per program by its softmax, and store its log-sum-exp in `normalizers`."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * width
     lanes = tl.arange(0, BLOCK)
@@ -111,7 +114,8 @@ def norm(
 ):  # fmt: skip
     """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
 
-    Each row's mean and inverse standard deviation are stored for the backward pass.
+    Each row's mean and inverse standard deviation (for RMSNorm, inverse root mean square alone) are stored for the
+    backward pass.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -136,9 +140,10 @@ def norm_backward(
     x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of x, and add the weight and bias gradients to their sums at the end.
+    """Compute the gradient of a norm's input x, and add the weight and bias gradients to their sums at the end.
 
-    Each program processes several blocks of rows. With KEPT, `by_kept` is added to the gradient of x.
+    Each program processes several blocks of rows. With KEPT, `by_kept` is added to the gradient of x. RMSNorm (without
+    CENTERED) has no bias.
     """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -203,7 +208,7 @@ def embed(
     tokens, weight, table, position, out, scale, offset, width,
     ADDS_POSITION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute scale × embedding for one token per program; with ADDS_POSITION, add the position encoding.
+    """Compute scale × embedding of one token per program; with ADDS_POSITION, add the position encoding.
 
     The embedding is rounded before the addition, as in the model's own module.
     """
@@ -225,7 +230,7 @@ def _finish_update(
     master, offsets, exist, values, gradient, average, working, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
 ):  # fmt: skip
-    """Store new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
+    """Store a block of new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
     tl.store(master + offsets, values, mask=exist)
     tl.store(gradient + offsets, tl.zeros_like(values), mask=exist)
     if HAS_AVERAGE:
@@ -241,7 +246,10 @@ def adam(
     factor, beta1, beta2, rate, inverse_root, epsilon, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update the moments and parameters of a block by Adam."""
+    """Update the moments and parameters of a block of BLOCK elements by Adam, and zero the gradient.
+
+    The moving average and the bfloat16 copy are refreshed, if there are any.
+    """
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor
@@ -271,7 +279,7 @@ def apply_update(
 
 @triton.jit
 def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
-    """Update Nesterov momentum, and store the direction of the update: a weighted mean of momentum and gradient."""
+    """Update Nesterov momentum of a block, and store the update's direction, a mean of momentum and gradient."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor

@@ -26,7 +26,7 @@ def find_top_tokens(
     """Find the COUNT best tokens and the log-sum-exp of one row of logits per program.
 
     The best tokens are in the COUNT chunks with the greatest maxima. The program of row 0 also advances the step's
-    counters `length` and `position`, for the kernels that follow.
+    counters `length` and `position`, for the kernels that follow. Rows of finished sentences are skipped.
     """
     row = tl.program_id(0)
     if row == 0:
@@ -64,7 +64,7 @@ def find_top_tokens(
 
 @triton.jit
 def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.constexpr, MAX_CHUNKS: tl.constexpr):
-    """Return the indices of the COUNT chunks of logits whose maxima are greatest.
+    """Return the indices of the COUNT chunks of logits whose maxima, at `best`, are greatest.
 
     If there are fewer chunks, the result is filled with an index behind the last chunk.
     """
@@ -84,9 +84,9 @@ def extend_greedy(
     values, best, normalizers, done, limits, tokens, history, records, counts, sources, remaining, position, sentences,
     eos, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Extend each unfinished sentence by its best token (greedy search).
+    """Extend each unfinished sentence by its best token (greedy search), BLOCK sentences per program.
 
-    A sentence is finished at the end symbol or at its length limit.
+    A sentence is finished at the end symbol or at its length limit. `history` gets the token and its log-probability.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exist = rows < sentences
@@ -217,7 +217,7 @@ def _merge_finished(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into a sentence's FOUND best; return the score of the worst of these.
+    """Merge newly finished hypotheses into a sentence's FOUND best, in memory; return the score of the worst of these.
 
     Among equal scores, older hypotheses come first.
     """
