@@ -308,7 +308,7 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
     chosen = attribute(reader, text, target, method=options.attribution)
     weights = tuple(tuple(round(float(share), 3) for share in row) for row in chosen.shares())
     first = WordAttribution(options.attribution, WordAlignment(chosen.source_words, chosen.target_words, weights))
-    others = [each for each in found.attributions if each.method != options.attribution]
+    others: list[WordAttribution] = [each for each in found.attributions if each.method != options.attribution]
     replaced: _Inspected = msgspec.structs.replace(found, attributions=(first, *others))
     return replaced
 
