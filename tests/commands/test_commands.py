@@ -206,17 +206,17 @@ def test_train_with_a_settings_file_set_and_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both set when to stop"),
-        (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
-        (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
-        (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
+        (["--steps", "5", "--minutes", "1"], "`--steps` (5) and `--minutes` (1.0) both set when to stop"),
+        (["--steps", "0"], "`--steps` must be greater than 0, but is 0"),
+        (["--minutes", "-1"], "`--minutes` must be greater than 0, but is -1.0"),
+        (["--minutes", "nan"], "`--minutes` must be finite, but is nan"),
         (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`--threads` must be at least 1, but is 0"),
         (["--device", "tpu"], "`--device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
-        (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
+        (["--languages", "zh", "English"], "`--languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],
             "/dev/null is a pipe or a device, but text is read several times: write it to a file.",
@@ -449,7 +449,7 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
 
 def test_a_demonstration_that_cannot_be_leaves_nothing(capsys: Capture, tmp_path: Path) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
-    assert capsys.readouterr().err == "transduce: `training.steps` must be greater than 0, but is 0.\n"
+    assert capsys.readouterr().err == "transduce: `--steps` must be greater than 0, but is 0.\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -198,7 +198,9 @@ def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:
     [
         ({"variants": []}, "compares variants: add tables"),
         ({"seeds": [1, 1]}, "`seeds` must be different numbers"),
-        ({"seed": 1}, "is not an experiment: Object contains unknown field `seed`"),
+        ({"seed": 1}, r"is not an experiment: there is no key `seed`; those in its place are out, seeds, "),
+        ({"test": {"source": "a", "reference": "b"}}, "no key `test.reference`; those in its place are source, target"),
+        ({"variants": [{"name": "a", "set": {}}]}, "no key `variants.set`; those in its place are name, settings"),
         ({"variants": [{"name": "a"}, {"name": "b"}]}, "`a` and `b` have the same settings"),
         ({"variants": [{"name": "a"}, {"name": "a", "settings": {"preset": "tiny"}}]}, "Two variants are named `a`"),
         ({"variants": [{"name": "../a"}]}, "is that of a folder"),

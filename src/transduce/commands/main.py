@@ -313,7 +313,7 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
         for name, option in options.items():
             if option in build_parser(verb)._option_string_actions:
                 message = message.replace(name, f"`{option}`")
-    if verb in VERBS and "--set" in build_parser(verb)._option_string_actions:
+    if verb in _SETTING_VERBS:
         for setting, name in set(re.findall(_RUN_SETTING, message)):
             names = _OPTIONS_OF_SETTINGS.get(name, (name,))
             used = next((option for each in names if (option := f"--{each.replace('_', '-')}") in passed), None)
@@ -321,6 +321,7 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
     return message
 
 
+_SETTING_VERBS = ("demo", "train", "prepare", "verify-resume")
 _RUN_SETTING = re.compile(r"(`(?:task|data|tokenizer|training)\.([a-z_]+)`)")
 _OPTIONS_OF_SETTINGS = {"kind": ("task",), "corpora": ("corpus", "mix")}
 """Options that set a setting of another name; other options are named after their settings."""

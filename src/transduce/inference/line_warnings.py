@@ -116,17 +116,17 @@ class LineWarnings:
                 "not rely on these translations, which are outside of what the model has learned.\n"
             )
         if self._in_bytes:
-            shown, (nouns, numbers) = _shown(self._in_bytes), self._numbers(self._in_bytes)
+            shown, (noun, numbers) = _shown(self._in_bytes), self._numbers(self._in_bytes)
             warnings.append(
                 f"warning: the vocabulary spells some letters in bytes ({shown}), as the training text had few or none "
-                f"of them: check the translations of {nouns} {numbers}.\n"
+                f"of them: check the translations of {noun} {numbers}.\n"
             )
         if self._decomposed:
-            shown, (nouns, numbers) = _shown(self._decomposed), self._numbers(self._decomposed)
+            shown, (noun, numbers) = _shown(self._decomposed), self._numbers(self._decomposed)
             warnings.append(
                 f"warning: letters and their accents are separate characters ({shown}), which the model has not "
                 "learned: convert the text to Unicode's composed form (NFC), and translate it again, as "
-                f"{nouns} {numbers} cannot be relied on.\n"
+                f"{noun} {numbers} cannot be relied on.\n"
             )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"

@@ -119,7 +119,15 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise TransduceError(f"{location}: {error.__cause__}") from None
-        raise TransduceError(f"{location} is not an experiment: {error}.") from error
+        unknown = re.match(r"Object contains unknown field `(\w+)`(?: - at `\$\.(\w+))?", str(error))
+        if unknown is None:
+            raise TransduceError(f"{location} is not an experiment: {error}.") from error
+        name, table = unknown.groups(default="")
+        fields = {"test": TestSettings, "variants": VariantSettings}.get(table, ExperimentSettings).__struct_fields__
+        key = f"{table}.{name}" if table else name
+        raise TransduceError(
+            f"{location} is not an experiment: there is no key `{key}`; those in its place are {', '.join(fields)}."
+        ) from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
