@@ -322,7 +322,8 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
 
 
 _SETTING_VERBS = ("demo", "train", "prepare", "verify-resume")
-_RUN_SETTING = re.compile(r"(`(?:task|data|tokenizer|training)\.([a-z_]+)`)")
+# A setting's name in a message, except in one about the tables of a settings file.
+_RUN_SETTING = re.compile(r"(`(?:task|data|tokenizer|training)\.([a-z_]+)`)(?! belongs to the table)")
 _OPTIONS_OF_SETTINGS = {"kind": ("task",), "corpora": ("corpus", "mix")}
 """Options that set a setting of another name; other options are named after their settings."""
 
