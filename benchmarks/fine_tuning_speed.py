@@ -33,7 +33,8 @@ from training_worker import CHOSEN
 
 from transduce.machine import detect_machine
 
-SHAPES = ("opus-mt", "bert-base", "gpt2")
+SHAPES = ("opus-mt", "bert-base", "gpt2", "t5-small", "t5-v1.1-small", "qwen2-12x512", "llama-12x512")
+DECODERS = ("gpt2", "qwen2-12x512", "llama-12x512")
 PEERS = (pinned("transformers"), pinned("safetensors"))
 PEER = "transformers"
 FORMS = ("fp32 sdpa", "fp32 eager", "bf16 sdpa", "bf16 eager")
@@ -60,7 +61,7 @@ def write_batches(shape: str, path: Path, settings: dict[str, Any]) -> int:
     draw, pad_id = np.random.default_rng(1), settings.get("pad_token_id", -1)
     arrays: dict[str, Any] = {}
     for number in range(BATCHES):
-        if shape == "gpt2":
+        if shape in DECODERS:
             ids = draw.integers(100, 20_000, (16, 257))
             source, target, pad_id = ids[:, :-1], ids[:, 1:], -1
         elif shape == "bert-base":

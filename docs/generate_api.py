@@ -106,6 +106,7 @@ GROUPS = {
         "LowRankSettings",
         "register",
         "MultiHeadAttention",
+        "AttentionMask",
         "ScoredAttention",
         "import_tutorial",
         "language_model_config",
@@ -263,11 +264,12 @@ def entry(name: str) -> Iterator[str]:
     yield render(inspect.getdoc(item) or "") + "\n"
     constructor = vars(item).get("__init__")
     is_record = dataclasses.is_dataclass(item) or issubclass(item, msgspec.Struct | Exception | tuple)
-    if constructor is not None and not is_record and inspect.getdoc(constructor):
+    # Not `inspect.getdoc`, which returns the docstring of a base class, such as PyTorch's, if there is no other.
+    if constructor is not None and not is_record and constructor.__doc__:
         function = definition(constructor)
         assert isinstance(function, ast.FunctionDef)
         yield f"```python\n{signature(f'transduce.{name}', function)}\n```\n"
-        yield render(inspect.getdoc(constructor) or "") + "\n"
+        yield render(constructor.__doc__) + "\n"
     if listed := list(fields(tree)):
         yield "\n".join(listed) + "\n"
     yield from members(name, item)

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from transduce.model.attention import MultiHeadAttention, ScoredAttention
     from transduce.model.build import register
     from transduce.model.config import ModelConfig
+    from transduce.model.masks import AttentionMask
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ablation",
     "Alternative",
+    "AttentionMask",
     "Attribution",
     "Callback",
     "Candidate",
@@ -248,6 +250,7 @@ _DEFINED_IN = {
     "CheckpointEvent": "transduce.training.callbacks",
     "Callback": "transduce.training.callbacks",
     "Alternative": "transduce.inference.translation",
+    "AttentionMask": "transduce.model.masks",
     "Candidate": "transduce.inference.mask_filler",
     "Classification": "transduce.inference.classifier",
     "Classifier": "transduce.inference.classifier",

@@ -1,6 +1,7 @@
 """Test that docs/api.md is what docs/generate_api.py writes for the current public names."""
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import re
@@ -49,6 +50,17 @@ def test_the_page_is_up_to_date() -> None:
 def test_every_public_name_has_a_docstring_and_an_entry(name: str) -> None:
     assert inspect.getdoc(getattr(transduce, name))
     assert f'<a id="{name}"></a>' in (DOCS / "api.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", transduce.__all__)
+def test_a_public_class_describes_its_own_constructor(name: str) -> None:
+    item = getattr(transduce, name)
+    constructor = vars(item).get("__init__") if inspect.isclass(item) else None
+    if constructor is None or not constructor.__module__.startswith("transduce"):
+        return
+    if len(inspect.signature(constructor).parameters) > 1 and not dataclasses.is_dataclass(item):
+        assert constructor.__doc__
+    assert "Initialize internal Module state" not in "".join(GENERATOR.entry(name))  # PyTorch's docstring
 
 
 def test_a_name_without_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
 # Pages that are generated (`api.md`, `settings.md`), and two that are not translated yet.
 ENGLISH_ONLY = {"api.md", "design.md", "results.md", "settings.md"}
 # Their outputs are in Chinese, too.
-CHINESE_OUTPUT = {"paper.md"}
+CHINESE_OUTPUT = {"paper.md", "training_log.md"}
 # Words that a Chinese reader of the field would not use, and what to write.
 WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
 # No page of the documentation addresses its reader formally.
@@ -67,6 +67,27 @@ def test_chinese_outputs_are_the_english_ones_in_the_language_of_the_command() -
             columns = len(cells_of(one)[0])
             table = [row for row in cells_of(one) if len(row) == columns > 1]
             assert [[localized(cell) for cell in row] for row in table] == cells_of(other)[: len(table)]
+    finally:
+        set_ui_language("en")
+
+
+def test_the_chinese_training_log_is_the_english_one_in_chinese() -> None:
+    logs = [(folder / "training_log.md").read_text("utf-8") for folder in (DOCS, DOCS / "zh")]
+    english, chinese = ("\n".join(re.findall(r"^```text\n(.*?)^```$", log, re.DOTALL | re.MULTILINE)) for log in logs)
+    samples = re.compile(r"^    \S+ +(.*)$")  # a text, its reference and its translation: their names are translated
+    scores = r"\n(?!BLEU|chrF|\d+ sentences|\d+ 个句子|decoding|解码)"  # which follow their heading in one message
+    set_ui_language("zh")
+    try:
+        for line, other in zip(re.split(scores, english), re.split(scores, chinese), strict=True):
+            if line.startswith("Machine:"):
+                assert other.startswith("机器：")
+            elif match := samples.match(line):
+                assert other.endswith(match[1])
+            elif line.startswith("  "):
+                assert [localized(cell) for cell in re.split(r" {2,}", line)] == re.split(r" {2,}", other)
+            else:
+                assert localized(line) == other
+                assert line != other or not line
     finally:
         set_ui_language("en")
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,8 @@ def test_attention_of_a_layer(translator: Translator) -> None:
     before = heat_map(plot_attention(maps, kind="decoder", layer=1))
     assert before.column_names == ("<start>", *before.row_names[:-1])
     assert heat_map(plot_attention(maps, kind="encoder", layer=1)).row_names == maps.source_tokens
+    labels = [(panel.y_label, panel.x_label) for panel in chart.panels if isinstance(panel, HeatMap)]
+    assert labels == [("target token", "source token")] * heads
     with pytest.raises(TransduceError, match="`--layer` must be from 1 to 2, but is 3"):
         plot_attention(maps, kind="memory", layer=3)
 
@@ -341,3 +344,34 @@ def test_titles_and_labels_are_in_the_language_of_messages_and_words_stay() -> N
             "step",
             "查询 ↓, 源词元 →；0 为浅色，1 为深色",
         ]
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        plot_positions(length=20, d_model=16),
+        plot_masks(length=5, padding=1),
+        plot_schedules(schedules=["linear"], warmups=[10], widths=[64], steps=100),
+    ],
+    ids=["positions", "masks", "schedule"],
+)
+def test_the_terminal_and_the_picture_have_the_same_labels(chart: Chart) -> None:
+    pytest.importorskip("matplotlib")
+    drawn, picture = draw_chart(chart), render_chart(chart, "svg").decode()
+    for panel in chart.panels:
+        assert isinstance(panel, Curves | HeatMap)
+        names = [each.name for each in panel.curves] if isinstance(panel, Curves) else []
+        for label in (panel.title, panel.x_label, panel.y_label, *names):
+            assert label
+            assert label in drawn
+            assert f"<!-- {label} -->" in picture
+    assert ("rows ↓" in drawn, "columns →" in drawn) == (False, False)
+
+
+def test_rows_columns_and_positions_have_whole_numbers_in_a_picture() -> None:
+    pytest.importorskip("matplotlib")
+    for panel in plot_positions(length=20, d_model=16).panels:
+        ticks = re.findall(r"<!-- (−?[\d.]+) -->", render_chart(Chart((panel,)), "svg").decode())
+        fractions = [tick for tick in ticks if "." in tick]
+        assert "10" in ticks
+        assert all(abs(float(tick.replace("−", "-"))) <= 1.0 for tick in fractions)  # of the color bar, of values

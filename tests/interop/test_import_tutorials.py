@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -663,3 +664,33 @@ def test_the_command_makes_a_language_model(tmp_path: Path, capsys: pytest.Captu
     written = "".join(characters[id] for id in ids[len(prompt) :])
     search = transduce.SearchSettings(beam_size=1)
     assert generator(prompt, search=search, max_length=T - len(prompt)).text.endswith(written)
+
+
+def test_the_block_of_the_page_on_vocabularies_makes_a_folder_that_translates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "vocabularies.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    for size, small in (
+        ("num_encoder_layers=6", "num_encoder_layers=2"),
+        ("num_decoder_layers=6", "num_decoder_layers=3"),
+        ("d_model=512", f"d_model={D}"),
+        ("d_ff=2048", "d_ff=24"),
+        ("num_heads=8", f"num_heads={HEADS}"),
+    ):
+        assert size in block
+        block = block.replace(size, small)
+    monkeypatch.chdir(tmp_path)
+    theirs = Annotated()
+    small_weights(theirs)
+    torch.save(theirs.state_dict(), "tutorial.pt")
+    for name in ("words.de.txt", "words.en.txt"):
+        words = ["<blank>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(V - 4))]
+        Path(name).write_text("".join(f"{word}\n" for word in words), "utf-8")
+    exec(compile(block, "vocabularies.md", "exec"), {"__name__": "vocabularies"})
+    translator = transduce.load("models/tutorial", precision="fp32", device="cpu")
+    assert isinstance(translator, transduce.Translator)
+    source, target = torch.tensor([[1, 5, 7, 2]]), torch.tensor([[1, 6, 4]])  # <s> w1 w3 </s>
+    assert translator.tokenizer.source.with_special_tokens(translator.tokenizer.source.encode("w1 w3")) == [1, 5, 7, 2]
+    with torch.no_grad():
+        assert torch.allclose(translator.model(source, target), theirs(source, target), atol=1e-4)

@@ -11,14 +11,16 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile
+from transduce.kernels.cpu.jit.compiler import require_integer_tile
 from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
-from transduce.kernels.cpu.training import layer as layer_plan
+from transduce.kernels.cpu.training import layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
-from transduce.model.layers import EncoderLayer
-from transduce.model.masks import padding_mask
+from transduce.model.layers import EncoderLayer, StackPositions
+from transduce.model.masks import AttentionMask, BiasedMask, padding_mask
+from transduce.model.positions import PositionEffect, Rotation
 from transduce.model.transformer import Transformer
 
 KINDS = [dtype for dtype in (torch.bfloat16, torch.float32) if gemm_tile(dtype) is not None]
@@ -26,7 +28,7 @@ if not KINDS:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 of_each_kind = pytest.mark.parametrize("dtype", KINDS, ids=str)
-PAD = 0
+PAD, LANES = 0, require_integer_tile().lanes
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -99,6 +101,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"activation": "reglu", "attention_score": "dot"},
     {"activation_dropout": 0.1, "attention_dropout": 0.1, "dropout": 0.0},
     {"num_heads": 6, "d_k": 32, "d_v": 32, "num_key_value_heads": 2, "attention_dropout": 0.2},
+    {"positions": "rotary"},
+    {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "num_key_value_heads": 1},
+    {"positions": "rotary-interleaved", "norm_order": "post", "attention_dropout": 0.2},
+    {"positions": "relative", "relative_buckets": 4, "relative_max_distance": 6},
+    {"positions": "relative", "norm": "rms", "bias": False, "attention_scale": 1.0, "attention_dropout": 0.1},
+    {"positions": "relative", "activation": "geglu", "num_heads": 4, "num_key_value_heads": 2, "d_k": 32, "d_v": 32},
 ]
 
 
@@ -126,7 +134,8 @@ def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype:
     [
         {"norm_order": "sandwich"},
         {"norm": "batch"},
-        {"positions": "rotary"},
+        {"positions": "rotary", "d_k": LANES, "d_v": LANES},  # half a head does not fill a vector
+        {"positions": "relative", "attention_window": 3},
         {"attention_score": "additive"},
         {"attention_kind": "hard"},
         {"d_k": 16, "d_v": 16, "d_model": 48},
@@ -136,6 +145,59 @@ def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype:
 def test_layers_of_other_components_are_left_to_them(settings: dict[str, Any]) -> None:
     model = Transformer(config(**settings)).to(KINDS[0]).train()
     assert learn(model, whole=True)[1] == 0
+
+
+class OtherRotation(Rotation):
+    """A rotation of another class, which may rotate in another way."""
+
+
+def positions_of(kind: str, **changes: Any) -> tuple[EncoderLayer, Tensor, AttentionMask, PositionEffect]:
+    """Return a layer, its input, and the mask and the effect of positions of this kind for the input."""
+    layer, x = layer_and_input(KINDS[0], positions=kind, **changes)
+    sums_of(layer)
+    positions = StackPositions(config(positions=kind, **changes), causal=False).to(KINDS[0])
+    for parameter in positions.parameters():
+        torch.nn.init.normal_(parameter)
+    mask, effect = positions(x, padding_mask(torch.randint(3, 50, (4, 9)), PAD))
+    assert isinstance(mask, AttentionMask)
+    return layer, x, mask, effect
+
+
+def test_other_rotations_are_left_to_the_components() -> None:
+    layer, x, mask, (rotation, _) = positions_of("rotary")
+    assert rotation is not None
+    assert fused_layers.run_layer(layer, x, None, [mask], rotation) is not None
+    cosine, sine, interleaved = rotation
+    others = {
+        "another class": OtherRotation(*rotation),
+        "positions of each sentence": Rotation(cosine.expand(4, 1, 9, 16), sine.expand(4, 1, 9, 16), interleaved),
+        "fewer positions": Rotation(cosine[:8], sine[:8], interleaved),
+        "narrower heads": Rotation(cosine[:, :8], sine[:, :8], interleaved),
+    }
+    for name, other in others.items():
+        assert fused_layers.run_layer(layer, x, None, [mask], other) is None, name
+
+
+def test_other_biases_are_left_to_the_components() -> None:
+    layer, x, mask, _ = positions_of("relative")
+    assert isinstance(mask, BiasedMask)
+    term, base = mask.term, mask.base
+    assert fused_layers.run_layer(layer, x, None, [mask]) is not None
+
+    class OtherMask(BiasedMask):
+        """A mask of another class, which may hide other keys."""
+
+    others = {
+        "another class": OtherMask(mask.allowed, term, base),
+        "a bias of each sentence": BiasedMask(mask.allowed, term.expand(4, -1, -1, -1), base),
+        "one bias for all heads": BiasedMask(mask.allowed, term[:, :1], base),
+        "no base": BiasedMask(mask.allowed, term),
+        "fewer keys": BiasedMask(mask.allowed[..., :8], term[..., :8], base),
+    }
+    for name, other in others.items():
+        assert fused_layers.run_layer(layer, x, None, [other]) is None, name
+    _, _, _, (rotation, _) = positions_of("rotary")
+    assert fused_layers.run_layer(layer, x, None, [mask], rotation) is None  # a bias and a rotation at once
 
 
 @of_each_kind

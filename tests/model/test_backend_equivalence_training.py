@@ -135,10 +135,16 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     ("key value heads", "shared"): {"num_key_value_heads": 1},
     ("value width", "equal"): {"d_k": 16, "d_v": 16},
 }
+POSITIONS: list[dict[str, Any]] = [
+    {"positions": "rotary"},
+    {"positions": "rotary-interleaved", "num_key_value_heads": 1, "norm": "rms", "activation": "swiglu"},
+    {"positions": "relative", "attention_scale": 1.0, "norm": "rms"},
+    {"positions": "relative", "norm_order": "post", "activation": "geglu-tanh"},
+]
 PAIRS = [{**one, **other} for one, other in random.Random(1).sample([*combinations(LISTED.values(), 2)], 16)]
 
 
-@pytest.mark.parametrize("settings", [*LISTED.values(), *PAIRS], ids=str)
+@pytest.mark.parametrize("settings", [*LISTED.values(), *POSITIONS, *PAIRS], ids=str)
 def test_whole_layers_are_what_the_model_is(settings: dict[str, Any]) -> None:
     model, kernels = make_model(**settings), Counting()
     (loss, gradients), (wanted, others) = learn(model, kernels), learn(model, None)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from transduce.errors import TransduceError
 from transduce.model.attention import attend
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
@@ -91,12 +92,14 @@ def test_a_row_that_may_attend_to_nothing_stays_finite(dtype: torch.dtype, lengt
 
 
 def test_a_mask_must_be_boolean() -> None:
-    with pytest.raises(ValueError, match=r"a mask must be boolean .* but this one is torch.float32 with shape \(1, 1"):
+    with pytest.raises(TransduceError, match=r"A mask must be a boolean .* of the type torch.float32 and .* \(1, 1"):
         AttentionMask(torch.ones(1, 1, 2, 2))
 
 
 def test_a_mask_must_have_four_axes() -> None:
-    with pytest.raises(ValueError, match=r"axes \(batch, heads, queries, keys\).* torch.bool with shape \(2, 2\)"):
+    with pytest.raises(
+        TransduceError, match=r"axes \(batch, heads, queries, keys\).* torch.bool and .* \(2, 2\): pass"
+    ):
         AttentionMask(torch.ones(2, 2, dtype=torch.bool))
 
 

@@ -365,7 +365,16 @@ def test_an_impossible_configuration_is_refused(changes: dict[str, object], mess
             torch.ones(1, 2, dtype=torch.long),
             r"`source_ids` must be a tensor of token ids, .* but is \[\[5, 1",
         ),
-        (torch.ones(2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long), r"but is of the shape \(2,\)"),
+        (
+            torch.ones(2, dtype=torch.long),
+            torch.ones(1, 2, dtype=torch.long),
+            r"the type torch.int64 and the shape \(2,\)",
+        ),
+        (
+            torch.ones(1, 2),
+            torch.ones(1, 2, dtype=torch.long),
+            r"`source_ids` must .* but it has the type torch.float32",
+        ),
         (
             torch.ones(2, 3, dtype=torch.long),
             torch.ones(1, 2, dtype=torch.long),

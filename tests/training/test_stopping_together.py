@@ -101,7 +101,7 @@ def test_a_validation_is_stopped_for_a_stop_and_comes_first_on_resume(
     result = stopped.trainer.run()
     assert (result.reason, result.step, stopped.validated) == ("SIGTERM", 2, [])
     said = capsys.readouterr().err
-    assert "SIGTERM: saving step 2." in said
+    assert "SIGTERM: saving the run at step 2." in said
     assert "Ctrl-C" not in said  # torchrun passes on a second one that the terminal has sent already: it ends nothing
     resumed = Watched(tmp_path, settings)
     assert resumed.trainer.resume()

@@ -1,4 +1,4 @@
-"""Compare an exported model with its original: log-probabilities of targets, and greedy translations.
+"""Compare an exported model with its original: log-probabilities of targets, greedy translations, encoder outputs.
 
 For a language model, the translation of a prompt is its greedy continuation.
 """
@@ -42,7 +42,7 @@ _CPU = torch.device("cpu")
 
 
 class OriginalModel(ExportedModel):
-    """An original encoder–decoder, with the interface of exported models."""
+    """An original encoder–decoder, with the interface of exported models, so that both can be compared."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -67,7 +67,7 @@ class OriginalModel(ExportedModel):
 
 
 class OriginalLanguageModel(ExportedModel):
-    """An original decoder-only model in float32 on a CPU, with the interface of exported models."""
+    """An original decoder-only model in float32 on a CPU, with the interface of exported models, for comparison."""
 
     def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
         """Wrap a decoder-only model.
@@ -104,7 +104,7 @@ class OriginalLanguageModel(ExportedModel):
 
 
 class OriginalEncoder(ExportedEncoder):
-    """An original encoder in float32 on a CPU, with the interface of exported encoders."""
+    """An original encoder in float32 on a CPU, with the interface of exported encoders, for comparison."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
@@ -172,7 +172,7 @@ class Original:
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
-        """Return the original model with the interface of an exported one."""
+        """Return the original model with the interface of an exported one, by its kind."""
         if isinstance(self.model, Encoder):
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
@@ -218,7 +218,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Difference(NamedTuple):
-    """The log-probabilities of one token by both models, and the token's position."""
+    """One target token's log-probabilities in nats by original (`ours`) and export (`theirs`), with its position."""
 
     difference: float
     allowed: float
@@ -231,7 +231,7 @@ class _Difference(NamedTuple):
 def compare_models(
     original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
-    """Compare two models on the given sentences.
+    """Compare a model that generates text with its export on the given sentences, and return the differences.
 
     Args:
         original: the original model.
@@ -265,7 +265,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """The agreement statistics over all compared log-probabilities and translations."""
+        """The agreement statistics over all compared log-probabilities (in nats) and greedy translations."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -300,7 +300,7 @@ class Comparison:
             )
 
     def check_close(self, name: str) -> None:
-        """Check an export whose weights were quantized; `name` names its weights in messages.
+        """Raise an error if quantization changed the export too much; `name` names its weights in the message.
 
         Raises:
             TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
@@ -317,7 +317,10 @@ class Comparison:
 def _differences(
     original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
-    """Yield both models' log-probability of each target token; `first` is the index of the first sentence."""
+    """Yield the log-probabilities of each target token by both models; `first` is the index of the first sentence.
+
+    A difference that is not a number counts as infinite.
+    """
     pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
         for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
@@ -374,7 +377,7 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worst(NamedTuple):
-    """The output value with the largest error relative to the tolerance."""
+    """The value among an encoder's outputs with the largest error relative to the tolerance, by both encoders."""
 
     excess: float
     ours: float
@@ -410,7 +413,7 @@ class EncoderComparison:
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
     def add_choices(self, agreeing: bool) -> None:
-        """Add whether one text's most probable tokens and classes agree."""
+        """Add one text's result: whether its most probable tokens and classes agree, up to ties."""
         self._agreeing.append(agreeing)
 
     @property
@@ -447,7 +450,7 @@ class EncoderComparison:
 def compare_encoders(
     original: ExportedEncoder, exported: ExportedEncoder, rows: Ids, token_types: Ids
 ) -> EncoderComparison:
-    """Compare the outputs that both encoders have, on rows of token ids.
+    """Compare the outputs that an encoder and its export both have for some texts, and return the differences.
 
     Args:
         original: the original encoder.
@@ -469,7 +472,7 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same argmax in each row of the last axis, except for ties."""
+    """Return whether two arrays of logits have the same best entry in each row of the last axis, except for ties."""
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
@@ -490,11 +493,11 @@ _MASKED_EVERY = 7
 
 
 class Trial(NamedTuple):
-    """Texts to compare an export on, and their token ids as the model reads them."""
+    """Texts on which an export is compared with its original, and their token ids as the model reads them."""
 
     texts: Sequence[str]
     origin: str
-    """Description of the texts' origin."""
+    """Description of the texts' origin, for the report."""
     rows: Ids
     """Token ids: sources with special tokens, prompts without the start token, or encoder inputs with special
     tokens.
@@ -508,7 +511,7 @@ class Trial(NamedTuple):
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
-    """Choose the texts that an export of a model is compared on.
+    """Choose the texts on which an export of a model is compared, tokenize them, and return both.
 
     Args:
         original: the model.
@@ -542,7 +545,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids that the exported tokenizer must produce, with special tokens."""
+    """Return the token ids of texts that the exported tokenizer must produce, with special tokens.
+
+    They are what the tokenizer of the original returns.
+    """
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ImportedTokenizer):
         encoded = vocabulary.encode_batch(texts)
@@ -597,7 +603,10 @@ def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> lis
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
-    """Return a text's token ids as an encoder's input: with special tokens, and every 7th token masked."""
+    """Return the token ids of a text as an encoder's input, at most `longest`, with special tokens.
+
+    If the vocabulary has special tokens of BERT (`marks`), every 7th token is masked.
+    """
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
@@ -608,7 +617,7 @@ def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Special
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
-    """Translate sentences by greedy search; blank lines give blank translations."""
+    """Translate sentences by greedy search with an original or exported model; blank lines give blank translations."""
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
     sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
@@ -627,7 +636,10 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts to compare an export on, one of them long, and a description of their origin."""
+    """Return texts to compare an export on, one of them long, and a description of their origin.
+
+    They are `sources`, or else the texts stored in the run's folder, or else random tokens.
+    """
     vocabulary = original.tokenizer.source
     real, origin = _first_texts(sources or []), "the sources given"
     for name, description in _CORPORA:
@@ -643,12 +655,12 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """Return the first non-blank texts, as many as an export is compared on."""
+    """Return the first 64 non-blank texts, as many as an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """Return the first source texts of a prepared corpus in the run's folder; an empty list if there is none."""
+    """Return the first source texts of a prepared corpus in the run's folder; none if it is missing or unreadable."""
     tokenizer = original.tokenizer
     try:
         corpus = PreparedCorpus.open(original.folder / name, tokenizer)

@@ -45,11 +45,11 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     """The folder of the export."""
     bytes: int
-    """Total size of the files."""
+    """Total size of the files in bytes."""
     compared_on: str
     """Description of the sentences that the models were compared on."""
     float32: Agreement | EncoderAgreement
-    """Agreement of the export with unquantized weights."""
+    """Agreement of the export with unquantized weights with the original."""
     quantized: Agreement | EncoderAgreement | None = None
     """Agreement of the quantized export; None if the weights are not quantized."""
     model_scores: ScoreReport | None = None
@@ -86,7 +86,9 @@ def export(
     target_language: str | None = None,
     threads: int | None = None,
 ) -> ExportReport:
-    """Export a model to another format and compare it with the original before the new folder gets its name.
+    """Export a model to another format, compare it with the original, and return a report with the agreement.
+
+    The new folder gets its name only if the comparison succeeds.
 
     Args:
         folder: a model folder.
@@ -176,7 +178,7 @@ class _Export:
         self.trial = choose_trial(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Write the export, compare and score it, and rename it.
+        """Write the export in format `to`, compare and score it, rename its folder to `out`, and return the report.
 
         Weights are quantized only after the float32 export was found correct.
         """

@@ -1,4 +1,4 @@
-"""Write a model in another toolkit's format, and load it again so that the export can be checked."""
+"""Write a model in the format of another toolkit, and load it again, so that the export can be checked."""
 
 import json
 import shutil
@@ -407,7 +407,7 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return the exporter to a format, one of `FORMATS`.
+    """Return the exporter of a model to a format, one of `FORMATS`.
 
     Raises:
         TransduceError: the format is unknown.
@@ -418,7 +418,7 @@ def exporter_for(name: str, original: Original) -> Exporter:
 
 
 def formats_for(config: ModelConfig) -> list[str]:
-    """Return the names of the formats that support a model."""
+    """Return the names of the export formats that support a model with this configuration."""
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
@@ -435,7 +435,7 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
 
 
 def _value(config: ModelConfig, setting: str) -> str:
-    """Return a setting's value in TOML notation; an unset value is shown as its effective value."""
+    """Return the value of a model setting in TOML notation, for a message; an unset value as its effective value."""
     resolved: dict[str, object] = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
@@ -459,7 +459,7 @@ def _other_formats(name: str, config: ModelConfig) -> str:
 
 
 def _write_vocabularies(original: Original, folder: Path) -> None:
-    """Write the tokenizer's vocabulary files."""
+    """Write the vocabulary files of the original's tokenizer into the folder of an export."""
     if isinstance(original.tokenizer, ImportedTokenizer):
         original.tokenizer.save(folder)
     else:
@@ -467,7 +467,7 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
 
 
 def _task_document(folder: Path) -> dict[str, str]:
-    """Return {file name: content} of the model folder's task card; an empty dict if it has none."""
+    """Return the file name and content of the model folder's task card (its task and labels); empty if it has none."""
     card = find_task_card(folder)
     return {} if card is None else {TASK_CARD: card.text()}
 

@@ -29,7 +29,7 @@ from transduce.search.settings import SearchSettings
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """A description of an imported model."""
+    """A description of an imported model, which `import_model_folder` returns."""
 
     folder: str
     """The new model folder."""
@@ -121,7 +121,7 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """Return search settings as TOML, without those that have their default value."""
+    """Return search settings as the text of a TOML file, without those that have their default value."""
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}

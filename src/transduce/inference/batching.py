@@ -1,4 +1,4 @@
-"""Split long texts, batch texts by length, and decode several batches in parallel, each on one thread."""
+"""Prepare texts for decoding: split long sentences, collect document context, batch by length, decode in parallel."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +46,13 @@ class Part(NamedTuple):
     number: int
     """Index of the part within its text, from 0."""
     ids: list[int]
-    """Token ids with the end symbol; only the end symbol if there is nothing to translate."""
+    """Token ids of the text with special tokens; only the end symbol if the text has no token."""
     prefix: Sequence[int] = ()
-    """Token ids that the translation starts with."""
+    """Target token ids that the translation starts with; empty: a free start."""
     phrases: tuple[Phrase, ...] = ()
-    """Phrases that the translation must contain."""
+    """Phrases that the translation must contain, each as its alternative token sequences."""
     protected: tuple[Span, ...] = ()
-    """Spans of the part's text that translation must not change, in order and disjoint."""
+    """Character spans of the part's text that translation must not change, in order and disjoint."""
     history: tuple[int, ...] = ()
     """Token ids of earlier sentences of the document, each with a separator, that the model reads before the part."""
     target_history: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
     @property
     def source_ids(self) -> list[int]:
-        """The token ids that the model reads: those of the document's earlier sentences, and the part's."""
+        """The token ids that the encoder reads: those of the document's earlier sentences, then the part's."""
         return [*self.history, *self.ids]
 
     @property
@@ -70,20 +70,21 @@ class Part(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if the part contains nothing to translate."""
+        """True if the part contains nothing to translate: at most one token (the end symbol), or only whitespace."""
         return len(self.ids) < 2 or not self.text.strip()
 
     def seed_index(self, indices: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: the text's index plus an offset for each part.
+        """Return the index that seeds the part's random numbers in sampling: the text's index plus an offset by part.
 
-        `indices` holds the index of each text in the whole input; None: the texts' own numbers.
+        `indices` holds the index of each text in the whole input, so that a text is sampled alike in any batch; None:
+        the index among the texts of this call.
         """
         index = self.sentence if indices is None else indices[self.sentence]
         return index + self.number * _PART_STRIDE
 
 
 def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
-    """Return the sentences of all texts, and the parts of long ones, as parts with token ids."""
+    """Tokenize segmented texts, and return a `Part` for each of their sentences (or parts of long sentences)."""
     sentences = [
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
@@ -104,9 +105,9 @@ class DocumentContext(NamedTuple):
     """The number of earlier sentences of a document that a model reads before each sentence, and on which sides."""
 
     before: int
-    """Maximum number of sentences of context."""
+    """Maximum number of earlier sentences of the document that are read with each sentence."""
     on_target: bool = False
-    """True if each translation is preceded by the translations of the context."""
+    """True if the decoder also reads the translations of these sentences, before the translation."""
 
 
 class DocumentMemory:
@@ -129,13 +130,14 @@ class DocumentMemory:
         self._targets: list[list[int]] = []
 
     def clear(self) -> None:
-        """Remove the sentences of the document, because another document begins."""
+        """Remove all recorded sentences and translations, because another document begins."""
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
-        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit.
+        """Return a part with the recorded sentences, and their translations if recorded, as its context.
 
-        Their translations take at most half of the model's positions, so that the part's translation fits, too.
+        The oldest sentences are left out until the source context and the part have at most `longest` tokens, and the
+        translations at most half as many, so that the part's own translation fits, too.
         """
         sources, targets, longest = self._sources, self._targets, self._longest
         while sources and (sum(map(len, sources)) + len(part.ids) > longest or sum(map(len, targets)) > longest // 2):
@@ -143,7 +145,10 @@ class DocumentMemory:
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
     def append(self, part: Part, translation: str = "") -> None:
-        """Append a part to the record, and its translation if the model reads translations; empty parts are ignored."""
+        """Append a part to the record, and its translation if the model reads translations; empty parts are ignored.
+
+        Only as many of the last sentences are kept as the model reads.
+        """
         if part.is_empty:
             return
         most = self._context.before
@@ -154,9 +159,10 @@ class DocumentMemory:
             self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
 
     def append_text(self, parts: Sequence[Part], translation: str, target_language: str | None) -> None:
-        """Append the parts of a text, each with the sentence of the text's translation that belongs to it.
+        """Append the parts of a text, each with the sentence of the text's translation at the same position.
 
-        If the translation has another number of sentences than the text has parts, the text counts as one sentence.
+        If the translation has another number of sentences than the text has parts, the text is recorded as one
+        sentence.
         """
         sentences = [translation] * len(parts)
         if len(parts) > 1 and self._context.on_target:
@@ -182,10 +188,11 @@ class History(NamedTuple):
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
-    """Yield the context that a model reads before each sentence pair, as in the translation of the same document.
+    """Yield the context that a model reads before each sentence pair, as if it translated the same document.
 
     Args:
-        memory: an empty record, which gets the sentences of the pairs; None: the model reads no context.
+        memory: an empty record, which gets the sentences of the pairs; None: the model reads no context, so every
+            context is empty.
         tokenizer: the model's tokenizer.
         pairs: a sentence, its translation, and True if the pair continues the document of the pair before it.
     """
@@ -213,7 +220,10 @@ class Documents(NamedTuple):
 
     @classmethod
     def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
-        """Return the documents that the lines of a file form; empty lines separate documents."""
+        """Return the documents that the lines of a file form: empty lines separate documents.
+
+        The first line continues a document only if there are texts `before` it.
+        """
         follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 
@@ -225,7 +235,7 @@ _MARKS = range(0xF0000, 0xFFFFE)
 def cut_long_sentence(
     sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
 ) -> list[str]:
-    """Split a sentence into parts of at most `longest` tokens; a short sentence is one part.
+    """Split a sentence into parts of at most `longest` tokens, and return the parts; a short sentence is one part.
 
     Args:
         sentence: a sentence of any length.
@@ -266,14 +276,14 @@ def cut_long_sentence(
 
 
 class _TokenCounter:
-    """A counter of tokens that caches the count of each word, since no token crosses a space."""
+    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.known: dict[str, int] = {}
 
     def count(self, text: str) -> int:
-        """Return the number of tokens in a text."""
+        """Return the number of tokens in a text: the sum of its words' cached counts; a single word is encoded anew."""
         words = text.split(" ")
         if len(words) == 1:
             return len(self.vocabulary.encode(text))
@@ -287,12 +297,15 @@ class _TokenCounter:
 
 
 def sentence_separator(language: str | None) -> str:
-    """Return the text between two sentences of a language: a space, or nothing."""
+    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
+
+    None, an unknown language, gives a space.
+    """
     return "" if is_unspaced_language(language) else " "
 
 
 def is_unspaced_language(language: str | None) -> bool:
-    """Return whether a language is written without spaces between words."""
+    """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
 
 
@@ -303,13 +316,14 @@ def batches(
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     max_sentences: int | None = None,
 ) -> Iterator[list[Part]]:
-    """Yield batches of parts of the same kind and similar length, longest first.
+    """Yield batches of parts of the same kind and similar source length, longest first within a kind.
 
     Args:
         parts: the parts to decode.
-        max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
+        max_tokens: maximum number of source tokens in a batch, with context and padding; a longer part forms its own
+            batch.
         kind: returns a value for a part; parts with different values are never in one batch.
-        max_sentences: maximum number of parts in a batch.
+        max_sentences: maximum number of parts in a batch; None: no such limit.
     """
     batch: list[Part] = []
     for part in sorted(parts, key=lambda part: (kind(part), -len(part.source_ids))):
@@ -330,12 +344,12 @@ def join_sentences(
     abandoned: Collection[int],
     search: SearchSettings,
 ) -> list[Translation]:
-    """Join the translations of parts to translations of whole texts, and return one translation for each text.
+    """Join the translations of parts, and return one translation for each whole text, in order.
 
     Args:
         texts: the segmented texts, in order.
         parts: the parts of all texts.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        found: translations by the parts' keys; a missing part counts as an empty translation that has not ended.
         abandoned: indices of texts that the observer stopped; their translations are marked as stopped.
         search: the search settings that the parts were translated with.
     """
@@ -352,7 +366,7 @@ def join_sentences(
 
 
 class PartsObserver:
-    """Implements `Observer` for batches of parts: passes each decoding step on to an observer of whole texts."""
+    """An `Observer` of a batch of parts that passes decoding steps on to an observer of whole texts."""
 
     def __init__(
         self,
@@ -364,10 +378,11 @@ class PartsObserver:
         """Wrap the observer of texts, which may be None.
 
         Args:
-            observer: the observer of texts.
+            observer: the observer of texts, which is called with indices of texts; None: steps are not reported.
             texts: the texts that the parts belong to.
-            decode: returns the target text of token ids.
-            hidden: keys of parts whose text changes after the search, so that it is not reported before.
+            decode: returns the target text of token ids; None: no partial texts are reported.
+            hidden: keys of parts whose text changes after the search (such as by glossary terms), so partial texts are
+                not reported.
         """
         self.observer = observer
         self.abandoned: set[int] = set()  # indices of texts
@@ -379,12 +394,17 @@ class PartsObserver:
         self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Start a batch, and return those of its parts whose texts the observer has not stopped."""
+        """Set the parts that are decoded next, and return them: those of `batch` whose texts were not stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Call the observer of texts after a decoding step, and return the batch indices of the parts that it stops."""
+        """Call the observer of texts after a decoding step; return the batch indices of parts whose texts it stopped.
+
+        `rows` (B,) are the batch indices of unfinished parts, and `tokens` (B, W, t) their hypotheses, as in
+        `Observer`. An observer that takes partial texts gets those of texts with several parts. Without an observer,
+        nothing stops.
+        """
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
@@ -394,7 +414,10 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the translations of a finished batch's parts; later reports to the observer contain them."""
+        """Record the translations of a finished batch's parts, by part key, for later reports of their texts.
+
+        Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
+        """
         if isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
@@ -417,7 +440,11 @@ class PartsObserver:
             observer.after_text(text, *self._compose(text))
 
     def _compose(self, text: int) -> tuple[str, str]:
-        """Return the start of a text's translation that will not change, and that start with the best continuation."""
+        """Return the start of a text's translation that will not change, and that start with the best continuation.
+
+        It consists of the finished parts up to the first unfinished one, and of the tokens on which all hypotheses of
+        that part agree.
+        """
         segmented, final = self._texts[text], ""
         writer = LayoutWriter(segmented)
         for part in range(len(segmented.sentences)):
@@ -436,7 +463,7 @@ class PartsObserver:
 
 
 def batch_token_budget(device: torch.device) -> int:
-    """Return the maximum size of a batch on a device, in source tokens times beam hypotheses.
+    """Return the maximum size of a batch on a device: source tokens (with padding) times beam hypotheses.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
     are large; their logits take about 200 MB.
@@ -462,7 +489,10 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
-    """Pad rows of token ids on the right to one tensor (B, S), at least `width` wide."""
+    """Return sequences of token ids as an int64 tensor (B, S), padded on the right with `pad_id`.
+
+    S is the length of the longest sequence, and at least `width`.
+    """
     width = max(width, *(len(row) for row in rows))
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
@@ -477,7 +507,10 @@ _Result = TypeVar("_Result")
 
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
-    """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
+    """Return how many batches to decode in parallel: the number of compute threads if compiled steps decode all models.
+
+    Other steps hold Python's GIL, so the number is 1; it is 1 with `batch_invariant`, too.
+    """
     are_compiled = all(select_decoder(model).backend == "compiled" for model in models)
     return torch.get_num_threads() if are_compiled and not search.batch_invariant else 1
 
@@ -491,7 +524,8 @@ def decode_in_parallel(
         decode: decodes one batch.
         batches: batches of similar cost. The last ones, which would leave threads idle, are decoded one at a time, each
             with all threads.
-        threads: number of batches to decode in parallel.
+        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one after the
+            other.
     """
     apart = len(batches) - len(batches) % threads if threads > 1 else 0
     if apart:

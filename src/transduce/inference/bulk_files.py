@@ -33,7 +33,7 @@ from transduce.text.text_settings import TextSettings
 
 
 class ReportClock:
-    """A clock that measures the time since its creation and decides when the next progress report is due."""
+    """A clock that measures wall-clock time since its creation and decides when the next progress report is due."""
 
     def __init__(self, every_seconds: float = 10.0) -> None:
         self.every_seconds = every_seconds
@@ -41,11 +41,11 @@ class ReportClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The seconds since the clock was created."""
+        """The seconds of wall-clock time since the clock was created."""
         return time.monotonic() - self._started_at
 
     def is_due(self) -> bool:
-        """Return whether the interval between reports has passed; if so, start the next interval."""
+        """Return whether `every_seconds` have passed since the last report; if so, start the next interval."""
         now = time.monotonic()
         if now - self._reported_at < self.every_seconds:
             return False
@@ -68,11 +68,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     search: SearchSettings
     """The search settings."""
     prefix: str = ""
-    """Text that every translation must start with."""
+    """Text that every translation must start with; empty: none."""
     phrases: tuple[str, ...] = ()
     """Phrases that every translation must contain."""
     terms: tuple[Term, ...] = ()
-    """Glossary terms."""
+    """Glossary terms with the translations that they should get."""
     redecode: bool = False
     """True if translations with quality warnings are decoded again (re-decoding)."""
     text_settings: TextSettings = TextSettings()
@@ -85,7 +85,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One of several equal shares of the lines: lines `number`, `number + count`, …, counted from 1."""
+    """One of several equal shares of the lines of a file, so that several machines can translate one file.
+
+    It has the lines `number`, `number + count`, `number + 2 * count`, …, counted from 1.
+    """
 
     number: int = 1
     count: int = 1
@@ -111,7 +114,7 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 def portion_size(device: str) -> int:
-    """Return how many lines are translated together on this device."""
+    """Return how many lines of a file are translated and written at once: more on a GPU ("cuda…") than on a CPU."""
     return _LINES_OF_A_GPU if device.startswith("cuda") else PORTION_LINES
 
 
@@ -123,14 +126,15 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in groups that are translated together.
+    """Yield the lines of a shard in portions, groups of consecutive lines that are translated and written together.
 
     Args:
         lines: all lines of the input.
         shard: the share of the lines to yield; None: all lines.
-        phrases: for each line of the input, the phrases that its translation must contain, separated by tabs.
-        size: lines in a group; None: LINES_AT_ONCE.
-        context: how many lines before a group the model reads as context.
+        phrases: for each line of the input, the phrases that its translation must contain, separated by tabs; None: no
+            phrases.
+        size: lines in a portion (the last may have fewer); None: PORTION_LINES.
+        context: how many earlier lines of the same document the model reads as context.
 
     Raises:
         TransduceError: the numbers of input lines and of lines of phrases differ.
@@ -151,9 +155,10 @@ def portions(
 
 
 def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: int) -> list[tuple[str, str]]:
-    """Return at most `count` last lines of the document that the lines end with; an empty line ends a document.
+    """Return at most `count` last lines of the document that `lines` end with, each with its translation; for context.
 
-    `before` holds lines of the document before `lines`, with their translations.
+    An empty line ends a document. `before` holds lines of the document before `lines`, with their translations; the
+    translations of `lines` are returned empty.
     """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
@@ -180,9 +185,10 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 
 
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
-    """Translate a group of lines, and return the output text: one line for each translation.
+    """Translate a portion (group of lines) with the job's settings, and return the output text.
 
-    If several alternatives are requested, each has a line with the line number, the text and its score.
+    The output has one line for each input line. If `n_best` is greater than 1, it has one for each alternative: the
+    input line's index from 0, the text and its score, separated by "|||".
     """
     has_phrases = bool(job.phrases) or any(portion.phrases)
     phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
@@ -219,7 +225,10 @@ def _write_alternatives(index: int, translation: Translation) -> str:
 
 
 def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-    """Translate groups of lines one after another, and yield each group with its output text."""
+    """Translate portions (groups of lines) one after another in this process, and yield each with its output text.
+
+    If the model reads translations as context, each portion gets those of the lines before it.
+    """
     translations: list[str] = []
     for portion in portions:
         if translator.context is not None and translator.context.on_target and portion.before:
@@ -244,10 +253,10 @@ def parse_line_shard(text: str) -> Shard:
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
-    """Return the first `done` lines, which are already translated, and an iterator over the remaining groups of lines.
+    """Return the first `done` lines of the input, which are already translated, and an iterator over the others.
 
-    If `done` ends inside a group, the first group returned holds the other lines of that group. This happens if groups
-    were smaller in the earlier run, or if the input has grown.
+    If `done` ends inside a portion (group of lines), the first one returned holds only its other lines. This happens if
+    portions were smaller in the earlier run, or if the input has grown. An input with fewer lines gives fewer lines.
     """
     skipped: list[str] = []
     portions_left = iter(waiting)
@@ -276,7 +285,7 @@ _FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The progress of writing a file, as stored in FILE.progress."""
+    """The progress of writing an output file, as stored in FILE.progress, from which an interrupted run resumes."""
 
     format_version: int = _FORMAT_VERSION
     lines: int = 0
@@ -290,19 +299,20 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ResumableFile:
-    """A file to which one process appends one group of lines after the other, so that an interrupted run can resume."""
+    """An output file that grows portion by portion as FILE.partial and gets its name at the end; writing can resume."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
-        """Start a new file, or find out where to resume.
+        """Prepare to write a new file or, if FILE.progress exists, read from it where to resume; write nothing yet.
 
         Args:
             path: final path of the file.
-            options: everything that determines the content; it must be the same when writing resumes.
-            resume: resume an unfinished file.
+            options: everything that determines the content (models and settings); only its SHA-256 is stored and
+                compared.
+            resume: resume an unfinished file; an existing finished file is then left as it is.
 
         Raises:
             TransduceError: there is an unfinished file and `resume` is False, or the file was started with other
-                options.
+                options, is shorter than recorded or has an unreadable record.
         """
         self.path = path = path.resolve() if path.is_symlink() else path  # keeps a symbolic link and writes its target
         self.partial = path.with_name(f"{path.name}.partial")
@@ -325,7 +335,7 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock; after an error before the first line, delete the empty file."""
+        """Release the lock; after an error before the first finished line, delete the empty partial file."""
         if kind is not None and self._is_open and self.progress.lines == 0:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
@@ -354,10 +364,10 @@ class ResumableFile:
         return progress
 
     def skip(self, lines: list[str]) -> None:
-        """Skip the first lines of the input, which are already translated.
+        """Check that the first lines of the input are those that are already translated, before writing resumes.
 
         Raises:
-            TransduceError: the lines differ from the translated ones.
+            TransduceError: there are fewer lines than translated ones, or other lines.
         """
         self._add(lines)
         if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
@@ -367,10 +377,10 @@ class ResumableFile:
             )
 
     def open(self) -> None:
-        """Lock the partial file and truncate it to the finished lines.
+        """Create or open FILE.partial, lock it, and cut off what was written after the last recorded progress.
 
         Raises:
-            TransduceError: another process writes the file.
+            TransduceError: another process writes the file, or has changed its progress since it was read.
         """
         try:
             self._lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
@@ -387,7 +397,7 @@ class ResumableFile:
         self._is_open = True
 
     def append(self, lines: list[str], text: str) -> None:
-        """Append the output of further input lines, flush it to disk and record the progress."""
+        """Append the output text of further input lines in UTF-8, flush it to disk, and record the progress."""
         content = text.encode("utf-8", "replace")
         with name_path_in_errors(self.partial), self.partial.open("ab") as file:
             file.write(content)
@@ -403,7 +413,7 @@ class ResumableFile:
         write_file(self.side, self._encoded())
 
     def finish(self) -> None:
-        """Rename the partial file to its final name, and release the lock.
+        """Rename FILE.partial to the final name, delete FILE.progress, and release the lock.
 
         Raises:
             TransduceError: the file's size differs from what was written.
@@ -445,7 +455,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "auto"
     device: str = "auto"
     threads: int = 1
-    """Number of compute threads of each worker."""
+    """Number of compute threads of each worker process."""
     source_language: str | None = None
     """Source language, for models with language tags."""
     target_language: str | None = None
@@ -453,13 +463,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     """Tag of the texts, for models that were trained on tagged corpora."""
     datastore: str | None = None
-    """Datastore file for kNN retrieval."""
+    """Path of a datastore file for kNN retrieval; None: no retrieval."""
     plugins: tuple[str, ...] = ()
     """Python files that register components of the models."""
 
 
 class _Worker:
-    """A worker process that translates groups of lines, with the numbers of the groups that were sent to it."""
+    """A worker process that translates portions (groups of lines), with the numbers of the unanswered ones."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -471,7 +481,10 @@ class _Worker:
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a group of lines, with its number, to the worker process."""
+        """Send a portion (group of lines) to the worker process, and append its number to the unanswered ones.
+
+        If the process has ended, the worker's error is raised as by `receive`.
+        """
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
@@ -479,7 +492,11 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Wait for the worker process; return number and output text of the oldest group of lines sent to it."""
+        """Wait for the worker process; return number and output text of the oldest portion of lines sent to it.
+
+        Raises:
+            TransduceError: the worker reports an error, or ended unexpectedly.
+        """
         try:
             message = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
@@ -494,7 +511,7 @@ class _Worker:
 
 
 class Workers:
-    """A context in which several worker processes translate groups of lines."""
+    """A pool of worker processes that translate portions of lines, for a `with` block; its end stops them."""
 
     def __init__(self, settings: WorkerSettings, count: int) -> None:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
@@ -516,7 +533,7 @@ class Workers:
             worker.process.join()
 
     def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-        """Translate groups of lines in the worker processes, and yield each group with its output text, in order.
+        """Translate portions (groups of lines) in the worker processes, and yield each with its output text, in order.
 
         Raises:
             TransduceError: a worker raised the error, or ended unexpectedly.
@@ -544,14 +561,17 @@ class Workers:
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
-        """Wait until a worker has finished a group of lines, and return all finished output texts by group number."""
+        """Wait until a worker has finished a portion of lines; return all finished output texts by portion number."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
         # On Windows, connections have another class.
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
 
 
 def _work(connection: Connection, settings_json: bytes) -> None:
-    """Run the loop of a worker process until the other end of its connection is closed."""
+    """Run a worker process: load the model, then translate each portion received, until the connection is closed.
+
+    A `TransduceError` is sent back as a message, and ends the loop.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
     from transduce.model.build import load_plugin
@@ -583,8 +603,8 @@ def _work(connection: Connection, settings_json: bytes) -> None:
 def receive_messages(connection: Connection) -> Iterator[bytes]:
     """Return an iterator over the messages that arrive at a connection; it ends when the other end is closed.
 
-    A thread receives messages at once. Otherwise, both ends could block while sending more than a pipe holds, in a
-    deadlock.
+    A thread receives and queues messages as they arrive. Otherwise, both ends could block in a deadlock, each sending
+    more than a pipe holds.
     """
     received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 

@@ -81,7 +81,7 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str]) -> Tensor:
-        """Return the probability of each class for each text, (B, C), float32 on the CPU."""
+        """Return the probability of each class for each text, (B, C), float32 on the CPU, in the order of `labels`."""
         texts = as_texts(texts)
         rows = self.encode(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
@@ -90,7 +90,7 @@ class Classifier:
         return probabilities
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids that the model reads for each text, with special tokens."""
+        """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
         return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:

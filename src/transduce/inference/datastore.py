@@ -42,9 +42,9 @@ class Datastore(NamedTuple):
     """A datastore for kNN retrieval that was just built, with statistics of its construction."""
 
     neighbors: NeighborIndex
-    """The index of the stored positions that retrieval searches."""
+    """The stored target positions (decoder states and next tokens) in an index that retrieval searches."""
     left_out: int
-    """Number of pairs that were left out because a side is empty or too long."""
+    """Number of sentence pairs that were left out because a side is empty or has more than `MAX_TOKENS` tokens."""
     before: float
     """Loss of the model without retrieval on the target tokens of the tuning pairs, in nats per token."""
     after: float
@@ -95,7 +95,7 @@ def build_datastore(
             retrieving itself or pairs with the same source.
         document: whether the pairs are consecutive sentences of documents, which a model with `data.context_before`
             reads as context, those of `dev` too; a pair with an empty source ends a document.
-        report_progress: progress callback, called with the number of finished pairs.
+        report_progress: progress callback, called with the number of finished pairs after each batch.
 
     Returns:
         The datastore and statistics of its construction.
@@ -134,7 +134,10 @@ class _Pair(NamedTuple):
 def _usable_pairs(
     translator: Translator, sources: Sequence[str], targets: Sequence[str], *, document: bool
 ) -> list[_Pair]:
-    """Return the pairs that have text of at most `MAX_TOKENS` tokens on both sides."""
+    """Tokenize sentence pairs, and return those with text of at most `MAX_TOKENS` tokens on both sides.
+
+    With `document`, each pair gets the context of earlier sentences, if the model reads context.
+    """
     sources, targets = as_pairs(sources, targets)
     source, target = translator.tokenizer.source, translator.tokenizer.target
     histories = (translator.histories(sources, targets) if document else None) or [History()] * len(sources)
@@ -149,7 +152,7 @@ def _usable_pairs(
 
 
 def _decoder_states(model: EncoderDecoder, pairs: Sequence[_Pair]) -> Iterator[Tensor]:
-    """Yield the decoder states before the target tokens of each pair of a batch, (T, D)."""
+    """Yield, for each pair of a batch, the decoder states that predict its T target tokens, (T, D), without context."""
     rows = [[*pair.target_context, *pair.target] for pair in pairs]
     states = decoder_states(model, [pair.source for pair in pairs], rows).split(list(map(len, rows)))
     return (each[len(pair.target_context) :] for pair, each in zip(pairs, states, strict=True))
@@ -196,7 +199,10 @@ class _Tuner:
     def from_own_pairs(
         cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], judged: Sequence[int]
     ) -> "_Tuner":
-        """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source."""
+        """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source.
+
+        `own` are all pairs of the datastore, and `judged` the indices of those to tune on.
+        """
         tuner, starts = cls(translator, index), index.tensors.starts
         nearest = index.nearest_pairs(translator.model, [own[n].source for n in judged], 2 * NEAREST_PAIRS)
         for number, pairs in zip(judged, nearest, strict=True):
@@ -207,7 +213,7 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner from dev pairs that are not in the datastore.
+        """Create a tuner from dev pairs that are not in the datastore; of many pairs, an even sample is used.
 
         Raises:
             TransduceError: no pair has text on both sides that is short enough.
@@ -238,7 +244,10 @@ class _Tuner:
     def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
         """Return the datastore's card with the best weight and temperature, and the losses without and with retrieval.
 
-        The losses are in nats per token.
+        `pairs` is the number of pairs to record in the card. The losses are in nats per token.
+
+        Raises:
+            TransduceError: no pair retrieved another one, because all have the same source.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._voted:

@@ -111,7 +111,9 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
 
 def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length of training in tokens (`data.filters.max_tokens`), or the default length.
+    """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
+
+    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
 
     Raises:
         TransduceError: the run's settings cannot be read.
@@ -190,9 +192,9 @@ class CompiledSearch:
         Args:
             search: the compiled search.
             limits: the end symbol, and the maximum lengths.
-            beam: the options of the beam; its size is the number of samples of a sentence.
-            divisor: the length penalty of scores.
-            samples: True if tokens are drawn.
+            beam: the options of the beam; in sampling, its size is the number of samples of a sentence.
+            divisor: the function of a length that log-probabilities are divided by (length penalty).
+            samples: True if tokens are drawn at random, not ranked.
             reserved: the capacity for prompts that join the search later; None: only that of the first prompts.
         """
         self.search = search
@@ -214,9 +216,10 @@ class CompiledSearch:
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
-        """Return the tokens of the live hypotheses, best first, (B, W, t).
+        """Return the tokens of the live (unfinished) hypotheses of B unfinished sentences, best first, (B, W, t).
 
-        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t).
+        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t), padded with end symbols;
+        if none has finished, it is a copy of the best live one. Greedy search and sampling return the tokens unsorted.
         """
         tokens, scores = self.search.live()
         if self.beam.beam_size == 1 or self.samples:
@@ -230,7 +233,10 @@ class CompiledSearch:
         return torch.cat([live, last[:, None]], dim=1)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding the sentences with these indices; their live hypotheses become results."""
+        """Stop decoding the sentences with these batch indices; their finished and live hypotheses become the results.
+
+        Sentences that are not being decoded are ignored.
+        """
         active = self.search.active.tolist()
         rows = [row for row, index in enumerate(active) if index in sentences]
         if not rows:
@@ -247,12 +253,15 @@ class CompiledSearch:
             )
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
+        """Return the n best hypotheses of each sentence of the batch; an empty list for those still being decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return how many tokens of `hypotheses` belong to each unfinished sentence, B numbers; None: all."""
+        """Return how many of the t tokens of `hypotheses` each unfinished sentence has, B numbers; None: all of them.
+
+        The numbers differ only if sentences joined the search after its start.
+        """
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
@@ -281,15 +290,15 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Return the hypotheses of many sentences, decoded so that each finished sentence makes space for the next.
+    """Decode many sentences in one search that new ones join as others finish, and return the hypotheses of each.
 
-    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search of `begin`
-    cannot do that or would not be faster.
+    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search that
+    `begin` returns does not support joining or would not be faster; the caller then decodes batch by batch.
 
     Args:
         begin: returns a search for the sentences with these indices, before its first step.
         count: the number of sentences; the first ones should be the longest, because buffers have the size for them.
-        size: the number of sentences that are decoded at once.
+        size: the maximum number of sentences that are decoded at once.
     """
     search = begin(range(min(size, count)))
     if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
@@ -334,7 +343,10 @@ def find_compiled_search(
     draw: Draw | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> CompiledSearch | None:
-    """Return a compiled search for a scorer that has run no step; None if no kernel supports it or memory is short.
+    """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
+
+    It is None if no kernel supports the scorer, model, beam groups or rules, or if the search would need too much
+    memory.
 
     Args:
         scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
@@ -343,7 +355,8 @@ def find_compiled_search(
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
         draw: draws tokens; None for a search of the best hypotheses.
-        reserved: capacity for prompts that join later; None: only that of the first prompts.
+        reserved: capacity for prompts that join later; None: only that of the first prompts. If no kernel can reserve
+            capacity, the search is made without.
     """
     if not isinstance(scorer, EncoderDecoderScorer | DecoderOnlyScorer) or beam.groups > 1:
         return None
@@ -380,7 +393,7 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return the sampling options and the random numbers of `steps` steps, as a compiled search needs them."""
+    """Return the sampling options and the random numbers of `steps` decoding steps, as a compiled search needs them."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)
@@ -388,19 +401,19 @@ def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
 
 @lru_cache(maxsize=64)
 def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
-    """Return the length penalties of hypotheses of 0, 1, … tokens as float64; `blocks` × 64 numbers."""
+    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64."""
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
 def _compiled_rules(
     rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules as the arguments of a compiled search; None if one has an unknown class, or their order matters.
+    """Return rules as arguments of a compiled search; None if one has an unknown class, or their order matters.
 
     Args:
         rules: the rules, in the order of application.
         longest: the maximum length of each sentence in tokens.
-        never: tokens to which the model gives no probability.
+        never: token ids to which the model gives no probability; a forced prefix with one of them gives None, too.
         eos_id: the end symbol.
         draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """
@@ -471,7 +484,7 @@ class SentenceBatch(NamedTuple):
     phrases: Sequence[Sequence[Phrase]]
     """Phrases that each sentence's translation must contain."""
     sentences: Sequence[int]
-    """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
+    """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
     """Token ids that no hypothesis contains after its prefix."""
 
@@ -485,7 +498,7 @@ def start_search(
     *,
     datastore: NeighborIndex | None = None,
 ) -> Search:
-    """Return a search for a batch of sentences, before its first step.
+    """Return a search for a batch of sentences, before its first step: compiled if kernels support it, else PyTorch.
 
     Args:
         models: one model, or several with the same vocabulary (an ensemble).
@@ -493,7 +506,7 @@ def start_search(
         batch: the sentences to translate.
         search: the search settings.
         more_rules: rules applied after those of the search settings.
-        datastore: datastore for kNN retrieval; used only with a single model.
+        datastore: datastore for kNN retrieval; ignored with several models; None: no retrieval.
 
     Raises:
         TransduceError: a model is in training mode, or lacks the attention that the settings need.
@@ -547,7 +560,7 @@ def start_search(
 def _greedy_search(
     scorer: Scorer, limits: SequenceLimits, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
 ) -> GreedySearch:
-    """Return a `GreedySearch` that takes the most probable tokens or, with `draw`, samples tokens."""
+    """Return a `GreedySearch` (without a beam) that takes the likeliest token or, with `draw`, samples tokens."""
     if draw is not None:
         return GreedySearch(scorer, limits, draw, width=search.n_best, rules=rules)
     divisor = length_penalty if search.generate is None else length_power
@@ -555,7 +568,9 @@ def _greedy_search(
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
-    """Return the maximum number of sentences in a batch; None if only the number of tokens is limited.
+    """Return the maximum number of sentences in a batch; None if there is no maximum besides that of tokens.
+
+    Batch-invariant search and kNN retrieval (a datastore) have one.
 
     Raises:
         TransduceError: the search settings cannot be combined with kNN retrieval.
@@ -568,12 +583,15 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Return the length of the longest sequence that all models support; 2**31 without learned positions."""
+    """Return the greatest number of target tokens that all models support; 2**31 without learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
-    """Return the number of hypotheses for each sentence: the beam size, or more if the phrases have more tokens."""
+    """Return the number of hypotheses for each sentence: the beam size, or more if its phrases have more tokens.
+
+    In sampling, it is the number of samples, `n_best`.
+    """
     if search.sampling is not None:
         return search.n_best
     return max(
@@ -582,7 +600,7 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
 
 
 def min_tokens(phrase: Phrase) -> int:
-    """Return the number of tokens in the shortest tokenization of a phrase."""
+    """Return the number of tokens in the shortest of the alternative token sequences that spell a phrase."""
     return min(map(len, phrase))
 
 
@@ -593,9 +611,13 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, at least the length of its prefix and required phrases.
+    """Return the maximum length of a translation in tokens, including the end symbol.
 
-    The length is also limited to `most`, the number of the model's positions.
+    The length is limited to `most`, the number of the model's positions.
+
+    Raises:
+        TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
+            `max_length`, if that is set.
     """
     longest = min(search.max_length_for(len(source_ids)), most)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
@@ -627,10 +649,10 @@ def _scorers(
 
 
 def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
-    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the same scorer.
+    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the given scorer.
 
     As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. The
-    `RepetitionPenalty` among the rules is set accordingly.
+    `RepetitionPenalty` among the rules is changed accordingly.
 
     Args:
         scorer: the scorer of logits.
@@ -656,7 +678,9 @@ def build_rules(
     before: Sequence[Sequence[int]],
     forbidden_ids: Sequence[int] = (),
 ) -> list[Rule]:
-    """Return the rules on logits that the search settings require, in the order of application.
+    """Return the rules on logits that the search settings require (penalties, forbidden texts, …), as applied in turn.
+
+    If any sentence has a prefix, one rule forces the prefixes and applies the others after them.
 
     Args:
         search: the search settings.
@@ -707,7 +731,7 @@ def _selection(
 
 
 def check_prefix(search: SearchSettings, prefix: str) -> None:
-    """Raise an error if the prefix of translations contains a forbidden text.
+    """Raise an error if the prefix that translations must start with contains a text that the settings forbid.
 
     Raises:
         TransduceError: the prefix contains a forbidden text.
@@ -718,7 +742,7 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
 
 
 def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
-    """Raise an error if models do not support the search settings; `width` is the number of beam hypotheses.
+    """Raise an error if models do not support the search settings; `width` is the number of hypotheses of a sentence.
 
     Raises:
         TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.

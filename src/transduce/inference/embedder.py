@@ -78,14 +78,14 @@ class Embedder:
         return vectors[0] if isinstance(text, str) else vectors
 
     def vectors(self, rows: list[list[int]]) -> Tensor:
-        """Return the vectors of texts, (B, D), float32 on the CPU, from the token ids that `encode` returned."""
+        """Return one pooled vector for each text, (B, D), float32 on the CPU, from token ids that `encode` returned."""
         vectors = torch.empty(len(rows), self.model.config.d_model)
         for batch, ids, states in self._each_batch(rows):
             vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
         return vectors
 
     def token_states(self, texts: Sequence[str]) -> list[TokenStates]:
-        """Return the tokens of each text with the encoder's state of each token."""
+        """Return the tokens of each text, special tokens included, with the encoder's output state of each token."""
         texts = as_texts(texts)
         rows, found = self.encode(texts), dict[int, TokenStates]()
         for batch, _, states in self._each_batch(rows):
@@ -95,11 +95,11 @@ class Embedder:
         return [found[index] for index in range(len(texts))]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, with special tokens, truncated to the model's length."""
+        """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
         return self.frame(self.tokenizer.source.encode_batch(as_texts(texts)))
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Add special tokens to the token ids of texts, and truncate each to the model's length."""
+        """Return the token ids of each text with special tokens added, truncated to `length` tokens."""
         return [self._marks.frame(ids, self.length) for ids in rows]
 
     @torch.inference_mode()

@@ -34,7 +34,7 @@ class Forecast(NamedTuple):
     columns: tuple[str, ...]
     """Names of the series."""
     values: Numbers
-    """The forecast values, (steps, series), or (windows, steps, series) for several windows."""
+    """The forecast values, float64, (steps, series), or (windows, steps, series) for several windows."""
     low: Numbers | None = None
     """The 10 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
     high: Numbers | None = None
@@ -49,7 +49,7 @@ class Forecaster:
 
         Args:
             model: a model with as many series as the card names.
-            card: names, scale and lengths of the series.
+            card: names, scale and lengths (points read, points forecast) of the series.
 
         Raises:
             TransduceError: the numbers of series differ.
@@ -118,7 +118,9 @@ class Forecaster:
 
     @torch.inference_mode()
     def normalized(self, history: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Return the normalized history that the model reads, (1, S, C), and its normalized forecast, (1, T, C).
+        """Return the normalized last points of a history that the model reads, (1, S, C), and their forecast.
+
+        The forecast is normalized, too, and has the length of training, the horizon: (1, T, C).
 
         Raises:
             TransduceError: the history is too short, has other columns or is not finite.
@@ -128,7 +130,7 @@ class Forecaster:
         return inputs, self.model.roll_out(inputs, self.card.horizon).means
 
     def _inputs(self, window: Numbers) -> Tensor:
-        """Return windows normalized by the scale of the series, (B, S, C), on the model's device."""
+        """Return windows (B, S, C) normalized by the scale of the series, in the model's type and on its device."""
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
 
@@ -143,12 +145,16 @@ class Forecaster:
         return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
-        """Return a history as a batch of one window, (1, S, C)."""
+        """Return a history, (S, C) or (S,) for one series, as a batch of one window, (1, S, C)."""
         values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
 
     def _by_name(self, history: ArrayLike) -> ArrayLike:
-        """Return the columns of the model's series from a table with named columns; return anything else unchanged."""
+        """Return the columns of the model's series from a table with column names; return anything else unchanged.
+
+        Raises:
+            TransduceError: the table lacks a column.
+        """
         names: list[object] = list(getattr(history, "columns", ()))
         if not any(isinstance(name, str) for name in names):
             return history
@@ -164,7 +170,13 @@ class Forecaster:
         return selected
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
-        """Check windows and return them as an array (B, S, C); error messages describe the argument `given`."""
+        """Check windows of past values, and return them as a float64 array (B, S, C).
+
+        Errors describe `given`, the argument that the user passed.
+
+        Raises:
+            TransduceError: windows have other columns, too few points or numbers that are not finite, or there is none.
+        """
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(
@@ -183,12 +195,19 @@ class Forecaster:
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Return the forecasts of many windows, (B, T, C), computed in blocks of limited size."""
+        """Return the forecasts of many windows, (B, T, C), in original units, computed for 256 windows at a time.
+
+        With `generator`, each forecast is a sampled trajectory; None: no sampling.
+        """
         blocks = range(0, len(past), _WINDOWS_AT_A_TIME)
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Return the forecasts of a block of windows; each horizon's forecast is input of the next horizon's."""
+        """Return the forecasts of a block of windows, (B, T, C), in original units.
+
+        The model forecasts one horizon (the length of training) at a time; each horizon's forecast is input of the
+        next.
+        """
         series = past
         while series.shape[1] < past.shape[1] + steps:
             window = series[:, -self.card.past :]
@@ -231,7 +250,7 @@ def load_forecaster(
 
 
 def forecast_columns(forecast: Forecast) -> Sequence[str]:
-    """Return the column names of a table with a forecast: each series, followed by its bounds if there are any."""
+    """Return the column names of a table with a forecast: each series, and "… low" and "… high" if it has bounds."""
     if forecast.low is None:
         return forecast.columns
     return tuple(f"{name}{suffix}" for name in forecast.columns for suffix in ("", " low", " high"))

@@ -113,12 +113,12 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def perplexity(self) -> float:
-        """The perplexity of the text per token."""
+        """The perplexity of the text per token, at most e^100: the exponential of the mean negative log-probability."""
         return math.exp(min(100.0, self.nats / max(1, self.tokens)))
 
     @property
     def bits_per_character(self) -> float:
-        """The bits per character, which are comparable between tokenizers."""
+        """The negative log-probability in bits per character, which is comparable between tokenizers."""
         return self.nats / math.log(2.0) / max(1, self.characters)
 
 
@@ -136,10 +136,20 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class Generator:
-    """A language model. Call it with the start of a text."""
+    """A language model with its tokenizer.
+
+    Call it with the start of a text, or a list of such, to get continuations.
+    """
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
-        """Create a generator; `context` is the number of tokens that the model attends to."""
+        """Create a generator.
+
+        Args:
+            model: a decoder-only model.
+            tokenizer: the tokenizer that the model was trained with.
+            context: maximum number of tokens that the model attends to, prompt and continuation together.
+            language: the code of the texts' language; None: unknown.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.vocabulary: Vocabulary = tokenizer.target
@@ -180,7 +190,7 @@ class Generator:
 
         Args:
             prompt: the start of the text, or a list of such; an empty prompt starts a new line.
-            n_best: number of continuations.
+            n_best: number of continuations of each prompt.
             max_length: maximum number of new tokens in each continuation.
             temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
                 0: no sampling, but greedy search.
@@ -203,7 +213,7 @@ class Generator:
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
     ) -> Generation:
-        """Continue a text with these search settings.
+        """Continue one text with these search settings, and return it with its continuations.
 
         Args:
             prompt: the start of the text; an empty prompt starts a new line.
@@ -256,10 +266,10 @@ class Generator:
         return [found[number] for number in range(len(texts))]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
-        """Yield the indices of prompts to continue in one batch, of similar lengths.
+        """Yield the indices of prompts to continue in one batch, of similar lengths, at most 64 texts with hypotheses.
 
-        A prompt that fills the context before its continuation ends is alone: it is read again, which depends on the
-        other prompts.
+        A prompt whose continuation may fill the context is alone in its batch: it is then read again, which would
+        depend on the other prompts.
         """
         size = _texts_at_once(search)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
@@ -271,10 +281,10 @@ class Generator:
     def _joined(
         self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
     ) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of prompts by index, decoded so that each finished prompt makes space for the next.
+        """Return the hypotheses of prompts, by index, from one search that new prompts join as others finish.
 
-        The result is empty if all prompts fit into one batch, or if the search cannot do that. Prompts that fill the
-        context are left out.
+        The result is empty if all prompts fit into one batch, or if the search cannot do that; the caller then decodes
+        in batches. Prompts whose continuation may fill the context are left out.
         """
         fit = [number for number, each in enumerate(prompts) if len(each.ids) + each.max_length <= self.context]
         order = sorted(fit, key=lambda number: -len(prompts[number].ids))
@@ -289,7 +299,7 @@ class Generator:
         return {} if found is None else dict(zip(order, found, strict=True))
 
     def continuation_text(self, prompt: str, ids: Sequence[int]) -> str:
-        """Return the text that new tokens add to a prompt, without an incomplete character at its end."""
+        """Return the text that new token ids add to a prompt, without an incomplete character at its end."""
         return self._new_text(self.prompt_ids(prompt), ids).rstrip(_UNFINISHED)
 
     def stream(
@@ -339,7 +349,10 @@ class Generator:
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
-        """Return the probability of a text, token by token, in windows of the context length that overlap by half."""
+        """Return the log-probability of a text, with its numbers of tokens and characters.
+
+        A long text is read in windows of the context length that overlap by half, so that each token has context.
+        """
         ids, model = self._scored_ids(text), decoded_model(self.model)
         nats, scored = 0.0, 1  # the first token is the line start and is not scored
         while scored < len(ids):
@@ -353,7 +366,7 @@ class Generator:
         return TextScore(tokens=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, encoded as texts were in training.
+        """Return the token ids of a prompt, with the start and line-end tokens that texts had in training.
 
         The first line follows the tokenizer's start tokens, or the end symbol if it has none. Each later line follows
         the end symbol and any start tokens. If an imported vocabulary has tokens for line feeds, the text is not split
@@ -368,7 +381,7 @@ class Generator:
         return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
 
     def _scored_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text after at least one start token, so that its first token is scored, too."""
+        """Return the token ids of a text to score, after at least one start token, which predicts its first token."""
         begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
         return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
 
@@ -462,9 +475,9 @@ class Generator:
         return Continuation(text, tuple(self.vocabulary.tokens(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text that new tokens add to the prompt.
+        """Return the text that new token ids add to the prompt's token ids.
 
-        The prompt's last line determines whether a space comes first.
+        Both are decoded together from the prompt's last line on, so that a space between them is kept or left out.
         """
         end = self.vocabulary.eos_id
         prompt = list(prompt_ids)
@@ -488,7 +501,7 @@ class ContinuousGeneration:
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Create an object that continues no prompts yet; `join` adds them."""
+        """Create an empty group of prompts; `join` adds prompts."""
         self._generator = generator
         self._batches: list[_GrowingBatch] = []
         self._prompts: dict[int, _Prompt] = {}  # that are being continued, by number
@@ -497,11 +510,11 @@ class ContinuousGeneration:
 
     @property
     def free_texts(self) -> int:
-        """The number of further texts that can be continued at once; a prompt takes one for each of its hypotheses."""
+        """The number of further texts that can be continued at once; each hypothesis or sample of a prompt is one."""
         return max(0, _MAX_TEXTS - sum(_width_of(prompt.search) for prompt in self._prompts.values()))
 
     def join(self, prompts: Sequence[str], settings: Sequence[SearchSettings]) -> list[int]:
-        """Read prompts, generate their first tokens, and return the number of each prompt.
+        """Add prompts, generate their first tokens, and return a number for each prompt that later results refer to.
 
         Args:
             prompts: the starts of the texts, of any lengths.
@@ -525,19 +538,22 @@ class ContinuousGeneration:
         return list(range(first, self._count))
 
     def step(self) -> None:
-        """Generate the next token of every text."""
+        """Generate the next token of every text that is being continued, and store the prompts that finish."""
         for batch in list(self._batches):
             with torch.inference_mode(), explain_search_out_of_memory(batch.settings):
                 batch.search.advance()
                 self._collect(batch)
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new tokens so far of each unfinished prompt's texts, by the prompt's number."""
+        """Return the new token ids so far of each unfinished prompt's hypotheses or samples, by the prompt's number."""
         with torch.inference_mode():
             return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
 
     def abandon(self, numbers: Collection[int]) -> None:
-        """End the continuations of prompts; their texts so far become results."""
+        """End the continuations of the prompts with these numbers; their texts so far become results.
+
+        Numbers of finished prompts are ignored.
+        """
         for batch in list(self._batches):
             if indices := [index for index, number in batch.numbers.items() if number in numbers]:
                 with torch.inference_mode():
@@ -545,12 +561,15 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def take_finished(self) -> dict[int, Generation]:
-        """Return the results of the prompts that have finished since the last call, by the prompt's number."""
+        """Return prompts that have finished since the last call, with their continuations, by the prompt's number."""
         found, self._finished = self._finished, {}
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Generate the first tokens of new prompts, and let them join a running batch if one has enough capacity."""
+        """Generate the first tokens of new prompts, and let them join a batch with equal settings that has space.
+
+        Otherwise they form a batch of their own, with capacity for later prompts if they fit into the context.
+        """
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
         needed = ReservedCapacity(len(chosen), tokens, max(len(each.ids) for each in chosen) + tokens)
@@ -586,10 +605,13 @@ class _GrowingBatch:
         self.search = search
         self.settings = settings
         self.numbers = dict(enumerate(numbers))
-        """The number of each unfinished prompt, by its index in the search."""
+        """The number that identifies each unfinished prompt, by its index in the search."""
 
     def has_space(self, needed: ReservedCapacity) -> bool:
-        """Return whether the search has reserved enough capacity for more prompts that need this capacity."""
+        """Return whether the batch can take more prompts: it has free sentences, and buffers for their tokens.
+
+        False if the search is not compiled, or has reserved no capacity.
+        """
         capacity = self.search.reserved if isinstance(self.search, CompiledSearch) else None
         return (
             capacity is not None
@@ -599,7 +621,10 @@ class _GrowingBatch:
         )
 
     def absorb(self, other: "_GrowingBatch") -> bool:
-        """Move the prompts of a batch that has taken its first step into this one; return whether that was possible."""
+        """Move the prompts of another batch, which has taken its first step, into this one; return whether it worked.
+
+        False if a search is not compiled, or this one cannot take the other's prompts; both are then unchanged.
+        """
         mine, its = self.search, other.search
         if not isinstance(mine, CompiledSearch) or mine.reserved is None or not isinstance(its, CompiledSearch):
             return False
@@ -613,7 +638,7 @@ class _GrowingBatch:
         return True
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new tokens so far of each prompt's texts, by the prompt's number."""
+        """Return the new token ids so far of each unfinished prompt's hypotheses or samples, by the prompt's number."""
         tokens, rows = self.search.hypotheses(), self.search.rows.tolist()
         lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(rows)
         return {
@@ -622,7 +647,7 @@ class _GrowingBatch:
         }
 
     def take_finished(self) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of prompts that have finished, by the prompt's number, and forget these prompts."""
+        """Return the hypotheses of finished prompts, by the prompt's number, and remove the prompts from the batch."""
         search, active = self.search, set(self.search.rows.tolist())
         take = search.take if isinstance(search, CompiledSearch) else search.results().__getitem__
         return {self.numbers.pop(index): take(index) for index in list(self.numbers) if index not in active}
@@ -641,7 +666,7 @@ class _Prompt:
 
 
 def _texts_at_once(search: SearchSettings) -> int:
-    """Return the maximum number of prompts that are continued at once with these search settings."""
+    """Return the maximum number of prompts to continue at once, so that their hypotheses or samples are at most 64."""
     return max(1, _MAX_TEXTS // _width_of(search))
 
 
@@ -651,19 +676,19 @@ def _width_of(search: SearchSettings) -> int:
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:
-    """Return search settings without maximum length and seed, which may differ between the prompts of a batch."""
+    """Return search settings without the maximum length and seed, to find prompts that can share a batch."""
     sampling = None if search.sampling is None else msgspec.structs.replace(search.sampling, seed=0)
     return msgspec.structs.replace(search, max_length=None, sampling=sampling)
 
 
 class _FirstLine:
-    """Implements `Observer`: ends a search once each hypothesis has a line feed or has ended."""
+    """An `Observer` of a search that ends each prompt once all its hypotheses have a line feed or have ended."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the indices of the prompts whose first line is complete after this step."""
+        """Return the batch indices of the prompts whose first line is complete in all hypotheses after this step."""
         return [
             row for row, texts in zip(rows.tolist(), tokens.tolist(), strict=True) if all(map(self._is_done, texts))
         ]
@@ -673,14 +698,17 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """Return the number of tokens up to and including the first line feed; None if no token has a line feed."""
+    """Return the number of tokens up to and including the first with a line feed; None if there is none.
+
+    None, too, if lines of the model end with the end symbol.
+    """
     if not vocabulary.keeps_line_feeds:
         return None
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
 
 
 def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """Return the text of token ids, with end symbols as line ends."""
+    """Return the text of token ids, in which each end symbol becomes a line feed."""
     lines: list[list[int]] = [[]]
     for id in ids:
         if id == vocabulary.eos_id:
@@ -719,7 +747,10 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length in tokens that a folder's model was trained with; else the number of positions."""
+    """Return the context length in tokens that a folder's model was trained with, from its settings.
+
+    If the folder does not specify it, the number of learned positions is returned, or 1,024 for other positions.
+    """
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / SETTINGS_FILE).is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None

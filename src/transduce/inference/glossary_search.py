@@ -1,6 +1,6 @@
-"""Translate with glossary terms: insert the terms, or search again for translations that contain them.
+"""Translate with glossary terms: insert the terms into translations, or search again for ones that contain them.
 
-If both would corrupt a translation, the translation stays without the term.
+If both would corrupt a translation, it stays without the term.
 """
 
 import re
@@ -29,14 +29,16 @@ from transduce.text.vocabulary import Vocabulary
 
 
 MAX_TERM_TOKENS = 64
-"""Maximum number of tokens in a sentence's terms, because the beam is as wide as the number of required tokens."""
+"""Maximum number of tokens in all required terms of a sentence, because the beam is as wide as their number."""
 
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
-"""A glossary, or a mapping from terms to their translations."""
+"""A glossary, a mapping from terms to their translations, or the path of a glossary file; None: no glossary."""
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
-    """Return a glossary made from a `Glossary`, a file or a mapping of terms to translations; None gives None.
+    """Return a glossary made from a `Glossary`, a file or a mapping of terms to one or several translations.
+
+    None gives None.
 
     Raises:
         TransduceError: the argument is none of these, or contains something other than texts.
@@ -67,17 +69,17 @@ def attach_phrases(
     vocabulary: Vocabulary,
     translate: Callable[[Sequence[Part], SearchSettings], dict[tuple[int, int], Translation]],
 ) -> list[Part]:
-    """Return parts of texts, each with the phrases that its translation must contain.
+    """Return parts (sentences) of texts, each with the phrases that its translation must contain.
 
-    If a text has several parts, a phrase is required in one of them. This is the part whose translation has the phrase
-    anyway, or else the part whose score the phrase lowers least.
+    If a text has several parts, each phrase is required in one of them. This is the part whose translation has the
+    phrase anyway, or else the part whose score the phrase lowers least.
 
     Args:
-        parts: parts of texts.
-        phrases: a list of phrases for each text, or None.
+        parts: sentences of texts, or parts of long sentences.
+        phrases: a list of phrases for each text; None or only empty lists: the parts are returned unchanged.
         search: the search settings.
         vocabulary: the target vocabulary.
-        translate: translates parts.
+        translate: translates parts, and returns the translations by the keys of the parts.
 
     Raises:
         TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
@@ -112,7 +114,7 @@ def _best_part(
     plain: Mapping[tuple[int, int], Translation],
     translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
 ) -> int:
-    """Return the index of the part of a text in whose translation a phrase is required.
+    """Return the index of the part (sentence) of a text in whose translation a phrase should be required.
 
     This is the part whose translation has the phrase anyway, or else the part whose score the phrase lowers least.
 
@@ -137,10 +139,10 @@ def parts_missing_terms(
     search: SearchSettings,
     vocabulary: Vocabulary,
 ) -> list[Part]:
-    """Return the parts whose alternatives all lack a glossary term, with their terms as additional required phrases.
+    """Return the parts (sentences) to search again, with their glossary terms as additional required phrases.
 
-    Parts whose translations already contain the terms need no second search. Of many terms, only the first ones are
-    required.
+    These are the parts each of whose alternatives lacks a term. Of many terms, only the first ones are required: at
+    most 64 tokens, and as many as `max_length` allows.
 
     Args:
         parts: parts of sentences.
@@ -164,10 +166,10 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return the first or the second translation, with only the alternatives that lack the fewest glossary terms.
+    """Return the first or the second translation of a sentence, whichever lacks fewer glossary terms.
 
-    The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
-    second are ignored.
+    Only its alternatives that lack the fewest terms are kept. If both are equal, it is the first. Truncated
+    alternatives of the second are ignored; None: there is no second.
     """
     finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
     counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
@@ -181,7 +183,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and as many of the next ones as fit into `most` tokens in total."""
+    """Return the first `num_required` phrases, and those after them that fit into `most` tokens in total."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
@@ -191,10 +193,11 @@ def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> t
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
-    """Return the alternative token sequences of each glossary term's translations, by the term's source text.
+    """Return the alternative token sequences that spell each glossary term's translations, by the term's source text.
 
     Raises:
-        TransduceError: the terms cannot be combined with the search, or have characters that are not in the vocabulary.
+        TransduceError: the terms cannot be combined with the search, have more than 64 tokens, or have characters that
+            are not in the vocabulary.
     """
     check_phrases(search, [target for term in glossary.terms for target in term.targets], "A glossary's terms")
     return _spell(glossary, vocabulary)
@@ -250,7 +253,7 @@ def translate_with_terms(
     model: TermModel,
     search_again: Callable[[list[Part]], Translations],
 ) -> Translations:
-    """Return translations with as many glossary terms as possible without corrupting them.
+    """Return translations of sentences, by part key, with as many glossary terms as possible without corrupting them.
 
     Args:
         parts: parts of sentences.
@@ -258,7 +261,7 @@ def translate_with_terms(
         glossary: the glossary.
         search: the search settings.
         model: the model that made the translations.
-        search_again: translates parts again, with additional required phrases.
+        search_again: translates parts again, with their additional required phrases.
     """
     current = {part.key: translations[part.key] for part in parts if part.key in translations}
     current |= insert_terms(parts, current, glossary, search, model)
@@ -279,7 +282,10 @@ def translate_with_terms(
 
 
 def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
-    """Return a translation with glossary terms, without its faulty alternatives; None if no alternative is left."""
+    """Return a translation with glossary terms, without its faulty or truncated alternatives; None if none is left.
+
+    Faults are new repetitions or numbers compared with `plain`, the text of the translation without terms.
+    """
     faultless = tuple(
         each
         for each in again.alternatives
@@ -289,8 +295,8 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether a translation with glossary terms is missing, or only appends text to the one without.
+    """Return whether a translation with glossary terms is missing, or only appends text to `plain`, the one without.
 
-    An appended term is in the wrong position.
+    Text counts as appended only if `plain` ends a sentence; the term is then in the wrong position.
     """
     return again is None or (_ENDS.search(plain) is not None and again.text.startswith(plain))

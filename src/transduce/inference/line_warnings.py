@@ -50,7 +50,7 @@ class LineWarnings:
             source_language: language code of the source; None: unknown.
             target_language: language code of the target; None: unknown.
             unknown_characters: returns what the model's vocabulary has no tokens for in a text; None: not checked.
-            noun: the word for a line in the warnings.
+            noun: the word for a line in the warnings, in the singular.
         """
         self._noun = noun
         self._unknown_characters = unknown_characters
@@ -64,9 +64,11 @@ class LineWarnings:
         self._lost: list[int] = []
 
     def add(self, number: int, source: str, translation: str | None) -> None:
-        """Check one line, and record its number (from 1) if its language is wrong or its translation lost sentences.
+        """Check one line, and record its number (from 1) for each problem that it has.
 
-        If `translation` is None, only the source's language is checked.
+        Problems are a wrong source language, letters that the vocabulary lacks, and sentences lost in the translation.
+        A line in a wrong language is not checked for others. If `translation` is None, lost sentences are not looked
+        for.
         """
         reason = describe_wrong_language(source, self._source_language)
         if reason is not None:
@@ -100,7 +102,10 @@ class LineWarnings:
         return _letters(found.lacking, source), _letters(found.in_bytes, source)
 
     def __str__(self) -> str:
-        """Return the text of the warnings, one line each, the most frequent language first; empty if there are none."""
+        """Return the text of the warnings, one line for each kind of problem; empty if there are none.
+
+        There is one line for each wrong language, the most frequent first.
+        """
         by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
         warnings = [
             f"warning: {self._lines(numbers)} {reason if len(numbers) == 1 else plural(reason)}: the "
@@ -164,7 +169,10 @@ def _is_letter(character: str) -> bool:
 
 
 def _letters(unknown: Iterable[str], source: str) -> list[str]:
-    """Return the unknown letters, or words with letters, that stand outside of a source's protected spans, in order."""
+    """Return those of `unknown` (characters or words) that have a letter and are not only in protected spans.
+
+    Protected spans of the source, such as URLs, are copied, so the model need not know their letters.
+    """
     letters = [each for each in unknown if any(map(_is_letter, each))]
     if not letters:
         return []
@@ -176,7 +184,7 @@ def _letters(unknown: Iterable[str], source: str) -> list[str]:
 def with_warnings(
     portions: Iterable[tuple[Portion, str]], make: Callable[[], LineWarnings], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield translated groups of lines unchanged, and finally write warnings about the lines to standard error.
+    """Yield translated portions (groups of lines) unchanged; finally write warnings about the lines to standard error.
 
     Args:
         portions: groups of input lines, and the text that is written for each group.
@@ -195,7 +203,9 @@ def with_warnings(
 
 
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
-    """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
+    """Return the source and target language of a model folder: each argument if it is set, else that of the manifest.
+
+    A language is None if neither specifies it, or if the folder has no manifest.
 
     Raises:
         TransduceError: the manifest is damaged.
@@ -207,7 +217,7 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
 
 
 def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
-    """Return the function `unknown_letters` for the source vocabulary of a model folder.
+    """Return a function that lists the letters of a text that a model's source vocabulary lacks (`unknown_letters`).
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
@@ -218,7 +228,7 @@ def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
 
 
 def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
-    """Return a function that finds the letters of a text that a vocabulary lacks, or spells in single bytes.
+    """Return a function that finds the letters of a text that a vocabulary lacks, and those spelled in bytes.
 
     For an imported vocabulary, such as a word list, it finds the words that contain an unknown token.
     """

@@ -51,7 +51,7 @@ def open_translator(
     datastore: str | Path | None = None,
     tag: str | None = None,
 ) -> Translator:
-    """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
+    """Load a translation model as a `Translator`, or several as an ensemble with the first folder's search settings.
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. The models of an
@@ -62,7 +62,7 @@ def open_translator(
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
-        datastore: a datastore file of `transduce build-datastore` for kNN retrieval.
+        datastore: a datastore file of `transduce build-datastore` for kNN retrieval; None: no retrieval.
         tag: tag of the texts, for models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:
@@ -103,7 +103,9 @@ def open_translator(
 
 
 def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
-    """Return how the models of an ensemble read earlier sentences of a document, which must be the same for all.
+    """Return how many earlier sentences of a document the models of an ensemble read, and on which sides.
+
+    None: the models translate each sentence alone.
 
     Raises:
         TransduceError: the models read different context.
@@ -130,7 +132,7 @@ Task = Literal[
     "time-series",
     "embedding",
 ]
-"""The task of a loaded model."""
+"""The task that a model was trained for, which decides the class that loads it."""
 
 _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder]] = {
     "language-model": load_generator,
@@ -258,7 +260,9 @@ def load(
 
 
 def task_of(folder: Path) -> Task:
-    """Return the task of the model in a folder; encoder-decoder models without a task file translate.
+    """Return the task of the model in a folder: that of its task file, else "language-model" for decoders.
+
+    Encoder-decoder models without a task file translate.
 
     Raises:
         TransduceError: the model is an encoder without a task file.
@@ -278,7 +282,7 @@ def task_of(folder: Path) -> Task:
 
 
 class Answer(TypedDict, total=False):
-    """A translation as a dictionary with the keys of transformers' pipeline."""
+    """A translation as a dictionary with the keys of transformers' pipeline, of which only requested ones are set."""
 
     translation_text: str
     translation_token_ids: list[int]
@@ -301,7 +305,7 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class TranslationPipeline:
-    """A translation pipeline: call it with a text or a list of texts to get dictionaries.
+    """A translator with the interface of transformers: call it with a text or a list of texts to get dictionaries.
 
     As in transformers, a text is one input of the model, however many sentences it has, unless it is too long.
     """

@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, frozen=True):
     text: str
     """The text that the token stands for, with a leading space if it has one."""
     probability: float
-    """The token's probability at the mask."""
+    """The token's probability at the mask, among the tokens that stand for text."""
 
     piece = renamed_attribute("piece", "token")
 
@@ -67,12 +67,12 @@ class Filler:
 
     @property
     def mask(self) -> str:
-        """The spelling of the mask token in a text: [MASK], or as in an imported vocabulary."""
+        """The spelling of the mask token in a text: [MASK], or that of an imported vocabulary, such as <mask>."""
         return self.tokenizer.source.special_token_names[2]
 
     @property
     def text_tokens(self) -> list[int]:
-        """The ids of the tokens that may replace a mask: those that stand for text."""
+        """The ids of the tokens that may replace a mask: those that stand for text, without special tokens."""
         ids: list[int] = self._ordinary.tolist()
         return ids
 
@@ -80,7 +80,7 @@ class Filler:
         return summary("Filler", self.model, f"{self.length} tokens at most")
 
     def __call__(self, text: str, *, candidates: int = 5) -> Filling:
-        """Fill the masks of a text.
+        """Fill the masks of a text with the most probable tokens, and return it with the best candidates for each mask.
 
         Args:
             text: a text with at least one mask; each mask stands for one token.
@@ -109,9 +109,10 @@ class Filler:
 
     @torch.inference_mode()
     def probabilities(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Return the probability of every ordinary token at each of M positions of a text, (M, V), float32 on the CPU.
+        """Return the probability of every text token at each of M positions of a text, (M, V), float32 on the CPU.
 
-        Ordinary tokens are those that stand for text; the special tokens are left out of V.
+        `ids` are the text's token ids without special tokens, which `positions` index. Special tokens are left out of
+        V, whose order is that of `text_tokens`.
         """
         framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)

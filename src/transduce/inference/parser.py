@@ -52,12 +52,12 @@ class Parse(msgspec.Struct, frozen=True):
         return "" if self.tree is None else str(self.tree)
 
     def draw(self) -> str:
-        """Return the tree as indented lines."""
+        """Return the tree as indented lines; an empty text for a sentence without words."""
         return "" if self.tree is None else draw(self.tree)
 
 
 class _Sentence(NamedTuple):
-    """A tokenized sentence and its number in the input, from 0."""
+    """A tokenized sentence (words, source token ids) and its index in the input, from 0."""
 
     number: int
     words: list[str]
@@ -100,7 +100,7 @@ class Parser:
         return parses[0] if isinstance(sentence, str) else parses
 
     def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
-        """Parse sentences that are lists of words.
+        """Parse sentences that are lists of words, and return a `Parse` for each; its tree is None without words.
 
         Raises:
             TransduceError: a sentence is not a list of words, or a word is empty or contains a space.
@@ -172,12 +172,14 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _words_with_spaces(words: Sequence[str]) -> list[str]:
-    """Return the words of a sentence, all but the first with a leading space, as they are tokenized in a line."""
+    """Return the words of a sentence in plain spelling, all but the first with a space before it, as inside a line."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
 def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
-    """Return, by token id, how many constituents each tree-symbol token opens and closes, and how many words it tags.
+    """Return, for each token of tree symbols, how many constituents it opens and closes, and how many words it tags.
+
+    The result is by token id; other tokens are not in it.
 
     Raises:
         TransduceError: the vocabulary has no tree symbols.

@@ -17,7 +17,7 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8
 
 
 def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
-    """Return the alternative token sequences of a phrase.
+    """Return the alternative token sequences that spell a phrase in a translation.
 
     In scripts with spaces, the phrase starts a word. In other scripts, it may also follow the previous character
     directly.
@@ -48,7 +48,10 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 @lru_cache(maxsize=16)
 def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
-    """Return the tokens that continue a word, and those after which a word may continue, in scripts with spaces."""
+    """Return the token ids that continue a word, and those after which a word may continue, in scripts with spaces.
+
+    Search uses them so that a required phrase is not written inside a longer word.
+    """
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return WordContinuations(
         continuing=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[0])),
@@ -72,7 +75,7 @@ def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
 
 @lru_cache(maxsize=16)
 def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, ...]:
-    """Return rules that keep texts out of translations; the unknown token is forbidden by its spelling.
+    """Return rules that keep texts out of translations; the unknown token's spelling as a text forbids that token.
 
     Raises:
         TransduceError: a text is empty.
@@ -86,7 +89,7 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
 
 
 class ForbiddenTexts:
-    """Implements `search.rules.Rule`: a rule that forbids texts in hypotheses, however they are tokenized.
+    """A search rule (`search.rules.Rule`) that forbids texts in hypotheses, however they are tokenized.
 
     In scripts with spaces, texts match whole words only. If "apple" is forbidden, "▁apples" is allowed, because the
     token continues the word. Matching is case-sensitive.
@@ -99,7 +102,10 @@ class ForbiddenTexts:
         self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of tokens that would complete a forbidden text to minus infinity."""
+        """Set the logits (B, W, V) of tokens that would complete a forbidden text to minus infinity, in place.
+
+        `tokens`, (B, W, t), are the hypotheses so far.
+        """
         for row, hypotheses in enumerate(tokens[..., -self.reach :].tolist()):
             for beam, newest in enumerate(hypotheses):
                 written = b"".join(self.surfaces[token] for token in newest)
@@ -110,7 +116,7 @@ class ForbiddenTexts:
 
 
 class _ForbiddenWord:
-    """A forbidden text as bytes, with the tokens that complete it after each of its prefixes."""
+    """A forbidden text as bytes, with the tokens that would complete it after each of its prefixes."""
 
     def __init__(self, text: str, surfaces: Sequence[bytes]) -> None:
         self.content = text.encode("utf-8", "replace")
@@ -123,7 +129,10 @@ class _ForbiddenWord:
         ]
 
     def completing(self, written: bytes) -> list[Tensor]:
-        """Return the tokens that would complete the text after the bytes written so far."""
+        """Return the token ids (several tensors) that would complete the forbidden text after the bytes written so far.
+
+        In scripts with spaces, only whole words count.
+        """
         completing = [self.within]
         for prefix_length, ids in enumerate(self.after):
             head = self.content[:prefix_length]
@@ -135,7 +144,7 @@ class _ForbiddenWord:
         return surface.startswith(rest) and self._may_end(surface[len(rest) :])
 
     def _is_within(self, surface: bytes) -> bool:
-        """Return whether the forbidden text occurs inside a token, after the token's first byte."""
+        """Return whether the forbidden text occurs as whole words in the bytes of a token, after its first byte."""
         offset = surface.find(self.content, 1)
         while offset > 0:
             if self._may_start(surface[:offset]) and self._may_end(surface[offset + len(self.content) :]):

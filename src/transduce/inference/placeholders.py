@@ -40,12 +40,15 @@ _SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”
 
 
 class ProtectedRun(NamedTuple):
-    """A run of protected spans with only spaces between them, which one placeholder token replaces."""
+    """A run of protected spans (text that is copied, not translated) with only spaces between them.
+
+    One placeholder token replaces it, or it is left out of the source that the model translates.
+    """
 
     source: Span
-    """The run in the part's text."""
+    """The character span of the run, with directly enclosing brackets, in the text of its sentence."""
     spans: tuple[Span, ...]
-    """The protected spans of the run, in the part's text."""
+    """The protected character spans of the run, in the text of its sentence."""
     placeholder: str
     """The text that stands for the run: a placeholder token, or the run itself if a forced prefix of the translation
     contains it; empty if the run is left out.
@@ -56,33 +59,34 @@ class MaskedPart(NamedTuple):
     """A part of a text whose protected spans are replaced by placeholders or left out."""
 
     original: Part
-    """The part with its spans."""
+    """The part with its full text and protected spans."""
     masked: Part
-    """The part as the model translates it."""
+    """The part as the model translates it, without these spans."""
     runs: tuple[ProtectedRun, ...]
-    """The replaced spans, in order."""
+    """The runs of protected spans that were replaced or left out, in order."""
 
     @property
     def is_copied(self) -> bool:
-        """True if the part has no letter outside its spans, so that the whole text is copied."""
+        """True if the text has no letter outside its protected spans, so that it is copied instead of translated."""
         rest = self.original.text
         for run in reversed(self.runs):
             rest = rest[: run.source.start] + rest[run.source.end :]
         return not any(unicodedata.category(character).startswith("L") for character in rest)
 
     def copy(self) -> Translation:
-        """Return a translation that is the part's own text, since nothing in it is to be translated."""
+        """Return a translation whose text is the source itself, since nothing in it is to be translated."""
         text = self.original.text
         pairs = tuple((span, span) for run in self.runs for span in run.spans)
         return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
 
 
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the spans of a text that the vocabulary can represent only as bytes or as unknown.
+    """Return the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
     Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
-    bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
+    bytes. A rare Chinese character is an ordinary word, which the model has learned to read. If the vocabulary
+    normalizes the text, its tokens cannot be located in it, and no span is returned.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
@@ -140,7 +144,7 @@ def _odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
-    """Return the protected spans of a part, including runs of characters that the vocabulary lacks."""
+    """Return the protected spans of a part's text, including runs of characters that the vocabulary lacks."""
     if _odd_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
@@ -169,12 +173,14 @@ def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part of a text with its protected spans replaced or left out; None if it has no protected spans.
+    """Return a part with its protected spans replaced by placeholders or left out; None if it has no protected spans.
+
+    The translation's prefix gets the same placeholders, and required phrases that are such spans are dropped.
 
     Args:
         part: a part of a text.
         tokenizer: the model's tokenizer.
-        tokens: placeholder tokens; runs beyond their number are left out.
+        tokens: placeholder tokens, one for each run of spans; further runs are left out. Empty: all are left out.
     """
     text, spans = part.text, _spans_of(part, tokenizer)
     if not spans:
@@ -210,18 +216,24 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
 
 
 def _with_brackets(span: Span, text: str) -> Span:
-    """Return a span of a text, extended to brackets or quotation marks if a pair of them directly encloses the span."""
+    """Return a span of a text, widened by a pair of brackets or quotation marks that directly encloses it."""
     around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
 
 def _begins_unspaced(text: str) -> bool:
-    """Return whether a text, without leading spaces, begins with a character of a script without spaces."""
+    """Return whether the first character of a text after its spaces belongs to a script without spaces.
+
+    False for a text without characters other than spaces.
+    """
     return bool(text.strip()) and is_unspaced_character(text.lstrip()[0])
 
 
 def _join(before: str, after: str) -> str:
-    """Join the texts around a left-out run with at most one space, and with none at the start of a text."""
+    """Join the texts before and after a left-out span with at most one space, and with none at the start of a text.
+
+    A space is added between two words.
+    """
     if not before or before.endswith(" "):
         return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
@@ -247,20 +259,20 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 class _InsertedRun(NamedTuple):
-    """A run of adjacent protected spans, with the offset in a translation at which the run is to be inserted."""
+    """A run of adjacent protected spans, with the character offset in a translation at which it is to be inserted."""
 
     offset: int
     run: ProtectedRun
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders, with the runs of protected spans whose placeholders it had or lacked."""
+    """A translation without placeholders, with the runs of protected spans that are to be inserted into it."""
 
     text: str
     placed: list[_InsertedRun]
-    """The runs whose placeholders the translation had."""
+    """The runs whose placeholders the translation had, with the offsets where they were."""
     missing: list[ProtectedRun]
-    """The runs whose placeholders the translation lacked."""
+    """The runs without a placeholder in the translation, whose offsets are found by alignment."""
 
 
 class SpanModel(NamedTuple):
@@ -271,11 +283,11 @@ class SpanModel(NamedTuple):
     score: Scoring
     """Scores pairs of source and translation, to find where spans without a placeholder belong in the translation."""
     can_score: Callable[[str, str], bool]
-    """Returns whether a source and its translation are short enough to be scored."""
+    """Returns whether a source and its translation are short enough for `score`."""
 
 
 class Placeholders:
-    """A translator of parts with protected spans: it masks the spans and restores them in the translations."""
+    """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
         self._tokenizer = tokenizer
@@ -287,9 +299,11 @@ class Placeholders:
         return bool(_spans_of(part, self._tokenizer))
 
     def translate(self, parts: Iterable[Part], model: "SpanModel") -> dict[tuple[int, int], Translation]:
-        """Return the translations of the parts that have protected spans, by the parts' keys.
+        """Return the translations of the parts (sentences) that have protected spans, by the parts' keys.
 
-        Parts that were not decoded, because an observer stopped them, are missing.
+        Each part is translated without its spans and, if the vocabulary has placeholder tokens, with these; the better
+        result is used. A part without a letter outside its spans is copied. Parts that were not decoded, because an
+        observer stopped them, are missing.
         """
         left_out = [each for each in (mask_part(part, self._tokenizer, ()) for part in parts) if each is not None]
         translations = {each.original.key: each.copy() for each in left_out if each.is_copied}
@@ -310,9 +324,10 @@ class Placeholders:
     def _restore(
         self, masked: Sequence[MaskedPart], model: "SpanModel"
     ) -> dict[tuple[int, int], tuple[Translation, tuple[int, float]]]:
-        """Translate masked parts, and return translations that contain each protected span once, with their ranks.
+        """Translate masked parts; return translations with each protected span once, and their ranks, by key.
 
-        The rank of a translation is the number of its faults, negated, and its mean log-probability.
+        The rank, by which the better of two translations is chosen, is the number of missing or excess placeholders,
+        negated, and then the mean log-probability per token.
         """
         found = model.search([each.masked for each in masked])
         plain = [
@@ -343,7 +358,7 @@ class Placeholders:
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
-        """Return a translation without placeholder tokens that the model wrote although the source has none."""
+        """Return a translation without the placeholder tokens that the model wrote although its source has none."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
@@ -370,7 +385,7 @@ class Placeholders:
         return written + text[position:], tuple(sorted(pairs))
 
     def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
-        """Return the offset in a translation at which to insert protected spans without splitting a word of it.
+        """Return the character offset at which to insert a run of protected spans without splitting a word.
 
         Spans inside a word such as "don't" move to its end. They stay where they are if they touch a word or a mark in
         the source, or if the text there is of a script without spaces.
@@ -384,14 +399,14 @@ class Placeholders:
         return offset if word is None else word.end()
 
     def _literal(self, source: str, run: ProtectedRun) -> str:
-        """Return the text of a run of protected spans, with enclosing brackets as the target script writes them."""
+        """Return the source text of a run of protected spans, with its brackets as the target script writes them."""
         literal = source[slice(*run.source)]
         if self._joins_words or run.source.start == run.spans[0].start:
             return literal
         return literal[0].translate(_SPACED_BRACKETS) + literal[1:-1] + literal[-1].translate(_SPACED_BRACKETS)
 
     def _spaces(self, source: str, span: Span, beside: tuple[str, str], *, has_space: bool) -> tuple[str, str]:
-        """Return the spaces to write before and after a run of protected spans in a translation.
+        """Return the texts (a space or nothing) to write before and after a run of protected spans in a translation.
 
         Args:
             source: the source text.
@@ -411,7 +426,11 @@ class Placeholders:
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_Side") -> bool:
-        """Return whether a space is written on one side of a protected span that stands for a word."""
+        """Return whether a space is written on one side of a protected span that stands for a word, as in the source.
+
+        There is none at an end of the translation, beside a bracket or punctuation that takes none, or between
+        characters of scripts without spaces.
+        """
         if not side.target:
             return False
         if self._joins_words or _is_unspaced_script(side.target):
@@ -425,7 +444,11 @@ class Placeholders:
         return True
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
-        """Return whether spaces are written before and after a protected tag: as in the source, or outside of it."""
+        """Return whether spaces are written before and after a protected inline tag: as in the source.
+
+        If the source has none but the translation has a space here, it goes before an opening tag or after a closing
+        one.
+        """
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
@@ -467,7 +490,7 @@ def _is_unspaced_script(character: str) -> bool:
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without its placeholders, and where they were; repeated placeholders count once."""
+    """Return a translation without its placeholders, and where they were; repeated ones count once."""
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
     bare = _remove_placeholders(text, tuple(runs))
     placed: dict[ProtectedRun, _InsertedRun] = {}
@@ -478,7 +501,7 @@ def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
 
 
 def _count_faults(text: str, masked: MaskedPart) -> int:
-    """Return the number of placeholder tokens that a translation lacks or has in excess."""
+    """Return the number of placeholder tokens that a translation of a masked part lacks or has in excess."""
     found = Counter(_PLACEHOLDER.findall(text))
     wanted = Counter(run.placeholder for run in masked.runs if run.placeholder in PLACEHOLDER_TOKENS)
     return sum(abs(found[token] - wanted[token]) for token in {*found, *wanted})
@@ -494,7 +517,7 @@ class _Bare(NamedTuple):
 
     text: str
     found: list[tuple[str, int]]
-    """Each placeholder token, and its offset in the text without placeholders."""
+    """Each placeholder token, and its character offset in the text without placeholders."""
 
 
 def remove_placeholders(text: str) -> str:
@@ -534,15 +557,15 @@ class _Request(NamedTuple):
     """A request to find where a run of protected spans belongs in a translation that lacks the run."""
 
     source: str
-    """The source text without its protected runs."""
+    """The source text without its runs of protected spans."""
     offset: int
-    """The offset of the run in the source without runs."""
+    """The character offset in that text at which the run was."""
     text: str
-    """The translation without protected runs."""
+    """The translation, also without protected spans."""
 
 
 def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
-    """Return, for each run of protected spans, the source without such runs, and the run's offset in it."""
+    """Return, for each run of protected spans, the source without such runs, and the run's character offset in it."""
     text, written, position = masked.original.text, "", 0
     offsets = []
     for run in masked.runs:
@@ -554,7 +577,7 @@ def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
 
 
 def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:
-    """Yield, for each request, the offset at which the run of protected spans belongs in the translation.
+    """Yield, for each request, the character offset at which the run of protected spans belongs in the translation.
 
     A run before the first word or after the last word of the source is put at the same end of the translation. Any
     other run follows the translation of the word before it. In references, runs were found closer to this position than
@@ -574,7 +597,7 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the spans of a text's words; in a script without spaces, of its tokens."""
+    """Return the character spans of a text's words; in a script without spaces, those of its tokens."""
     spans: list[Span] = []
     for start, end in token_spans(vocabulary.token_texts(vocabulary.encode(text)), text):
         if not any(map(is_word_character, text[start:end])):
@@ -585,7 +608,11 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the offset, in a translation, of protected spans before the first or after the last word of the source."""
+    """Return the character offset for protected spans that precede the first or follow the last word of the source.
+
+    This is the start of the translation or the end of its last word; the end of the text if punctuation stands between
+    last word and span.
+    """
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())
@@ -594,5 +621,5 @@ def _at_edge(request: _Request) -> int:
 
 
 def _last_word(text: str) -> int:
-    """Return the offset of the end of the last word of a text; 0 if it has none."""
+    """Return the character offset of the end of the last word of a text; 0 if it has none."""
     return max((index for index, character in enumerate(text) if is_word_character(character)), default=-1) + 1

@@ -63,7 +63,7 @@ class _Number(NamedTuple):
 
     @property
     def digits(self) -> str:
-        """The digits of the number, without separators."""
+        """The digits of the number as ASCII, without separators."""
         return _digits(self.text)
 
     @property
@@ -81,7 +81,7 @@ class _Number(NamedTuple):
         return self.kind == "clock" and ":" in self.text
 
     def is_same(self, other: "_Number") -> bool:
-        """Return whether two numbers are the same date or the same time in different notations."""
+        """Return whether two numbers are the same date or time in different notations, such as 2:30 and 14:30."""
         if self.kind == other.kind == "clock":
             (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.text) for each in (self, other))
             is_clock = self.is_sure_clock or other.is_sure_clock
@@ -93,7 +93,11 @@ class _Number(NamedTuple):
 
 
 def missing_numbers(source: str, target: str) -> list[str]:
-    """Return the numbers of a source that its translation lacks, as the source writes them."""
+    """Return the numbers of a source that its translation lacks, as the source writes them.
+
+    Numbers up to twenty, often written as words, and those before a character that multiplies them (3万) do not count.
+    Dates and times may be written in another notation.
+    """
     target_numbers = _numbers(target)
     digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
     return [
@@ -105,12 +109,15 @@ def missing_numbers(source: str, target: str) -> list[str]:
 
 
 def is_date_or_clock(number: str) -> bool:
-    """Return whether a missing number is a date or time, which a translation may write in another form."""
+    """Return whether a number, as a text writes it, is a date or time, which a translation may write differently."""
     return any(each.kind == "date" or each.is_sure_clock for each in _numbers(number))
 
 
 def _missing_parts(number: _Number, target_numbers: Sequence[_Number], digits: Sequence[str]) -> list[str]:
-    """Return what a translation lacks of a number: nothing, some of its components, or the whole number."""
+    """Return what a translation lacks of a number: nothing, some of its components, or the whole number.
+
+    `digits` are the digit strings of the numbers in the translation and of their components.
+    """
     if _is_among(number.digits, digits) or any(number.is_same(other) for other in target_numbers):
         return []
     similar = [
@@ -257,7 +264,7 @@ def find_quality_warnings(
 
 
 def _unprotected(translation: Translation) -> Translation:
-    """Return a translation whose source and best alternative lack the protected spans that were copied unchanged.
+    """Return a translation whose source and best alternative lack the protected spans, which were copied unchanged.
 
     Other alternatives are left out.
     """
@@ -302,14 +309,17 @@ def _text_warnings(
 
 
 def without_protected(text: str) -> str:
-    """Return a text without URLs, e-mail addresses and other protected spans."""
+    """Return a text with a space in place of each URL, e-mail address or other protected span."""
     for start, end in reversed(find_protected(text)):
         text = f"{text[:start]} {text[end:]}"
     return text
 
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
-    """Return "looks English, not Chinese" for a source that is clearly not in the source language; else None."""
+    """Return "looks English, not Chinese" for a source that is clearly not in its language; otherwise None.
+
+    None, too, if `source_language` is None (unknown).
+    """
     other = None if source_language is None else detect_other_language(source, source_language)
     if source_language is None or other is None:
         return None
@@ -324,7 +334,10 @@ _PLURALS = {"looks": "look", "is": "are"}
 
 
 def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
-    """Warn of texts that are clearly not in the source language; only the first 100 texts are checked."""
+    """Issue one `WrongLanguageWarning` if texts are clearly not in the source language; it shows the first of them.
+
+    Only the first 100 texts are checked.
+    """
     reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
     found = [(text, reason) for text, reason in reasons if reason is not None]
     if found:
@@ -337,7 +350,7 @@ def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> No
 
 
 def plural(reason: str) -> str:
-    """Return a description from `describe_wrong_language` with a plural verb: "look English, not Chinese"."""
+    """Return a description from `describe_wrong_language` with its verb in the plural: "look English, not Chinese"."""
     verb, rest = reason.split(" ", 1)
     return f"{_PLURALS[verb]} {rest}"
 
@@ -349,9 +362,10 @@ def describe_lost_sentences(source: str, text: str) -> str | None:
 
 
 def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
-    """Return whether a text with glossary terms has a fault that the plain translation lacks.
+    """Return whether a translation with glossary terms has a fault that the plain translation lacks.
 
-    Faults are a repeated run, a missing number, or an unexplained additional number.
+    Faults are a repeated run of words, a number of the source that is missing, or a number that neither source, plain
+    translation nor terms contain.
 
     Args:
         source: the source sentence.
@@ -372,7 +386,10 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether a text with glossary terms repeats an n-gram more often than the translation without them does."""
+    """Return whether a translation with terms repeats an n-gram more often than `plain`, the one without, does.
+
+    Both are lists of words or, in scripts without spaces, characters. N-grams have 3 words or 6 characters.
+    """
     size = _MIN_AGAIN[any(map(is_unspaced_character, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
@@ -383,7 +400,10 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return the longest run of words that a text repeats too often, with its count, as evidence; else None."""
+    """Return the longest run of words that a translation repeats too often in a row, with its count, as evidence.
+
+    None if nothing is repeated more often than the limit and than any run of the source.
+    """
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
     if not repeats:
@@ -398,9 +418,9 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return, for each run length, how often a run of words occurs in a row, and the run; only the most frequent one.
+    """Return runs of words that occur several times in a row, with their counts: of each length the most frequent.
 
-    `least` is the lowest count returned; None: the limit by run length.
+    `least` is the lowest count returned; None: a limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):
@@ -422,7 +442,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into lower-case words or, in scripts without spaces, characters, to look for repetitions of them."""
+    """Return the lower-case words of a text or, in scripts without spaces, its characters, to look for repetitions."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced_character(character):
@@ -442,7 +462,10 @@ def _copied(translation: Translation) -> str | None:
 
 
 def _untranslated(translation: Translation, target_script: str) -> str | None:
-    """Return the letters of a translation that are in the source's script; None without them or if it is Latin."""
+    """Return the letters of a translation that are in the source's script, if the target language has another one.
+
+    None without such letters, or if the source's script is Latin or unknown.
+    """
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
         return None
@@ -461,7 +484,7 @@ def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
 
 
 def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
-    """Return the mean negative log-probability of the best alternative's tokens, in nats.
+    """Return the mean negative log-probability of the best alternative's tokens, in nats; 0 without tokens.
 
     The tokens of glossary terms do not count, because the model would not have written them.
     """
@@ -472,7 +495,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the indices of the tokens that spell any of the texts, and of the token that follows each.
+    """Return the indices of the tokens that spell any of `texts`, and of the token that follows each of these.
 
     The next token counts too, because it is often improbable after a forced one.
     """
@@ -488,6 +511,9 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
 
 
 def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
-    """Return how many translations have a warning of each kind; kinds without warnings are left out."""
+    """Return, for each kind of quality warning, how many translations have it; kinds without warnings are left out.
+
+    `warnings` has the warnings of each translation.
+    """
     counts = {kind: sum(any(warning.kind == kind for warning in each) for each in warnings) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}

@@ -123,10 +123,10 @@ def redecode(
 
 
 class _Unit(NamedTuple):
-    """A sentence to check and decode again: a whole text, or one sentence of a text."""
+    """A sentence to check and perhaps decode again: a whole text, or one sentence of a text."""
 
     text: int
-    """Index of the text."""
+    """Index of the text that the sentence belongs to."""
     translation: Translation
     phrases: list[str]
     """Phrases that the translation must contain."""
@@ -141,7 +141,11 @@ def _redecode_units(
     prefix: str,
     text_settings: TextSettings,
 ) -> list[Translation]:
-    """Decode sentences with quality warnings again, and return the translations of all sentences."""
+    """Decode sentences with quality warnings again, and return the translations of all sentences, in order.
+
+    A new translation replaces a former one only if it has fewer or less visible warnings. Missing glossary terms are
+    inserted first. Repetitions are tried a second time with shorter forbidden n-grams.
+    """
     results = [unit.translation for unit in units]
     found_warnings = estimate_quality(translator, results, glossary=terms)
     if terms is not None and any(warning.kind == "terms" for warnings in found_warnings for warning in warnings):
@@ -183,7 +187,7 @@ def _redecode_units(
 def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
-    """Insert missing glossary terms into translations where their position is clear, and return the translations."""
+    """Insert missing glossary terms where their position in a translation is clear, and return all translations."""
     source = translator.tokenizer.source
     parts = [
         Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
@@ -195,7 +199,10 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return the glossary with further terms by which these numbers stay unchanged in translations."""
+    """Return the glossary with further terms, by which these numbers stay unchanged in translations.
+
+    Without numbers, it is returned as it is, perhaps None.
+    """
     if not numbers:
         return glossary
     return Glossary([*(glossary.terms if glossary else ()), *(Term(number, (number,)) for number in numbers)])
@@ -232,7 +239,7 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, found_warnings: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
-    """Return the numbers missing from a translation that re-decoding can insert.
+    """Return the numbers missing from a translation that re-decoding can insert as if they were glossary terms.
 
     There are none without a warning about numbers, or if a maximum length is set. Excluded are numbers that the model
     cannot write, forbidden ones, and dates and times, which a translation may write in another form.
@@ -252,16 +259,16 @@ def _numbers(
 def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
 ) -> tuple[Alternative, tuple[QualityWarning, ...]]:
-    """Return a translation's first alternative with the fewest quality warnings, and these warnings."""
+    """Return a translation's first alternative with the least severe quality warnings, and these warnings."""
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
     found_warnings = estimate_quality(translator, variants, glossary=glossary)
     return min(zip(translation.alternatives, found_warnings, strict=True), key=lambda one: _severity(one[1]))
 
 
 def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
-    """Return a sort key of quality warnings: the number of visible problems, then the number of warnings.
+    """Return a sort key of quality warnings: the number without "unlikely" (low probability), then their number.
 
-    Characters that the model cannot read do not count.
+    Warnings about characters of the source that the model cannot read do not count, because re-decoding cannot help.
     """
     kinds = [warning.kind for warning in found_warnings if warning.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

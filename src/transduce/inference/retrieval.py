@@ -77,7 +77,7 @@ class DatastoreTensors(NamedTuple):
 
 
 class RetrievalCandidates(NamedTuple):
-    """The stored states among which one sentence's neighbors are searched: the target positions of selected pairs."""
+    """The stored decoder states among which a sentence's neighbors are searched: those of its selected pairs."""
 
     states: Tensor
     """Decoder states at the M target positions of the selected pairs, (M, D)."""
@@ -99,7 +99,7 @@ class Retriever:
         self._voters, self._card = list(voters), card
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
+        """Keep only the sentences with these batch indices, in this order, because the others have finished."""
         self._voters = [self._voters[row] for row in rows.tolist()]
 
     def nearest(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,10 +125,10 @@ class Retriever:
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
-        """Return the indices of the K nearest candidates, (W, K), from the negative distances (W, M).
+        """Return the indices of the K nearest candidates, (W, K), for negative distances (W, M); fewer if M < K.
 
-        Candidates that differ from the last one by rounding error only, which depends on the batch, are chosen by
-        index.
+        Candidates as far as the last one, up to rounding errors, are chosen by index, so that the choice does not
+        depend on the batch.
         """
         count, margin = min(NEAREST_STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
         last = nearness.topk(count, dim=-1).values[:, -1:]
@@ -137,7 +137,11 @@ class Retriever:
         return ranks.topk(count, dim=-1).indices
 
     def interpolate(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
-        """Interpolate log-probabilities (B, W, V), in place, with votes of the states nearest to `states` (B, W, D)."""
+        """Interpolate the log-probabilities (B, W, V) of a model with votes of neighbors, in place; return them.
+
+        The nearest neighbors of the decoder states, `states` (B, W, D), vote for their next tokens, by a softmax over
+        distances.
+        """
         weight = self._card.weight
         labels, negative_distances = self.nearest(states)
         shares = (negative_distances / self._card.temperature).softmax(dim=-1)
@@ -155,7 +159,7 @@ class NeighborIndex:
         self.tensors, self.card = remembered, card
 
     def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
-        """Return this index if there is one model; retrieval does not support ensembles.
+        """Return this index if `models` has one model, since a datastore belongs to one model.
 
         Raises:
             TransduceError: `models` has several models.
@@ -174,9 +178,10 @@ class NeighborIndex:
         return max(1, int(_MAX_ELEMENTS / max(1.0, elements)))
 
     def nearest_pairs(self, model: EncoderDecoder, source_ids: Ids, count: int = NEAREST_PAIRS) -> Tensor:
-        """Return the indices of the pairs with the most similar sources, nearest first, (B, n).
+        """Return the indices of the pairs whose sources are most similar to each of B sources, nearest first, (B, n).
 
-        Pairs that differ by rounding error only, which depends on the batch, are ordered by index.
+        n is `count`, or the number of pairs if there are fewer. Similarity is the cosine of source embeddings; pairs
+        that differ by rounding error only are ordered by index, so that the choice does not depend on the batch.
         """
         embeddings = source_embeddings(model, source_ids, self.tensors.rarities)
         best: list[tuple[Tensor, Tensor]] = []
@@ -189,7 +194,10 @@ class NeighborIndex:
         return indices.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
 
     def retriever_of_pairs(self, pairs: Sequence[Tensor], device: torch.device) -> Retriever:
-        """Return a retriever for sentences from the indices of the pairs that were selected for each of them."""
+        """Return the nearest-neighbor search of a batch, given the indices of the pairs selected for each sentence.
+
+        The states are copied to `device` as float32.
+        """
         stored, voters = self.tensors, []
         for selected in pairs:
             positions = _ranges(stored.starts[selected], stored.starts[selected + 1])
@@ -199,7 +207,7 @@ class NeighborIndex:
         return Retriever(voters, self.card)
 
     def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
-        """Select pairs for each source sentence, and return the retriever of the batch."""
+        """Select the most similar pairs for each source sentence, and return the neighbor search of the batch."""
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
@@ -226,7 +234,10 @@ class RetrievalScorer(Scorer):
 
 
 def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
-    """Return an embedding of each source: the normalized sum of its token embeddings, weighted by rarity, (B, D)."""
+    """Return an embedding of each source, float32 on the CPU, (B, D), to find similar sources.
+
+    It is the normalized sum of its token embeddings, each weighted by its token's entry in `rarities` (V,).
+    """
     weight = model.source_weight.detach()
     embeddings = torch.zeros(len(source_ids), weight.shape[1])
     for row, ids in enumerate(source_ids):
@@ -270,6 +281,6 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
 
 
 def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
-    """Return the concatenated indices of half-open ranges, each from its start to its end."""
+    """Return the integers of half-open ranges, one range after the other, as one int64 tensor."""
     counts = ends - starts
     return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)

@@ -24,7 +24,7 @@ from transduce.text.vocabulary import Vocabulary
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them, else PyTorch.
+    """Make search use compiled kernels for top-k and log-sum-exp; without them on this processor, it uses PyTorch.
 
     Later calls do nothing.
     """
@@ -35,7 +35,10 @@ def install_search_kernels() -> None:
 def _step_to_logits(
     state: DecodingState, project: Callable[[Tensor], Tensor], tokens: Tensor, trace: AttentionTrace | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run a decoding step; return the last layer's output, (B, W, D), and the logits, (B, W, V), for tokens (B, W)."""
+    """Run a decoding step for tokens (B, W); return the last layer's output, (B, W, D), and the logits, (B, W, V).
+
+    `project` maps outputs to logits; it is not used if a kernel computes both.
+    """
     if isinstance(state, LogitsState):
         return state.step_to_logits(tokens)
     hidden = state.step(tokens, trace=trace)
@@ -47,9 +50,10 @@ def _step_to_logits(
 
 
 class EncoderDecoderScorer(Scorer, AttentiveScorer):
-    """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
+    """A scorer for a batch of source sentences: each decoding step returns the logits of every next token.
 
-    After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
+    After each step, `states` holds the decoder's output at the newest tokens, (B, W, D). Attention is recorded only
+    with `attentive=True`.
     """
 
     def __init__(
@@ -59,9 +63,9 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 
         Args:
             model: the model.
-            source_ids: token ids of the sources, padded.
+            source_ids: token ids of the sources, padded on the right.
             attentive: record the attention of each step for `attention`, which costs some time.
-            all_tokens: score padding and the start symbol like other tokens, instead of -inf.
+            all_tokens: score padding and the start symbol like other tokens; False: they get the logit -inf.
         """
         install_search_kernels()
         self.model = model
@@ -87,7 +91,10 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
     def attention(self) -> Tensor:
         """Return the newest step's attention to the source, averaged over all heads and layers, (B, W, S).
 
-        Padding and end symbols get the value 1, so that they count as covered.
+        Padding and end symbols get the value 1, so that a coverage penalty counts them as covered.
+
+        Raises:
+            ValueError: the scorer was created without `attentive=True`.
         """
         if self.trace is None or self._wordless is None:
             raise ValueError("attention was not recorded: create the scorer with attentive=True")
@@ -117,7 +124,7 @@ class DecoderOnlyScorer(Scorer):
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
     ) -> None:
-        """Encode the prompts into a decoding state.
+        """Encode the prompts into a decoding state, so that the first step returns the logits after their last tokens.
 
         Args:
             model: the decoder.
@@ -174,7 +181,7 @@ class DecoderOnlyScorer(Scorer):
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode all texts anew, and return the decoding state.
+        """Encode all texts (prompts and what was generated) anew, and return the decoding state.
 
         If one is longer than the context, all are cut to their last tokens, half as many as the context has.
         """
@@ -211,18 +218,20 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "EncoderDecoderScorer | BatchInvariantScorer":
-    """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
+    """Return a scorer whose results for a sentence do not depend on the batch, for source token ids (B, S).
 
-    The arguments are those of `EncoderDecoderScorer`.
+    S must be a multiple of 16. It is an `EncoderDecoderScorer`, whose other arguments these are, with kernels that are
+    batch-invariant by themselves, or else one wrapped in `BatchInvariantScorer`.
     """
     inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer(Scorer, AttentiveScorer):
-    """A scorer that wraps a `EncoderDecoderScorer` and fills small batches with copies of a sentence.
+    """A scorer that wraps an `EncoderDecoderScorer` and fills small batches with copies of a sentence.
 
-    Every batch thereby has enough rows for batch-invariant matrix multiplication.
+    Every matrix multiplication thereby has at least 16 rows, which the results of a sentence need to be independent of
+    the batch.
     """
 
     def __init__(self, inner: EncoderDecoderScorer, source_ids: Tensor) -> None:
@@ -252,18 +261,18 @@ class BatchInvariantScorer(Scorer, AttentiveScorer):
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences at these batch indices, and fill the batch with copies of the first one."""
+        """Keep the sentences at these batch indices, and fill the batch up to 16 rows with copies of the first one."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return `values`, (B, W), with the first row repeated for the copied sentences that fill the batch."""
+        """Return `values`, (B, W), followed by copies of its first row, one for each sentence that fills the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def padded_length(length: int) -> int:
-    """Return the length to which a source of this many tokens is padded: the next multiple of 16."""
+    """Return the next multiple of 16, the length to which a source of this many tokens is padded if batch-invariant."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
@@ -282,7 +291,9 @@ class BatchInvarianceCheck:
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
-        """Search for the same sentences in batches of different sizes and compare all results bit by bit.
+        """Search for the same random sentences in batches of different sizes, and compare all results bit by bit.
+
+        Searches that differ only in lengths, forbidden texts and repeated n-grams are checked once.
 
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.
@@ -327,7 +338,11 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
 
 
 def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
-    """Return the length to which all sources of a batch-invariant batch are padded, which must be the same."""
+    """Return the length in tokens to which all sources of a batch-invariant batch are padded.
+
+    Raises:
+        ValueError: the sources have different padded lengths.
+    """
     lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Score given translations: compute their log-probabilities.
+"""Score given translations: compute the log-probability that a model assigns to each.
 
 Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
 """
@@ -40,7 +40,7 @@ class TooLongError(TransduceError):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """The log-probability of a translation by a model."""
+    """The log-probability that a model, or an ensemble, assigns to a given translation."""
 
     source: str
     """The source text."""
@@ -51,7 +51,7 @@ class Score(msgspec.Struct, frozen=True):
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probability of each token and of the end symbol, in nats."""
     score: float
-    """The log-probability divided by the length penalty, as search ranks hypotheses."""
+    """The log-probability in nats divided by the length penalty, as search ranks hypotheses."""
 
     piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
 
@@ -147,7 +147,7 @@ def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str],
 
 
 def _forced_tokens(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
-    """Return the tokens that `generate` forces at the start of every translation, with log-probability 0."""
+    """Return the token ids that transformers' `generate` forces at the start of every translation; none without it."""
     if generate is None:
         return ()
     first = () if generate.forced_first_id is None else (generate.forced_first_id,)
@@ -202,7 +202,7 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return the log-probabilities of the tokens of each target in a batch."""
+    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged."""
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.forbidden_tokens
     if generate is not None:
@@ -229,7 +229,7 @@ def target_states(
 
 
 def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
-    """Return the log-probabilities of target tokens (N,), predicted from decoder states (N, D).
+    """Return the log-probabilities in nats, float32 (N,), of target tokens `chosen` (N,), given decoder states (N, D).
 
     `excluded` tokens have probability zero; the others are normalized without them.
     """

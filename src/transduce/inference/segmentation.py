@@ -22,12 +22,12 @@ class Sentence(NamedTuple):
     text: str
     """The sentence without the spaces and the layout around it."""
     offsets: Sequence[int]
-    """The offset in the source text of each character of the sentence, and of the sentence's end."""
+    """The character offset in the source text of each character of the sentence, and of the sentence's end."""
     protected: tuple[Span, ...] = ()
-    """Spans of the sentence that translation must not change, in order and disjoint."""
+    """Character spans of the sentence that translation must not change, in order and disjoint."""
 
     def source_span(self, span: Span) -> Span:
-        """Return the span of the source text that a span of the sentence comes from."""
+        """Return the character span of the source text that a character span of the sentence comes from."""
         return span_in_full_text(self.offsets, span)
 
 
@@ -35,9 +35,9 @@ class Gap(NamedTuple):
     """The layout (spaces, line ends, list marks, lines without letters) between sentences, or at an end of a text."""
 
     text: str
-    """The text to write into the translation."""
+    """The text to write into the translation: that of the source, with spaces as the target language has them."""
     start: int = 0
-    """The offset of the layout in the source text."""
+    """The character offset of the layout in the source text."""
     is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 
@@ -50,10 +50,13 @@ class SegmentedText(NamedTuple):
     gaps: list[Gap]
     """The gap before each sentence, and the one after the last; one more than there are sentences."""
     protected: Sequence[Span] = ()
-    """Spans of the source that translation must not change, in order and disjoint."""
+    """Character spans of the source that translation must not change, in order and disjoint."""
 
     def protected_in_gap(self, number: int) -> list[Span]:
-        """Return the protected spans in the layout between two sentences, relative to the layout's text."""
+        """Return the protected spans in the layout with this number, as character offsets in the text of the layout.
+
+        There are none in the space between two sentences of a line.
+        """
         gap = self.gaps[number]
         end = gap.start + len(gap.text)
         if gap.is_sentence_space or not self.protected:
@@ -72,10 +75,10 @@ class LayoutWriter:
         self._line_has_text = False
 
     def next_gap(self) -> str:
-        """Return the layout to write before the next sentence, or at the end of the text.
+        """Return the layout (line ends, list marks, spaces) before the next sentence, or at the end of the text.
 
-        The space between two sentences of a line is not returned: `write` puts it before the sentence,
-        unless the translation of the sentence is empty.
+        The space between two sentences of a line is not returned: `write` puts it before the sentence, unless the
+        translation of the sentence is empty.
         """
         gap = next(self._gaps)
         if gap.is_sentence_space:
@@ -85,7 +88,7 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return `text`, the next text of a translated sentence.
+        """Return `text`, a further text of the translation of a sentence, as it is to be written; empty for empty text.
 
         The first text of a sentence is preceded by the space between it and the sentence before it.
         """
@@ -129,7 +132,7 @@ _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
 
 class Segmenter:
-    """A function that divides texts into sentences and what lies between them (spaces, list marks), for one model."""
+    """A function that divides texts into sentences and the layout between them (spaces, list marks), for one model."""
 
     def __init__(
         self,
@@ -147,8 +150,8 @@ class Segmenter:
         Args:
             settings: the settings of the texts.
             splits: True if sentences of one line are translated one by one.
-            separator: text between two sentences in the target language.
-            source_language: code of the source language.
+            separator: text between two sentences in the target language: a space, or nothing.
+            source_language: code of the source language; None: unknown.
             passes_wordless: True if texts without a letter are copied instead of translated.
             reads_line_feeds: True if the model reads line feeds, so that a text with several lines is translated whole.
             cut: splits a sentence that is too long for the model into parts, given its protected spans.
@@ -206,7 +209,10 @@ class Segmenter:
             collector.end_cell()
 
     def _cells(self, text: str) -> Iterator[Span]:
-        """Yield the spans between the tabs of a line, which separate columns."""
+        """Yield the character spans between the tabs of a line, which separate columns.
+
+        If texts are never split into sentences, the whole line is one span.
+        """
         if self.settings.split_sentences == "never":
             yield Span(0, len(text))
             return
@@ -227,15 +233,15 @@ class Segmenter:
 
 
 class _Line(NamedTuple):
-    """A line of a text, or several joined lines."""
+    """A line of a text, or a paragraph of joined lines, with the source offset of each character."""
 
     text: str
     offsets: Sequence[int]
-    """The offset in the source text of each character of the line, and of the line's end."""
+    """The character offset in the source text of each character of the line, and of the line's end."""
 
 
 def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_Line]:
-    """Yield the lines of a text without their line ends; a line end in a protected span does not end a line."""
+    """Yield the lines of a text without their line ends, which `end` matches; one in a protected span ends no line."""
     start = 0
     for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
@@ -246,7 +252,10 @@ def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterat
 
 
 def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
-    """Yield each paragraph, joined from consecutive lines; an empty line or a list mark begins a new paragraph."""
+    """Yield paragraphs joined from consecutive lines, each as one line; a list mark begins a new paragraph.
+
+    An empty line ends a paragraph, and is not yielded.
+    """
     text, offsets = "", list[int]()
     for line in lines:
         words = line.text.strip()
@@ -284,7 +293,10 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _list_mark(line: str) -> int:
-    """Return the length of a line's indentation and list mark, or 0 if there is no mark or nothing follows it."""
+    """Return the number of characters in a line's indentation and list mark; 0 without a mark.
+
+    A mark with nothing after it, or an ordinal number of a date such as "5. Mai", is none.
+    """
     indentation = len(line) - len(line.lstrip())
     match = _LIST_MARK.match(line, indentation)
     if match is None or _ORDINAL.match(line, indentation) or not line[match.end() :].strip():
@@ -293,20 +305,23 @@ def _list_mark(line: str) -> int:
 
 
 def _item_number(sentence: str) -> int:
-    """Return the length of the list number at the start of a sentence within a line; 0 if there is none."""
+    """Return the number of characters in the list number at the start of a sentence within a line; 0 without one."""
     match = _ITEM_NUMBER.match(sentence)
     return 0 if match is None or _ORDINAL.match(sentence) or match.end() == len(sentence) else match.end()
 
 
 def _stripped(text: str, span: Span, protected: Sequence[Span]) -> Span:
-    """Return a span without the spaces at its ends, unless they belong to a protected span."""
+    """Return a character span of a text without the spaces at its ends, unless these belong to a protected span."""
     inner = text[slice(*span)]
     start = span.start + len(inner) - len(inner.lstrip())
     return _widened(Span(start, max(start, span.start + len(inner.rstrip()))), span, protected)
 
 
 def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
-    """Return a span without the emoji and the spaces at its ends, or the same span if nothing else is in it."""
+    """Return a character span of a text without the emoji and spaces at its ends, unless they are protected.
+
+    If nothing else is in it, the span is returned unchanged.
+    """
     start, end = span
     if (match := _EMOJI_OR_SPACES.match(text, start, end)) is not None:
         start = match.end()
@@ -318,7 +333,7 @@ def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
 
 
 def _widened(span: Span, limits: Span, protected: Sequence[Span]) -> Span:
-    """Return a span, widened within `limits` so that neither of its ends is inside a protected span."""
+    """Return a character span, widened within `limits` so that neither of its ends is inside a protected span."""
     start, end = span
     for edge in _overlapping(protected, Span(start, start)) + _overlapping(protected, Span(end, end)):
         start = min(start, max(edge.start, limits.start)) if edge.start < start < edge.end else start
@@ -336,7 +351,7 @@ def _has_letter(text: str, protected: Sequence[Span]) -> bool:
 
 
 def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """Return the spans that lie completely between two offsets; spans are in order and disjoint."""
+    """Return those of some character spans, in order and disjoint, that lie completely between two offsets."""
     first = bisect_left(spans, (start, start))
     found = []
     for index in range(first, len(spans)):
@@ -347,7 +362,10 @@ def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
-    """Return the spans that overlap a given span; an empty span is overlapped by a span that contains its offset."""
+    """Return those of some spans, in order and disjoint, that overlap a given span.
+
+    An empty span is overlapped by a span that contains its offset.
+    """
     first = max(0, bisect_left(spans, (span.start, span.start)) - 1)
     found = []
     for index in range(first, len(spans)):
@@ -360,13 +378,16 @@ def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
 
 
 def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
-    """Return the parts of spans that lie within bounds, relative to the start of the bounds."""
+    """Return the spans that lie completely within bounds, as offsets from the start of the bounds."""
     inside = spans_between(spans, *bounds)
     return [Span(start - bounds.start, end - bounds.start) for start, end in inside] if inside else []
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
-    """Return the spans of a source text that lie in a line, as offsets in the line."""
+    """Return the spans of a source text that lie completely in a line, as character offsets in the line.
+
+    `offsets` are those of the line's characters, and of its end, in the source text.
+    """
     if not spans:
         return []
     inside = spans_between(spans, offsets[0], offsets[-1])
@@ -377,7 +398,7 @@ _NARROW_MARKS = str.maketrans("。！？", ".!?")
 
 
 class _Collector:
-    """A collector of a text's sentences, in order, which derives the spaces and marks between them from the source."""
+    """A collector of a text's sentences, in order, which derives the layout between them from the source text."""
 
     def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
         self.protected = protected
@@ -390,7 +411,10 @@ class _Collector:
         self._is_wordless_after = self._is_wordless_before = False
 
     def add(self, text: str, offsets: Sequence[int], *, follows: bool) -> None:
-        """Append a sentence; `follows` is True if the sentence before it is in the same line."""
+        """Append a sentence, whose characters are at `offsets` of the source, and the layout before it.
+
+        `follows` is True if the sentence before it is in the same line.
+        """
         between = self._source[self._end : offsets[0]]
         if follows and not between.strip():
             is_usual = between in ("", " ") or _LINE_END.search(between)
@@ -403,7 +427,7 @@ class _Collector:
         self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
 
     def skip_wordless(self, *, clings: bool = False) -> None:
-        """Record that text without a letter (emoji, numbers, marks) is copied instead of being translated.
+        """Record that text without a letter (emoji, numbers, list marks) follows, which is copied, not translated.
 
         With `clings`, no space is added between this text and the sentence after it, as for "2、".
         """
@@ -411,7 +435,7 @@ class _Collector:
         self._is_wordless_before = not clings
 
     def end_cell(self) -> None:
-        """Record the end of a line or of a column."""
+        """Record the end of a line or of a column, where no space is added beside copied text."""
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
@@ -427,13 +451,13 @@ class _Collector:
         return Gap(text, start)
 
     def _with_narrow_marks(self, start: int, end: int) -> str:
-        """Return a part of the source with full-width punctuation made narrow, except in protected spans."""
+        """Return the source text between two offsets with full-width 。！？ made narrow, except in protected spans."""
         spans = spans_between(self.protected, start, end)
         edges = [start, *(edge for span in spans for edge in span), end]
         parts = [self._source[slice(*edge)] for edge in pairwise(edges)]
         return "".join(part if index % 2 else part.translate(_NARROW_MARKS) for index, part in enumerate(parts))
 
     def finish(self) -> SegmentedText:
-        """Return the collected sentences with the spaces, line ends and list marks between them."""
+        """Return the text divided into the collected sentences and the layout around them."""
         gaps = [*self._gaps, self._copied(self._source[self._end :])]
         return SegmentedText(self._source, self._sentences, gaps, self.protected)

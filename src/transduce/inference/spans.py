@@ -33,7 +33,7 @@ class OcclusionRequest(NamedTuple):
     """A request to measure how a translation depends on parts of its source, with the source without each part."""
 
     source: str
-    """The complete source."""
+    """The complete source text."""
     text: str
     """The translation."""
     without: Sequence[str]
@@ -67,7 +67,7 @@ def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]
 
 
 def word_spans(text: str) -> list[Span]:
-    """Return the spans of a text's words without punctuation.
+    """Return the character spans of a text's words, without punctuation.
 
     Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word.
     """
@@ -86,10 +86,11 @@ def word_spans(text: str) -> list[Span]:
 
 
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """Return the log-probability that each translated word loses without a part of the source, in nats.
+    """Return the log-probability in nats that each word of a translation loses if a part of the source is removed.
 
-    A word's loss is the sum over its tokens. If a token covers several words, as in scripts without spaces, each of
-    these words gets the token's whole loss.
+    The words are character spans; the scores are of the full source and of that without the part. A word's loss is the
+    sum over its tokens. If a token covers several words, as in scripts without spaces, each of these words gets the
+    token's whole loss. If the vocabulary normalizes the text, all losses are 0.
     """
     if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
         return [0.0] * len(words)
@@ -113,7 +114,7 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
-"""Loss of log-probability assigned to translated words that are known to belong to a source span."""
+"""Loss in nats assigned to translated words that are known to belong to a source span."""
 _MIN_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
@@ -125,15 +126,15 @@ class MarkedSentence(NamedTuple):
     text: str
     """The translation of the source sentence."""
     spans: Sequence[Span]
-    """The marked spans of the source."""
+    """The marked character spans of the source."""
     is_scored: bool = True
     """True if the sentence is short enough for the model to score."""
     ties: Sequence[tuple[Span, Span]] = ()
-    """Pairs of a source span and a translation span that are known to correspond."""
+    """Pairs of a character span of the source and one of the translation that are known to correspond."""
 
 
 def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
-    """Return the span of the translation for each marked span; nesting is the same as in the source.
+    """Return, for each sentence, the character span of the translation for each marked span, nested as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
     words becomes an empty span between words.
@@ -178,7 +179,10 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield, for each marked sentence, the word losses (`word_losses`) of each span; an empty list without spans."""
+    """Yield, for each sentence, a list with the losses of translated words without each marked span, by `word_losses`.
+
+    The list is empty for a sentence without spans to score.
+    """
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
@@ -192,10 +196,10 @@ class _Aligner:
         self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
-        """The indices of the words that are assigned to each aligned span."""
+        """The indices of the translated words that are assigned to each aligned span, by the index of the span."""
 
     def positions(self) -> list[Span]:
-        """Return the span of the translation that each marked span of the source corresponds to."""
+        """Return the character span of the translation that each marked span of the source corresponds to, in order."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -204,9 +208,9 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the log-probability that each translated word loses without a span, with fixed values for known words.
+        """Return the losses of translated words without a span, in nats, with fixed values for words of glossary terms.
 
-        A word is known if it belongs to a glossary term.
+        A word of a term inside the span gets a high loss, and one of another term at most 0.
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
@@ -247,18 +251,24 @@ class _Aligner:
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the indices of words inside a span of the translation, without those of disjoint aligned spans.
+        """Return the indices of the translated words that a marked span may get.
+
+        They are inside its bounds, and not taken by a marked span that is disjoint from it.
 
         Args:
             parents: the indices of the marked spans that enclose the one to align.
-            bounds: the span of the translation.
+            bounds: the character span of the translation that encloses it.
         """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
         return [word for word in inside if word not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the range of target words that a marked span corresponds to; empty for a span without words."""
+        """Return the range of indices of target words that a marked span corresponds to; empty if it has no words.
+
+        It is the run of free words with the highest sum of losses above a threshold, or the word at the same relative
+        position if no word depends on the span.
+        """
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
             return range(0)
@@ -277,7 +287,7 @@ class _Aligner:
         return self._with_contractions(best[1], free)
 
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
-        """Extend a range of target words so that it does not split a contraction such as `doesn't`."""
+        """Return a range of target words, extended over free words so that no contraction (`doesn't`) is split."""
         first, last = run.start, run.stop - 1
         while last + 1 in free and self._is_contraction(last):
             last += 1
@@ -290,7 +300,7 @@ class _Aligner:
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
-        """Return the range of the one free target word nearest to the source span's relative position."""
+        """Return the range of the one free target word that is nearest to the relative position of the source span."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -299,7 +309,7 @@ class _Aligner:
         return range(nearest, nearest + 1)
 
     def _between(self, span: Span, free: Sequence[int], bounds: Span) -> Span:
-        """Return an empty span between words, at the source span's relative position."""
+        """Return an empty character span between target words, at the relative position of the source span."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         if before == 0 or not free:
@@ -315,7 +325,7 @@ class _Aligner:
         return any(other.start < offset < other.end for other in self.placed.values())
 
     def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
-        """Extend a span of the translation by adjacent punctuation, if the source span has some at the same edge."""
+        """Return a span of the translation, extended by adjacent punctuation if the source span has such an edge."""
         source, text = self.marked.source, self.marked.text
         start, end = target_span
         if not source[span.end - 1].isalnum():
@@ -356,14 +366,14 @@ class Scorer(Protocol):
 
 
 class _Part(NamedTuple):
-    """A pair of spans, in source and translation, of a part of a text that was translated separately."""
+    """A pair of character spans, in source and translation, of a sentence or part that was translated separately."""
 
     source: Span
     target: Span
 
 
 def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
-    """Return a list of translations; pairs of a source and a text are converted.
+    """Return `Translation`s as a list; pairs of a source and its translated text are converted to them.
 
     Raises:
         TransduceError: an item is neither a translation nor such a pair.
@@ -386,7 +396,7 @@ def align_spans(
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
 ) -> list[list[Span]]:
-    """Return the span of the best translation that corresponds to each marked span of its source.
+    """Return, for each translation, the character span of its text that corresponds to each marked span of its source.
 
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
@@ -443,7 +453,11 @@ def _copied(each: Translation) -> list[tuple[Span, Span]]:
 
 
 def _with_copies(each: Translation, source: Span, target: Span) -> Span:
-    """Return the target span extended by the copies of the protected spans that lie in the source span."""
+    """Return the target span of a source span, extended by the copies of the protected spans that lie in the latter.
+
+    Copies of other protected spans at its edges are cut off. The copies alone are the span if nothing else in the
+    source span is a word.
+    """
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
     others = [copy for _, copy in pairs if copy not in own]
@@ -458,7 +472,7 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Return a target span without the copies of protected spans before its first and after its last other word."""
+    """Return a target span without copies of protected spans before its first and after its last other word."""
     inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
@@ -490,7 +504,10 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 
 def _parts(each: Translation) -> Iterator[_Part]:
-    """Yield the pairs of spans of the parts in which a text was translated, or one pair for the whole text."""
+    """Yield the pairs of spans, in source and translation, of the sentences of a text that were translated separately.
+
+    Without such a record (`positions`), one pair covers the whole text.
+    """
     if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
@@ -509,7 +526,7 @@ def _parts(each: Translation) -> Iterator[_Part]:
 
 
 def _found_parts(each: Translation) -> Iterator[_Part]:
-    """Yield the parts of a translation whose text differs from the joined sentences, as far as they are found in it.
+    """Yield the pairs of spans of sentences if the text differs from the joined sentences, as far as they are found.
 
     It may be another alternative, or edited. Consecutive sentences whose translations are not found are one part.
     """
@@ -534,7 +551,7 @@ class _Stripped(NamedTuple):
 
     text: str
     offsets: Sequence[int]
-    """The offset of each character in the full text, and the length of the full text."""
+    """The character offset of each character in the full text, and the length of the full text."""
 
     def narrow(self, span: Span) -> Span:
         """Return the span of the text without protected spans for a span of the full text."""
@@ -547,7 +564,7 @@ class _Stripped(NamedTuple):
 
 
 def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
-    """Return one part's source and translation without the spans that were copied from one to the other."""
+    """Return source and translation of a part of a text without the spans that were copied between them."""
     pairs = _copied(each)
     sides = ([source for source, _ in pairs], [target for _, target in pairs])
     stripped = [
@@ -558,7 +575,7 @@ def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripp
 
 
 def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
-    """Return a text with some spans removed, and at most one space in place of each."""
+    """Return a text with some character spans removed, and at most one space in place of each."""
     removed = {offset for span in spans for offset in range(max(0, span.start), min(span.end, len(text)))}
     if not removed:
         return _Stripped(text, range(len(text) + 1))
@@ -573,7 +590,7 @@ def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the portion of a span that lies in one part of a text, relative to the start of that part."""
+    """Return what of a character span lies in one part of a text, as offsets from the start of that part."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 
@@ -586,7 +603,10 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of corresponding spans: a glossary term in the source, and a form of it in the translation."""
+    """Return pairs of character spans: a glossary term in the source, and a form of it in the translation.
+
+    There are none without a glossary, or if normalization would change a text. A term without a form is left out.
+    """
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []

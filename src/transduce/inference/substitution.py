@@ -38,7 +38,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Share of the greatest loss of log-probability from which on characters belong to the same token."""
+"""Share of the greatest loss of log-probability from which on neighboring characters count as one token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
@@ -54,7 +54,7 @@ class TermModel(NamedTuple):
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
-    """Maximum number of tokens in a translation that the model can score."""
+    """Maximum number of tokens in a text that the model can score; terms are inserted into half as many at most."""
     target_language: str | None = None
     """Language code of the translations; None: unknown."""
 
@@ -63,9 +63,9 @@ class Draft(NamedTuple):
     """A candidate translation from which some glossary terms are still missing."""
 
     part: Part
-    """The part of a sentence."""
+    """The sentence, or part of a long one, that was translated."""
     alternative: Alternative
-    """The alternative translation of the part."""
+    """One of the alternative translations of the sentence."""
 
 
 class _Position(NamedTuple):
@@ -87,7 +87,10 @@ def insert_terms(
     model: TermModel,
     min_loss: float = MIN_LOSS_NATS,
 ) -> dict[tuple[int, int], Translation]:
-    """Insert missing terms into the alternatives of translations where the terms' positions are clear.
+    """Insert missing glossary terms into the alternatives of translations where the positions of the terms are clear.
+
+    Sentences with a prefix or required phrases, and alternatives that are truncated or too long to score, stay. If
+    repeated n-grams are forbidden, nothing is inserted.
 
     Args:
         parts: parts of sentences.
@@ -152,7 +155,7 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 def substitute(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float = MIN_LOSS_NATS
 ) -> list[Score | None]:
-    """Return each translation with its missing terms, scored; None where the terms' positions are unclear.
+    """Return each translation with its missing terms inserted, scored; None where a position of a term is unclear.
 
     Args:
         pairs: sources and their translations.
@@ -183,7 +186,10 @@ def _preference(score: Score) -> tuple[float, str]:
 def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
-    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear."""
+    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear.
+
+    A position is unclear if no word stands out by its loss without the term, or if positions overlap.
+    """
     lacking = [glossary.missing(*pair) for pair in pairs]
     pairs_of_terms = zip(pairs, lacking, strict=True)
     term_sources = sorted(
@@ -264,7 +270,7 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the span of a term's usual translation in a text; None if it does not occur at the span `around`.
+    """Return the character span of a term's usual translation in a text; None if it does not overlap `around`.
 
     The usual translation is the model's translation of the term alone.
     """
@@ -275,7 +281,7 @@ def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
 
 
 def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
-    """Return the smallest loss of log-probability of the words that overlap the span `within`; 0 without words."""
+    """Return the smallest loss in nats among the words that overlap the character span `within`; 0 without words."""
     pairs = zip(words, losses, strict=True)
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 

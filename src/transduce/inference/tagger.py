@@ -32,7 +32,7 @@ class Tagging(msgspec.Struct, frozen=True):
     """The words of a sentence with the most probable tag of each."""
 
     words: tuple[str, ...]
-    """The words."""
+    """The words of the sentence."""
     tags: tuple[str, ...]
     """The most probable tag of each word."""
     probabilities: tuple[float, ...]
@@ -86,7 +86,7 @@ class Tagger:
         return taggings[0] if isinstance(sentence, str) else taggings
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[Tagging]:
-        """Tag sentences that are lists of words.
+        """Tag the words of sentences that are lists of words, and return a `Tagging` for each, in order.
 
         Raises:
             TransduceError: a sentence is not a list of texts.
@@ -120,10 +120,11 @@ class Tagger:
 
 
 def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:
-    """Return the tokens of the words of sentences, each word tokenized alone, in rows of at most `length` tokens.
+    """Return the token ids of sentences, each word tokenized alone, in sequences (rows) of at most `length` tokens.
 
-    A sentence with more tokens is cut between words. Of a word that alone exceeds a row, only the first tokens remain.
-    A word without any token, such as one of control characters, is the unknown token.
+    Special tokens count. A sentence with more tokens is cut between words into several rows, and an empty one has none.
+    Of a word that alone exceeds a row, only the first tokens remain. A word without any token, such as one of control
+    characters, is the unknown token.
     """
     marks, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))

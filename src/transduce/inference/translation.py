@@ -22,7 +22,7 @@ _UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 
 
 class GrowingText:
-    """The part of a translation that is already final during search; the part grows with each step.
+    """The part of a translation that is already final during search, for streaming; it grows with each step.
 
     The common prefix of all hypotheses is final, because observers of a search also see the best finished hypothesis.
     With greedy search and sampling there is one hypothesis, so every token is final at once.
@@ -35,7 +35,7 @@ class GrowingText:
         self._line_feeds = line_feeds
 
     def grow(self, tokens: Tensor) -> str:
-        """Return the text that became final with the newest W hypotheses, (W, t); it may be empty."""
+        """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
         text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds).rstrip(
@@ -46,7 +46,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """Return the part of the complete translation that `grow` has not returned; empty if its start has changed."""
+        """Return what `grow` has not returned of `text`, the complete translation; empty if its start has changed."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:
@@ -95,7 +95,9 @@ class Translation(msgspec.Struct, frozen=True):
     order of sampling.
     """
     parts: int = 1
-    """The number of parts that were translated separately: the sentences of the text, and the parts of long ones."""
+    """The number of parts that were translated separately: the sentences of the text, and the parts of long ones; at
+    least 1.
+    """
     joined: tuple[tuple[str, str], ...] = ()
     """The source and translation of each part, if there are several."""
     stopped: bool = msgspec.field(default=False, name="given_up")
@@ -103,9 +105,11 @@ class Translation(msgspec.Struct, frozen=True):
     sentences: tuple["Translation", ...] = ()
     """The translation of each part, if there are several."""
     positions: tuple[tuple[Span, Span], ...] = ()
-    """The span of each part in the source and in the best alternative, unless the only part is the whole text."""
+    """The character spans of each part in the source and in the best alternative; empty if the only part is the whole
+    text.
+    """
     protected: tuple[tuple[Span, Span], ...] = ()
-    """The spans that were copied unchanged, in the source and in the best alternative, in the order of the source."""
+    """The character spans that were copied unchanged, in the source and in the best alternative, in source order."""
 
     given_up = renamed_attribute("given_up", "stopped")
 
@@ -137,7 +141,7 @@ class Translation(msgspec.Struct, frozen=True):
 
 
 def empty_alternative(*, ended: bool = True) -> Alternative:
-    """Return an empty alternative, for an empty sentence or one whose decoding was stopped before its start."""
+    """Return an alternative with empty text and score 0, for an empty sentence or one stopped before its start."""
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
 
 
@@ -161,7 +165,10 @@ def without_context(hypothesis: Hypothesis, tokens: int, alpha: float) -> Hypoth
 
 
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
-    """Return a sentence's translation from its hypotheses, best first; an empty translation without hypotheses."""
+    """Return the translation of a sentence from the hypotheses of a search, best first.
+
+    Without hypotheses, because decoding was stopped, it is an empty translation that has not ended.
+    """
     alternatives = tuple(
         Alternative(
             text=decode_like(vocabulary, list(hypothesis.ids), line_feeds="\n" in source),
@@ -176,7 +183,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
 
 
 def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best: int, sampled: bool) -> Translation:
-    """Join the translations of a text's sentences to the translation of the text, with the layout of its source.
+    """Join the translations of the sentences of a text, and return the translation of the text with its layout.
 
     The alternatives are the combinations of the sentences' alternatives with the highest sums of scores. Samples are
     joined in the order of sampling.
@@ -184,7 +191,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
     Args:
         segmented: the sentences of the text and its layout.
         parts: the translation of each sentence.
-        n_best: maximum number of alternatives.
+        n_best: maximum number of alternatives; not used for samples.
         sampled: True if the alternatives are samples.
     """
     combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
@@ -255,13 +262,16 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation]) -
 
 
 def _combine_samples(parts: Sequence[Translation]) -> list[list[int]]:
-    """Return combinations of alternatives, one index for each part: all first samples, all second ones, and so on."""
+    """Return the combinations of samples, one index for each part: all first samples, all second ones, and so on.
+
+    There are as many as the part with the fewest samples has.
+    """
     count = min((len(part.alternatives) for part in parts), default=1)
     return [[index] * len(parts) for index in range(count)]
 
 
 def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:
-    """Return the best combinations of alternatives, one index for each part.
+    """Return the best combinations of alternatives, at most `n_best`, one index for each part.
 
     Those with the fewest truncated alternatives come first, then those with the highest scores.
     """
@@ -282,7 +292,7 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return the cost of each alternative: how much lower its score is than that of the best one.
+    """Return the cost of each alternative of a part: how much lower its score is than that of the best one.
 
     Costs are never lower than those of earlier alternatives.
     """
@@ -291,7 +301,7 @@ def _costs(part: Translation) -> list[float]:
 
 
 def _unlinked(chain: object) -> list[int]:
-    """Return the indices stored in a linked list, in the order of the parts."""
+    """Return the indices of alternatives in the order of the parts, from a linked list with the last part first."""
     indices: list[int] = []
     while isinstance(chain, tuple):
         chain, index = chain
@@ -305,8 +315,8 @@ def _join(
     """Join one alternative of each part to an alternative of the whole text.
 
     Returns:
-        The joined alternative, the span of each part in its text, and the protected spans in the layout, in the source
-        and in the text.
+        The joined alternative, the character span of each part in its text, and pairs of the protected spans in the
+        layout, in the source and in the text.
     """
     chosen = [part.alternatives[index] for part, index in zip(parts, indices, strict=True)]
     writer, written, length = LayoutWriter(segmented), list[str](), 0
@@ -327,7 +337,7 @@ def _join(
 
 
 def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
-    """Return an alternative with the given text, and the tokens and scores of its sentences' alternatives."""
+    """Return an alternative with the given text, and with the tokens and the sum of the scores of its sentences."""
     return Alternative(
         text=text,
         tokens=tuple(token for part in chosen for token in part.tokens),

@@ -1,4 +1,4 @@
-"""Translate texts with a trained model."""
+"""Translate texts with a trained encoder-decoder model: the class `Translator`."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ from transduce.text.word_spans import Span
 
 
 class _Histories:
-    """The preceding sentences that a model reads as context, for texts that are translated together."""
+    """The preceding sentences of documents that a model reads as context, for texts that are translated together."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
@@ -88,9 +88,10 @@ class _Histories:
         """True if a sentence needs the translations of the sentences before it."""
 
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts, each with the preceding sentences of its document as context.
+        """Return the parts (sentences), each with the preceding sentences of its document as context.
 
-        The parts are unchanged if the model also reads the translations of these sentences, which do not exist yet.
+        They are unchanged if the model reads no context, or if it also reads translations of these sentences, which do
+        not exist yet.
         """
         memory = self._memory
         if memory is None or self.is_sequential:
@@ -104,10 +105,12 @@ class _Histories:
         return result
 
     def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
-        """Yield groups of parts that can be translated together; a later group may need translations of earlier ones.
+        """Yield groups of parts (sentences) that can be translated together.
+
+        If the model reads translations as context, a group may need the translations of earlier groups.
 
         Args:
-            parts: the parts of all texts that are not empty, in order.
+            parts: the parts of all texts, without empty ones, in order.
             translations: the translations so far, which the caller completes after each group.
         """
         if self._memory is None or not self.is_sequential:
@@ -128,7 +131,7 @@ class _Histories:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
 
     def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
-        """Yield each part, after a boolean that is True if the part begins a document."""
+        """Yield each part (sentence), after a boolean that is True if the part begins a document."""
         text = -1
         for part in parts:
             # Texts without parts may end a document, too.
@@ -138,9 +141,9 @@ class _Histories:
 
 
 def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
-    """Return search settings whose length limits also count the context before the translations of a batch.
+    """Return search settings whose length limits also count the tokens of context that precede each translation.
 
-    If there are such limits, all parts of a batch have target context of the same length.
+    The parts of a batch then have target context of the same length, as `_batches` makes sure.
     """
     context = len(parts[0].target_history) if parts else 0
     return msgspec.structs.replace(
@@ -174,7 +177,10 @@ class TranslateOptions(TypedDict, total=False):
 
 
 class Translator:
-    """A translation model with its tokenizer and search settings. Call it with a sentence or a list of sentences."""
+    """A translation model, or an ensemble, with its tokenizer and search settings.
+
+    Call it with a sentence or a list of sentences.
+    """
 
     @renamed_arguments(examples="datastore")
     def __init__(
@@ -195,13 +201,13 @@ class Translator:
         Args:
             model: the model.
             tokenizer: its tokenizer.
-            source_language: code of the source language.
-            target_language: code of the target language.
+            source_language: code of the source language; None: unknown.
+            target_language: code of the target language; None: unknown.
             search: default search settings; None: the paper's.
             ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
             max_source_tokens: maximum number of source tokens; longer texts are split into parts. The models' positions
                 limit texts, too.
-            datastore: datastore for kNN retrieval, for a single model.
+            datastore: datastore for kNN retrieval, for a single model; None: no retrieval.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
                 `auto` splits texts unless the model was trained on lines with several sentences.
         """
@@ -226,7 +232,7 @@ class Translator:
         return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
 
     def for_target(self, language: str) -> "Translator":
-        """Return a translator to another target language, which shares the models and their memory.
+        """Return a translator to another target language, which shares the loaded models.
 
         Raises:
             TransduceError: the model was not trained for several target languages, or not for this one.
@@ -234,7 +240,7 @@ class Translator:
         return self._with_tokenizer(self.tokenizer.for_target(language), language)
 
     def for_tag(self, tag: str) -> "Translator":
-        """Return a translator of texts with a tag, such as a domain, which shares the models and their memory.
+        """Return a translator of texts with a tag, such as a domain, which shares the loaded models.
 
         Raises:
             TransduceError: the model was not trained with this tag.
@@ -242,13 +248,13 @@ class Translator:
         return self._with_tokenizer(self.tokenizer.for_tag(tag), self.target_language)
 
     def _with_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> "Translator":
-        """Return a copy with another tokenizer and target language, which shares the models and their memory."""
+        """Return a copy with another tokenizer and target language, which shares the loaded models."""
         translator = copy.copy(self)
         translator._set_tokenizer(tokenizer, target_language)
         return translator
 
     def _set_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> None:
-        """Set the tokenizer, the target language, and what depends on them."""
+        """Set the tokenizer, the target language, and what depends on them (the maximum source length, for example)."""
         self.tokenizer = tokenizer
         self.target_language = target_language
         special_tokens = len(tokenizer.source.with_special_tokens([]))
@@ -257,7 +263,7 @@ class Translator:
 
     @property
     def transformer(self) -> Transformer:
-        """The model if it is a Transformer, for tools that inspect the attention of its layers.
+        """The first model, checked to be a Transformer, for tools that inspect the attention of its layers.
 
         Raises:
             TransduceError: the model is of another kind.
@@ -273,12 +279,12 @@ class Translator:
 
     @property
     def max_scored_tokens(self) -> int:
-        """The maximum number of tokens in a text that can be scored."""
+        """The maximum number of tokens in a source or target that can be scored; learned positions limit it, too."""
         return min(MAX_TOKENS, max_model_positions(self.models))
 
     @property
     def precision(self) -> str:
-        """The precision of the weights: "fp32", "bf16" or "int8"."""
+        """The precision of the first model's weights: "fp32", "bf16" or "int8"."""
         return precision_of(self.model)
 
     @overload
@@ -313,8 +319,8 @@ class Translator:
             text: a text of any length, or a list of texts; an empty text gives an empty translation.
             beam_size: number of beam hypotheses; 1: greedy search.
             length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
-            n_best: number of alternatives returned for each text.
-            max_length: maximum number of new tokens.
+            n_best: number of alternatives returned for each text, best first.
+            max_length: maximum number of new tokens in the translation of each sentence.
             temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
                 0: no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
@@ -424,7 +430,10 @@ class Translator:
     def _translate_parts(
         self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
     ) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key, with their protected spans and glossary terms."""
+        """Return the translations of parts (sentences), by part key, with their protected spans and glossary terms.
+
+        Parts that an observer stopped may be missing.
+        """
         placeholders = Placeholders(self.tokenizer, self.target_language)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
@@ -445,7 +454,10 @@ class Translator:
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """Search for the translations of parts, and return them by the parts' keys."""
+        """Search for the translations of parts (sentences), batched by length, and return them by the parts' keys.
+
+        Protected spans and glossary terms are not treated here.
+        """
 
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
@@ -529,7 +541,7 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: SentenceBatch, search: SearchSettings) -> Iterator[str]:
-        """Yield one sentence's translation while it is generated, in parts of text."""
+        """Yield the translation of one sentence while it is generated, in parts of text that are final."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:
@@ -559,7 +571,7 @@ class Translator:
         length_penalty: float = 0.0,
         document: bool = False,
     ) -> list[Score]:
-        """Return the scores of given translations, computed as search ranks hypotheses.
+        """Return the log-probabilities of given translations, divided by the length penalty as search ranks hypotheses.
 
         Args:
             sources: source sentences, short enough not to be split.
@@ -602,7 +614,7 @@ class Translator:
         return list(pair_histories(memory, self.tokenizer, zip(sources, targets, continues, strict=True)))
 
     def document_memory(self) -> DocumentMemory | None:
-        """Return an empty record of a document's last sentences; None if the model reads no context."""
+        """Return an empty record of the last sentences of a document, for context; None if the model reads none."""
         if self.context is None:
             return None
         return DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
@@ -614,7 +626,7 @@ class Translator:
         *,
         glossary: GlossaryLike = None,
     ) -> list[list[Span]]:
-        """Return the spans of translations that correspond to marked spans of their sources, in characters.
+        """Return the character spans of translations that correspond to marked character spans of their sources.
 
         Args:
             translations: this translator's translations, of which the best alternatives are used, or pairs of a source
@@ -629,14 +641,14 @@ class Translator:
         return align_spans(self, checked, one_per_sentence("list of spans", len(checked), spans), as_glossary(glossary))
 
     def term_model(self, search: SearchSettings) -> TermModel:
-        """Return the functions of the model that term insertion needs."""
+        """Return the functions of the model (score, translate) that the insertion of glossary terms needs."""
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(
             self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, self.target_language
         )
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
+        """Return a function that scores lists of sources and translations as a search with these settings ranks.
 
         In a batch-invariant search, each pair is scored alone.
         """
@@ -684,7 +696,10 @@ class Translator:
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
-        """Divide texts into layout and sentences; longer sentences than the model accepts are cut into parts."""
+        """Divide texts into sentences and layout; sentences that are too long for the model are cut into parts.
+
+        The measured lines of training decide whether `auto` splits a text into sentences.
+        """
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
         if lines is not None and is_for_documents and splits == "auto":
@@ -706,14 +721,14 @@ class Translator:
         ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it and protected spans in it."""
+        """Return whether a text is exactly one sentence for the model, without layout around it and protected spans."""
         (segmented,) = self._segment([text], text_settings or self.text, None)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
         return is_plain and not any(map(self._has_spans, parts))
 
     def _has_spans(self, part: Part) -> bool:
-        """Return whether a part has protected spans, so that its translation changes after the search."""
+        """Return whether a part (sentence) has protected spans, so that its translation changes after the search."""
         return Placeholders(self.tokenizer, self.target_language).has_spans(part)
 
     def _parts(
@@ -724,7 +739,10 @@ class Translator:
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
     ) -> list[Part]:
-        """Return the parts of texts, with the prefix attached to each text's first part, and the required phrases."""
+        """Return the tokenized sentences of texts, or parts of long ones, with the required phrases.
+
+        The prefix is attached to the first part of each text. Prefix and glossary are checked first.
+        """
         check_prefix(search, as_text(prefix))
         prefix_ids = tokenize_prefix(prefix, self.tokenizer.target)
         if glossary is not None:
@@ -734,7 +752,10 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
-        """Return the context for a number of texts, starting with the document's sentences before the first text."""
+        """Return the document context of texts to translate, starting with the sentences before the first text.
+
+        The context is empty if the model reads none. Without `documents`, each text is a document.
+        """
         continues = [False] * texts if documents is None else list(documents.continues)
         if len(continues) != texts:
             raise TransduceError(
@@ -750,12 +771,16 @@ class Translator:
         return _Histories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by the parts' keys, from a search without an observer."""
+        """Return the translations of parts (sentences), by part key, from a search without observer and glossary."""
         search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
-        """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
+        """Yield batches of parts (sentences) of similar length, with the same beam width.
+
+        Batch-invariant batches also have one padded source length, and searches with length limits one target context
+        length.
+        """
 
         def kind(part: Part) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
@@ -767,7 +792,7 @@ class Translator:
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Token ids that no translation contains: the separator, if the model reads translations as context."""
+        """The token ids that no translation contains: the separator if the model reads translations as context."""
         is_separated = self.context is not None and self.context.on_target
         return (self.tokenizer.target.id(CONTEXT_SEPARATOR),) if is_separated else ()
 

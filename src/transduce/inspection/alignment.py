@@ -48,7 +48,7 @@ _AROUND = tuple((target, source) for target in (-1, 0, 1) for source in (-1, 0, 
 
 
 class WordMaps(NamedTuple):
-    """Cross-attention between the words of a sentence pair."""
+    """Cross-attention between the words of a sentence pair, by head; heads of all layers count as one dimension."""
 
     heads: Matrix
     """Attention of each target word to each source word, (heads, target words, source words)."""
@@ -56,7 +56,7 @@ class WordMaps(NamedTuple):
     """Attention to the end symbol, (heads, target words, 1), which is high for words without a counterpart."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the attention maps of only the heads with these indices."""
+        """Return the cross-attention of only the heads with these indices, which count over all layers."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
@@ -83,7 +83,11 @@ def head_features(maps: WordMaps) -> Matrix:
 
 
 def neighbor_features(answer: Matrix) -> Matrix:
-    """Return features of each word pair from the link probabilities of other pairs near it or with one of its words."""
+    """Return features of each word pair from `answer`, the link probabilities of all pairs, (features, T, S).
+
+    `answer` is (T, S). The features describe the pairs around a pair, and those that share one of its words, so that a
+    second regression can correct the first.
+    """
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
     around = [
@@ -99,17 +103,19 @@ _Counts = dict[str, tuple[int, int]]
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts of linked words in known alignments."""
+    """Counts of how often words are linked in known alignments, from which lexical features are computed."""
 
     sources: _Counts
     """Numbers of linked occurrences and of all occurrences of each source word."""
     targets: _Counts
     """Numbers of linked occurrences and of all occurrences of each target word."""
     pairs: dict[str, _Counts]
-    """For each source word, linked and all occurrences of each target word in the same sentence pair."""
+    """For each source word, the numbers of linked and of all its occurrences with each target word in one sentence
+    pair.
+    """
 
     def add(self, sources: Sequence[str], targets: Sequence[str], links: Matrix) -> None:
-        """Count the links, (T, S) of 1 or 0, between the words of a sentence pair."""
+        """Add the links between the words of a sentence pair to the counts; `links`, (T, S), are 1 or 0."""
         cells = [(self.sources, word, each.any()) for word, each in zip(sources, links.T, strict=True)]
         cells += [(self.targets, word, each.any()) for word, each in zip(targets, links, strict=True)]
         for source, column in zip(sources, links.T, strict=True):
@@ -120,9 +126,10 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return the numbers of linked and of all occurrences of each word pair; the last row and column are for words.
+        """Return the numbers of linked and of all occurrences of each word pair, with those of single words last.
 
-        The shape is (2, target words + 1, source words + 1).
+        The shape is (2, target words + 1, source words + 1): the last row and column are for words. Words that were
+        never counted have 0.
         """
         pairs = [self.pairs.get(source, {}) for source in sources]
         rows = [[pair.get(word, _NEVER) for pair in pairs] + [self.targets.get(word, _NEVER)] for word in targets]
@@ -170,7 +177,7 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
 
 
 def _strongest_other(answer: Matrix, axis: int) -> Matrix:
-    """Return, for each entry, the greatest value of the other entries along an axis."""
+    """Return, for each entry of a table, the greatest value among the other entries along an axis; 0 without others."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -224,7 +231,7 @@ _SHOWN = 40
 
 
 class WordPair(msgspec.Struct, frozen=True):
-    """A sentence and its translation, with the spans of the words of both."""
+    """A sentence and its translation, with the character spans of the words to align in both."""
 
     source: str
     target: str
@@ -247,7 +254,9 @@ def word_pair(
     source_words: Sequence[str] | None = None,
     target_words: Sequence[str] | None = None,
 ) -> WordPair:
-    """Return a sentence pair with the words passed, or else with those that spaces separate (`split_words`).
+    """Return a sentence pair to align, with the given words, or else those that `split_words` finds.
+
+    It splits at spaces, and into characters in scripts without spaces.
 
     Raises:
         TransduceError: a word does not occur in its sentence.
@@ -263,7 +272,7 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """One side of a sentence pair: the sentence's token ids, and the tokens of each word."""
+    """One side (source or target) of a sentence pair: its token ids, and which tokens belong to each word."""
 
     ids: list[int]
     """Token ids with the end symbol and other special tokens, after those of the document context."""
@@ -272,7 +281,7 @@ class _Side(NamedTuple):
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
-    """Yield the attention between the words of each pair, computed in batches.
+    """Yield the cross-attention between the words of each sentence pair, in order, computed in batches.
 
     Raises:
         TransduceError: a text has too many tokens for the memory that attention needs.
@@ -328,7 +337,10 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention between words: summed over a word's source tokens, averaged over its target tokens."""
+    """Return the attention between the words of a pair from that between its tokens, (C, target tokens, source tokens).
+
+    It is summed over the source tokens of a word, and averaged over the target tokens.
+    """
     unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
     means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
     return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])
@@ -344,7 +356,7 @@ _MAX_HEADS = 16  # further heads cost time and hardly help
 # Constants of word statistics, chosen on the dev part of the demonstration's grammar.
 _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
-"""Number of rounds of expectation maximization; more rounds favor rare words as translations of all words near them."""
+"""Number of rounds of expectation maximization; with more, rare words become translations of all words near them."""
 _NOTHING = (0.05, 0.005)
 """Prior weights, relative to attention, that a target word and that a source word have no counterpart."""
 _SMOOTHING = 0.2
@@ -360,11 +372,11 @@ class ReferenceAlignment(msgspec.Struct, frozen=True):
 
     pair: WordPair
     links: Links
-    """Pairs (source word, target word) of indices of aligned words, both from 0."""
+    """Pairs (source word, target word) of the indices of aligned words, both from 0."""
 
 
 class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Chosen heads and word translation probabilities of `learn_word_statistics`, which are valid for one model."""
+    """Heads and word translation probabilities that `learn_word_statistics` chose for one model, to align words."""
 
     num_layers: int
     """Number of decoder layers of the model."""
@@ -379,7 +391,7 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The weights that `choose_heads` learned for a model's heads, which are valid for that model only."""
+    """The heads and regression weights that `choose_heads` learned for one model, to align words."""
 
     num_layers: int
     """Number of decoder layers of the model."""
@@ -490,9 +502,10 @@ _Table = dict[str, dict[str, float]]
 
 
 def _agreement(links: Matrix, heads: Matrix) -> Matrix:
-    """Return how many links each head finds if it links a source word to the target word that attends to it most.
+    """Return how many of some links each head finds, (heads,), if it links source words to their strongest attenders.
 
-    Links are (target words, source words), and `heads` is (heads, target words, source words).
+    That is the target word that attends to the source word most. `links` are (target words, source words), and `heads`
+    is (heads, target words, source words).
     """
     best = heads.argmax(axis=1)  # (C, S)
     return np.asarray(links[best, np.arange(links.shape[1])].sum(axis=1))
@@ -501,7 +514,7 @@ def _agreement(links: Matrix, heads: Matrix) -> Matrix:
 def _fit_statistics(
     pairs: Sequence[WordPair], attention: Sequence[Matrix]
 ) -> tuple[_Table, _Table, list[tuple[Matrix, Matrix]]]:
-    """Return translation probabilities in both directions, and the posterior probabilities of links of each pair.
+    """Return word translation probabilities in both directions, and the posterior probabilities of links of each pair.
 
     Args:
         pairs: sentence pairs.
@@ -515,13 +528,13 @@ def _fit_statistics(
 
 
 def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
-    """Return the words of one side of a sentence pair."""
+    """Return the words of one side of a sentence pair as texts."""
     text, spans = (pair.source, pair.source_words) if side == "source" else (pair.target, pair.target_words)
     return [text[span.start : span.end] for span in spans]
 
 
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the prior probabilities that a target word comes from no source word or from each one, and vice versa.
+    """Return the prior probabilities that a target word comes from no or each source word, and vice versa.
 
     The shapes are (target words, 1 + source words) and (source words, 1 + target words). A target word follows its own
     attention, and a source word its share of the attention that it receives.
@@ -537,12 +550,13 @@ def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
 def _expectation_maximization(
     givens: Sequence[Sequence[str]], words: Sequence[Sequence[str]], priors: Sequence[Matrix]
 ) -> tuple[_Table, list[Matrix]]:
-    """Return the probability of each word given another, and the posterior of what generated each word.
+    """Return the probability of each word given another, and the posterior of which word generated each word.
 
     Args:
         givens: the words that generate, of each pair.
         words: the words that are generated, of each pair.
-        priors: the probability that a word comes from nothing or from each given word, (words, 1 + givens).
+        priors: for each pair, the probability that a word comes from nothing or from each given word, (words, 1 +
+            givens).
     """
     numbers: dict[tuple[str, str], int] = {}
     cells = [
@@ -579,12 +593,15 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return links between words if one comes from the other with a high probability, (target words, source words)."""
+    """Return the links (True) of words of which one comes from the other with a high probability, (T, S).
+
+    The probabilities that a word comes from none or each word of the other side are (T, 1 + S) and (S, 1 + T).
+    """
     return np.asarray((by_target[:, 1:] > _LINKED[0]) | (_LINKED[1] < by_source[:, 1:].T))
 
 
 def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics) -> Matrix:
-    """Return the links of a sentence pair by word statistics and attention, (target words, source words)."""
+    """Return the links (True) of a sentence pair by word statistics and attention, (target words, source words)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:], dtype=bool)
     per_layer = len(maps.heads) // statistics.num_layers if len(maps.heads) > 1 else 1
@@ -676,7 +693,7 @@ def align_pairs(
 def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
     """Return the alignment error rate (Och and Ney 2003) if all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|).
 
-    A are the links found, and K the known links.
+    A are the links found, and K the known links, in all sentence pairs together; 0 without any link.
     """
     num_correct = total = 0
     for links, expected in zip(found, known, strict=True):
@@ -699,14 +716,17 @@ def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> 
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return each single head's alignment error rate, (layers × heads,)."""
+    """Return the alignment error rate of each head alone, (layers × heads,), for the attention of known pairs."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
 
 
 def _link_sources(head: Matrix) -> Links:
-    """Link each source word to the target word that pays most attention to it."""
+    """Return links from each source word to the target word that attends to it most; none for empty sentences.
+
+    `head` is (target words, source words).
+    """
     if not head.size:
         return frozenset()
     return frozenset((source, int(target)) for source, target in enumerate(head.argmax(axis=0)))
@@ -744,7 +764,7 @@ def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> M
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return links by the mean attention of all heads, (target words, source words).
+    """Return links (True) by the mean attention of all heads, (target words, source words).
 
     Two words are linked if each is the other's strongest partner, or if the link has over half of one word's attention.
     """

@@ -87,7 +87,7 @@ AttentionKind = Literal["memory", "encoder", "decoder"]
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head for one text, or one sentence pair, in rows that sum to 1.
+    """Attention weights of every layer and head for one text, or one sentence pair; each row of weights sums to 1.
 
     An array has no layers (0, 0, …) if the model has no such attention.
     """
@@ -124,7 +124,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return the weights of a kind, (layers, heads, rows, columns), and the tokens of rows and of columns."""
+        """Return the weights of a kind of attention, (layers, heads, rows, columns), and the tokens of both axes."""
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
@@ -139,7 +139,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
 
 
 def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
-    """Return the attention weights of a model for a text, or for a sentence and its translation.
+    """Return the attention weights of a model for a text, or for a sentence and its translation, by layer and head.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
@@ -153,7 +153,7 @@ def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None =
 
 
 def maps_of(reading: Reading) -> AttentionMaps:
-    """Return the attention weights of a model for a text that it has read.
+    """Return the attention weights of a model for a text that `read` has run it on.
 
     Raises:
         TransduceError: the model has no attention.
@@ -184,7 +184,10 @@ def maps_of(reading: Reading) -> AttentionMaps:
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """Stack the weights of layers, (1, heads, queries, keys) each, to one array (layers, heads, queries, keys)."""
+    """Return the attention weights of layers, (1, heads, queries, keys) each, as one array.
+
+    Its shape is (layers, heads, queries, keys), and (0, 0, 0, 0) without layers.
+    """
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
     stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
@@ -204,10 +207,11 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return attention between words: averaged over the attending word's tokens, summed over the attended word's.
+    """Return the attention between the words of a text or sentence pair, from that between tokens.
 
-    Cross-attention is used if the model has it, and otherwise self-attention. Layers and heads are averaged with
-    weights: heads with sharper attention count more.
+    It is averaged over the attending word's tokens, and summed over the attended word's. Cross-attention is used if the
+    model has it, and otherwise self-attention. Layers and heads are averaged with weights: heads with sharper attention
+    count more.
     """
     if maps.memory.shape[0] or not maps.kinds:
         num_tokens = len(maps.target_tokens) - maps.ended
@@ -230,7 +234,7 @@ def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[t
 def _between_words(
     weights: Weights, rows: tuple[tuple[str, ...], list[list[int]]], columns: tuple[tuple[str, ...], list[list[int]]]
 ) -> WordAttention:
-    """Return the attention between words, from the weights between tokens, (layers, heads, queries, keys).
+    """Return the attention between words, averaged over heads, from that of tokens, (layers, heads, queries, keys).
 
     `rows` and `columns` are the words and, for each word, the indices of its tokens.
     """
@@ -264,7 +268,10 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
 
 
 def _average_heads(memory: Weights) -> Weights:
-    """Average attention over layers and heads to (T, S), weighting a head by the square of its rows' mean maximum."""
+    """Return attention averaged over layers and heads, (T, S), from (layers, heads, T, S).
+
+    A head's weight is the square of its rows' mean maximum, so that sharp heads count more.
+    """
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
     mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
     return np.asarray(mixed, dtype=np.float32)
@@ -298,7 +305,7 @@ def _begins_word(before: str, token: str) -> bool:
 
 
 def _join_tokens(tokens: Sequence[str]) -> str:
-    """Return the text that a word's tokens spell."""
+    """Return the text that a word's tokens spell, with byte tokens decoded and without the ▁ before it."""
     content = b""
     for token in tokens:
         byte = byte_of(token)

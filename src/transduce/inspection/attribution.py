@@ -59,7 +59,7 @@ class Attribution(msgspec.Struct, frozen=True):
     target_tokens: tuple[str, ...]
     """Target tokens with the end symbol; in a model of one text, its predictions: tokens, tags, or a class."""
     tokens: Weights
-    """The contribution of each source token to each target token, (T, S)."""
+    """The contribution of each source token to each target token, float32, (T, S)."""
     source_words: tuple[str, ...]
     """Source words, without the end symbol."""
     target_words: tuple[str, ...]
@@ -136,7 +136,10 @@ def attributions(
 def _attribute(
     reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
 ) -> dict[Method, Attribution]:
-    """Return the attributions by several methods; `skip_refused` leaves out methods that do not fit the model."""
+    """Return the attributions of a text by several methods, by method.
+
+    `skip_refused` leaves out methods that do not fit the model or cost too much; otherwise their errors are raised.
+    """
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
     subject = _Subject(read(reader, source, target))
@@ -171,7 +174,7 @@ def _attribute(
 
 
 def _check_reader(reader: object, method: Method) -> None:
-    """Refuse a model or precision for which a method is not defined."""
+    """Raise a `TransduceError` if a method of attribution is not defined for a model or its precision."""
     if getattr(reader, "precision", None) == "int8" and method not in ("occlusion", "rollout"):
         raise TransduceError(
             f"The method `{method}` needs weights in floating point, but the precision is int8: load the model in "
@@ -190,7 +193,7 @@ def _check_reader(reader: object, method: Method) -> None:
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and the gradients of weights within a `with` block."""
+    """Disable dropout and the gradients of weights within a `with` block, and restore both at its end."""
     was_training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
     model.eval()
     model.requires_grad_(requires_grad=False)
@@ -211,7 +214,7 @@ class _Subject:
         self.reading, self.model = reading, reading.model
         self.is_pair = bool(reading.source_tokens and reading.decoder_tokens)
         self.stack = "decoder" if not reading.source_tokens else "encoder"
-        """The stack that reads the words of which contributions are measured."""
+        """The stack ("encoder" or "decoder") that reads the words whose contributions are measured."""
         self.tokens = reading.decoder_tokens if self.stack == "decoder" else reading.source_tokens
         self.ids = reading.ids
         self.device: torch.device = reading.model.source_weight.device
@@ -219,11 +222,11 @@ class _Subject:
             index == len(self.tokens) - 1 if self.is_pair else token in reading.marks
             for index, token in enumerate(self.tokens)
         ]
-        """Which tokens spell no word, (S,)."""
+        """True for each token that spells no word, such as the end symbol, (S,)."""
         self._gradients: Tensor | None = None
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        """Return the words whose contributions are measured, and the indices of each word's tokens."""
+        """Return the words whose contributions are measured, and, for each, the indices of its tokens."""
         if self.is_pair:
             return group_words(self.tokens[:-1])
         positions = [number for number, is_special in enumerate(self.is_special) if not is_special]
@@ -231,13 +234,13 @@ class _Subject:
         return words, [[positions[number] for number in group] for group in groups]
 
     def words_predicted(self) -> tuple[tuple[str, ...], list[list[int]]]:
-        """Return the predicted words, and the indices of each word's predictions."""
+        """Return the predicted words (or tags, classes), and, for each, the indices of its predictions."""
         if self.is_pair:
             return group_words(self.reading.outputs[:-1])
         return self.reading.outputs, [[number] for number in range(len(self.reading.outputs))]
 
     def measure(self, method: Method, groups: Sequence[Sequence[int]]) -> tuple[Weights, Weights]:
-        """Return the contribution to each prediction of each token that is read, (T, S), and of each word, (T, words).
+        """Return the contribution of each token to each prediction by a method, (T, S), and of each word, (T, words).
 
         `groups` are the indices of each word's tokens.
         """
@@ -254,7 +257,7 @@ class _Subject:
         return tokens, np.stack([tokens[:, group].sum(axis=1) for group in groups], axis=1)
 
     def operations(self, method: Method) -> float:
-        """Return about how many floating-point operations a method needs, from the sizes of model and sentence."""
+        """Return about how many floating-point operations a method of attribution needs for this model and sentence."""
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
@@ -270,7 +273,10 @@ class _Subject:
         return passes * total
 
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
-        """Return the drop of each prediction's log-probability without each group of tokens, (T, groups)."""
+        """Return how much each prediction's log-probability drops, in nats, without each group of tokens, (T, groups).
+
+        0 for a prediction that disappears with the group.
+        """
         unique = list(dict.fromkeys(map(tuple, groups)))
         shortened = [[id for n, id in enumerate(self.ids) if n not in group] for group in unique]
         if self.is_pair:
@@ -294,7 +300,7 @@ class _Subject:
     def integrated(
         self, groups: Sequence[Sequence[int]], points: ArrayLike | None = None, weights: ArrayLike | None = None
     ) -> Weights:
-        """Return the integrated gradients of each prediction's log-probability, (T, S).
+        """Return the integrated gradients of each prediction's log-probability by the source tokens, in nats, (T, S).
 
         The gradient is averaged on a path from a sentence without its words to the sentence itself. If
         `weighs_attention`, all attention to a word is multiplied by a factor, otherwise the word's embedding is, while
@@ -389,7 +395,10 @@ class _Subject:
         return torch.cat(found)
 
     def rollout(self) -> Weights:
-        """Return each prediction's attention to each token, multiplied through the layers (`rollout`), (T, S)."""
+        """Return each prediction's attention to each token, multiplied through the layers (method `rollout`), (T, S).
+
+        Heads are averaged, and rows sum to 1. Cross-attention is averaged over layers, and multiplied by the encoder's.
+        """
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
             self.reading.forward(1)
         through = torch.eye(len(self.ids), device=self.device)
@@ -405,7 +414,9 @@ class _Subject:
         return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each token in each predicting state, traced through all layers (method `value`), (T, S).
+        """Return the share of each token in each predicting state, traced through all layers, (T, S); rows sum to 1.
+
+        This is the method `value`.
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
@@ -445,7 +456,10 @@ class _Subject:
 
 
 def _other_attention(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """Return the name and module of an attention of a class derived from `MultiHeadAttention`, or None without one."""
+    """Return name and module of the first attention in a model whose class derives from `MultiHeadAttention`, or None.
+
+    Such a class may compute anything, so methods that know the computation refuse it.
+    """
     attentions = ((name, each) for name, each in model.named_modules() if isinstance(each, MultiHeadAttention))
     return next(((name, each) for name, each in attentions if type(each) is not MultiHeadAttention), None)
 
@@ -483,7 +497,7 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """The parts of an attention module's output: values moved between positions, weights, and residual input."""
+    """What an attention module's output consists of: values of positions, attention weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool
@@ -522,7 +536,10 @@ class _MovedVectors(msgspec.Struct, frozen=True):
 
 
 def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
-    """Yield the parts of the output of each attention module of a stack, in the order of computation."""
+    """Yield what the output of each attention module of a stack consists of, in the order of computation.
+
+    `recording` has the inputs, weights and values of these modules.
+    """
     layers = getattr(model, f"{stack}_layers", None) or model.layers
     for point in hook_points(model):
         of_stack, number, name, *last = f"{point.name}...".split(".")[:4]

@@ -42,7 +42,7 @@ _SUBLAYERS = {
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of numbers with names of rows and columns."""
+    """A table of numbers with names of rows and columns, which can be drawn for a terminal or as a heat map."""
 
     title: str
     rows: tuple[str, ...]
@@ -51,7 +51,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers, (rows, columns)."""
 
     def draw(self, *, as_percent: bool = False) -> str:
-        """Return the table as text for a terminal."""
+        """Return the table as text for a terminal, with three decimals or, with `as_percent`, in whole percent."""
         form = "{:.0f} %" if as_percent else "{:.3f}"
         # Adding zero after rounding turns -0 into 0.
         factor, digits = (100.0, 0) if as_percent else (1.0, 3)
@@ -59,7 +59,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return f"{localized(self.title)}\n{draw_cells(self.rows, self.columns, cells)}"
 
     def panel(self, minimum: float, maximum: float, note: str = "") -> HeatMap:
-        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below."""
+        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below it."""
         return HeatMap(
             title=self.title,
             x_label=note,
@@ -73,7 +73,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right.
+    """Return a table of texts for a terminal, in which Chinese characters are two columns wide; cells align right.
 
     Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
     """
@@ -138,7 +138,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps, with notes of the values that the darkest shades stand for."""
+        """Return the tables as heat maps, with notes of the values in nats that the darkest shades stand for."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
@@ -210,7 +210,7 @@ def ablate(
 
 
 def _check_layers(reading: Reading) -> None:
-    """Refuse models without Transformer layers or without probabilities."""
+    """Raise a `TransduceError` for models without Transformer layers, or without probabilities of predictions."""
     if reading.finish is None and reading.head is not None:
         raise TransduceError(
             "This needs the heads and layers of a Transformer, but the model is of the kind "
@@ -221,7 +221,10 @@ def _check_layers(reading: Reading) -> None:
 
 
 def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
-    """Return by hook point what replaces the outputs of heads, (heads, value width), and of sub-layers, (d_model,)."""
+    """Return, by hook point, what replaces ablated outputs: of heads, (heads, value width), or sub-layers, (d_model,).
+
+    This is zero or, with `fill` = mean, the output's mean over all positions of the reference texts.
+    """
     points = ("*.heads", "*_attention.output", "*.feed_forward.output")
     sums: dict[str, Tensor] = {}
     positions: dict[str, int] = {}
@@ -237,7 +240,7 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 
 
 def _one_head_each(fill: Tensor) -> Edit:
-    """Return an edit of a batch with one copy of the text per head: row h of `fill` replaces head h of copy h."""
+    """Return an edit for a batch with one copy of a text per head: row h of `fill` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(len(fill), device=outputs.device)
@@ -248,7 +251,10 @@ def _one_head_each(fill: Tensor) -> Edit:
 
 
 def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return an edit that replaces the activation of the text's copies `copy` and `last` in a batch by `fill`."""
+    """Return an edit for a batch of copies of a text: `fill` replaces the activation in the copies `copy` and `last`.
+
+    In the copy `last`, all sub-layers of a layer are replaced; in the others one each.
+    """
 
     def edit(outputs: Tensor) -> Tensor:
         edited = outputs.clone()
@@ -259,14 +265,14 @@ def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
 
 
 def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each kind of attention: its stack, its name, and the hook points at its heads by layer."""
+    """Yield each kind of attention of a model: its stack, its name, and its heads' hook points by layer."""
     names = [point.name for point in hook_points(reading.model) if point.name.endswith(".heads")]
     for stack, kind in dict.fromkeys((name.split(".")[0], name.split(".")[2]) for name in names):
         yield stack, kind, [name for name in names if name.split(".")[::2] == [stack, kind]]
 
 
 def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
-    """Return the hook points at the outputs of sub-layers, by stack, layer and sub-layer."""
+    """Return the names of the hook points at sub-layers' outputs, by stack: a list for each layer."""
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
         stack, number, *rest = f"{point.name}.".split(".")
@@ -276,7 +282,10 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
 
 
 def _residual_points(reading: Reading, stack: str) -> list[str]:
-    """Return the hook points at a stack's residual stream: before the first layer, and after each layer."""
+    """Return the names of the hook points at a stack's residual stream: before the first layer, and after each layer.
+
+    A recurrent model has only the latter.
+    """
     names = [point.name for point in hook_points(reading.model)]
     return [name for name in names if name.startswith(f"{stack}.") and name.endswith((".embedding", ".residual"))]
 
@@ -401,7 +410,7 @@ def _stacks(reading: Reading) -> list[str]:
 def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
-    """Return both texts as the model reads them, and the index of the prediction that is compared.
+    """Return both texts as the model reads them, and the index of the prediction to compare between them.
 
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
@@ -444,7 +453,11 @@ def _aligned(
 
 
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
-    """Return the columns of the two answers in the logits of prediction `row`."""
+    """Return the columns of two answers in the logits of prediction `row`: of `answers`, or of each text's best one.
+
+    Raises:
+        TransduceError: the model has no column with the name of an answer.
+    """
     if answers is None:
         # A translator's own answers are the best tokens after what both translations begin with.
         with torch.inference_mode():
@@ -472,7 +485,7 @@ def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[floa
 
 
 def _patch_heads(clean: Tensor) -> Edit:
-    """Return an edit of a batch with one copy of the text per head: head h of `clean` replaces head h of copy h."""
+    """Return an edit for a batch with one copy of a text per head: head h of `clean` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(outputs.shape[2], device=outputs.device)
@@ -483,7 +496,7 @@ def _patch_heads(clean: Tensor) -> Edit:
 
 
 def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
-    """Return an edit of a batch of copies: the activation `clean` at `positions[n]` replaces that of copy n."""
+    """Return an edit for a batch of copies of a text: at `positions[n]`, `clean` replaces the activation of copy n."""
 
     def edit(stream: Tensor) -> Tensor:
         edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
@@ -500,7 +513,10 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return the share that is recovered by patching a stack's residual stream, positions × layers."""
+    """Return the shares of a logit difference recovered by patching a stack's residual stream, positions × layers.
+
+    `recovered` returns the shares for edits of some copies of the corrupted text; `recording` is of the clean text.
+    """
     tokens = [first.source_tokens, second.source_tokens]
     if stack == "decoder":
         tokens = [first.decoder_tokens, second.decoder_tokens]
@@ -544,7 +560,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
-        """Return a table of each prediction's most probable token after each layer, with the probability in percent."""
+        """Return a table of each prediction's most probable token after each layer, with its probability in percent."""
         cells = [
             [
                 f"{_cut(best.token)} {100 * best.probability:3.0f}"

@@ -133,7 +133,7 @@ def _check_sizes(
 
 
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
-    """Return the layer types of Table 1; this package's functions compute the attentions.
+    """Return the layer types of Table 1, for a convolution over `kernel` positions and self-attention within `radius`.
 
     PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
     a path has log_k(n) layers.
@@ -233,7 +233,10 @@ def path_length(layer: LayerType, n: int) -> int:
 
 
 def chain_length(output: Tensor) -> int:
-    """Return the number of recorded operations on the longest chain that leads to a tensor."""
+    """Return the number of operations recorded by autograd on the longest chain that leads to a tensor with a gradient.
+
+    Operations on the chain must wait for one another; this measures sequential operations.
+    """
     root: Any = output.grad_fn
     lengths: dict[Any, int] = {}
     waiting = [root]
@@ -257,7 +260,7 @@ _REPETITIONS = 7
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    """Return the median processor time of a computation in this thread, in milliseconds."""
+    """Return the median processor time of a computation in this thread, in milliseconds, after one run to warm up."""
     run()
     times = []
     for _ in range(_REPETITIONS):
@@ -339,9 +342,9 @@ def training_flops(preset: str) -> float:
 
 
 def measure_flops(size: int = 1_024) -> float:
-    """Return the float32 operations a second of a square matrix multiplication with PyTorch's threads.
+    """Return the float32 operations a second of a square matrix multiplication with all of PyTorch's threads.
 
-    Processor time is measured, so that other programs do not count.
+    Processor time, in the sum of the threads, is measured, so that other programs do not count.
     """
     one, other = torch.randn(size, size), torch.randn(size, size)
     one @ other

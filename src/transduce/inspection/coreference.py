@@ -111,7 +111,7 @@ def pronoun_attention(
 
 
 def _split(sentence: str) -> list[Span]:
-    """Return the spans of words, with punctuation marks before and after them as separate spans."""
+    """Return the character spans of a sentence's words, with punctuation before and after them as separate spans."""
     spans: list[Span] = []
     for start, end in split_words(sentence):
         first, last = start, end
@@ -124,7 +124,11 @@ def _split(sentence: str) -> list[Span]:
 
 
 def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
-    """Return the index of the pronoun's last occurrence among the words."""
+    """Return the index of the pronoun's last occurrence among the words, in upper or lower case.
+
+    Raises:
+        TransduceError: no word is the pronoun.
+    """
     folded = unicodedata.normalize("NFC", pronoun).casefold()
     indices = [number for number, word in enumerate(words) if word.casefold() == folded]
     if not indices:
@@ -133,7 +137,11 @@ def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
 
 
 def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) -> tuple[int, ...]:
-    """Return the indices of the words that spell `text` at its last occurrence before the pronoun."""
+    """Return the indices of the words that spell `text` at its last occurrence before the word with index `pronoun`.
+
+    Raises:
+        TransduceError: there is no such occurrence.
+    """
     folded_words = [word.casefold() for word in _split_texts(unicodedata.normalize("NFC", text))]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
     for first in range(pronoun - len(folded_words), -1, -1):
@@ -150,7 +158,10 @@ def _split_texts(text: str) -> list[str]:
 
 
 def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, ...]:
-    """Return the indices of the words that may name something: those with letters that are not function words."""
+    """Return the indices of the words that may name something: those with letters that are not function words.
+
+    Function words are known for English and German; without a language, both lists apply.
+    """
     word_lists = (
         [_FUNCTION_WORD_SETS[language]]
         if language in _FUNCTION_WORD_SETS
@@ -170,7 +181,7 @@ def _normalize_word(word: str) -> str:
 
 
 def _language(reader: object, translation_of: str | None) -> str | None:
-    """Return the language of the sentence, if the model's folder names it."""
+    """Return the language code of the sentence, if the model's folder names it; otherwise None."""
     if isinstance(reader, Translator):
         return reader.source_language if translation_of is None else reader.target_language
     return reader.language if isinstance(reader, Generator) else None
@@ -180,7 +191,7 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
-    """Run the model on the sentence, and return the model's self-attention weights.
+    """Run the model on the sentence, and return its self-attention weights with the sentence's tokens.
 
     In a translator, the encoder reads the sentence, or the decoder reads it as the translation of `translation_of`.
     """
@@ -210,7 +221,7 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
 
 
 def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
-    """Return the attention from the pronoun to each word, (layers, heads, words), from the attention between tokens.
+    """Return the attention from the pronoun (the word with that index) to each word, (layers, heads, words).
 
     The attention is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of
     several words is divided between them by its characters.

@@ -1,4 +1,4 @@
-"""Report on experiments: a table of scores with deviations, significance, a plot and a Markdown page."""
+"""Report on experiments: train variants with several seeds, and write a table of scores, significance and a plot."""
 
 import importlib.util
 import statistics
@@ -54,7 +54,7 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of a run by measure, with the counts of each sentence from which the scores are computed."""
+    """The scores of a training run by measure (such as BLEU), with the counts of each sentence that give the scores."""
 
     values: dict[str, float]
     counts: dict[str, Floats]
@@ -65,7 +65,7 @@ class _Measured(NamedTuple):
 
 
 def _ratio_formula(counts: Floats) -> Floats:
-    """Compute the percentage of numerators to denominators for R pairs of sums: (R, 2) to (R,)."""
+    """Return percentages from R pairs of sums, a numerator and a denominator each: (R, 2) to (R,)."""
     return 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1)
 
 
@@ -109,7 +109,7 @@ def _score_tags(run: ExperimentRun, source: str) -> _Measured:
 
 
 def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
-    """Return a finished run's scores on the test set, if there is one, and its best validation score."""
+    """Return the scores of a finished run on the experiment's test set, if any, and its best validation score."""
     result, test = run.result(), test_set(experiment, run)
     measured = _Measured({}, {}, {})
     if test is not None and run.output_path.exists():
@@ -139,19 +139,19 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, tuple[float, ...]]
     """The score of each run, by measure."""
     minutes: float
-    """Mean training time of a run."""
+    """Mean training time of a run, in minutes."""
 
     def mean(self, measure: str) -> float:
-        """Return the mean score of a variant's runs by one measure."""
+        """Return the mean score of the variant's runs by a measure that all its runs have."""
         return statistics.fmean(self.values[measure])
 
     def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation of a measure between a variant's runs; None for a single run."""
+        """Return the standard deviation of a measure between the variant's runs (seeds); None for a single run."""
         values = self.values[measure]
         return statistics.stdev(values) if len(values) > 1 else None
 
     def cell(self, measure: str) -> str:
-        """Return a table cell with the mean and the standard deviation of a measure."""
+        """Return a table cell with the mean and the standard deviation of a measure; "–" without this measure."""
         if measure not in self.values:
             return "–"
         deviation = self.deviation(measure)
@@ -171,13 +171,13 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     interval_high: float | None = None
     """Upper end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     p_sentences: float | None = None
-    """Two-sided p value of the paired bootstrap over sentences, of the means over seeds."""
+    """Two-sided p value of the paired bootstrap over sentences, of the means over seeds; None without sentences."""
     p_seeds: float
-    """Two-sided p value of the permutation test over runs."""
+    """Two-sided p value of the permutation test over runs (seeds)."""
     min_p_seeds: float = msgspec.field(name="least_p_seeds")
     """The smallest value that `p_seeds` can have for so many runs."""
     verdict: str
-    """The result in a few words."""
+    """The conclusion in a few words: "real", "may be due to the seeds", …"""
 
 
 class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +218,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         return rows
 
     def markdown(self, drawn: str = "") -> str:
-        """Return the report as a Markdown page.
+        """Return the report as the text of a Markdown page.
 
         The page shows the plot as text, if `drawn` is one, or else as the picture `plot.png`.
         """
@@ -276,10 +276,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 def _report(
     experiment: ExperimentSettings, runs: Sequence[ExperimentRun], failures: Sequence[Failure]
 ) -> ExperimentReport:
-    """Score the finished runs and compare the variants.
+    """Score the finished runs of an experiment, compare each further variant with the first, and return the report.
 
     Raises:
-        TransduceError: no run has finished, or texts cannot be read.
+        TransduceError: no run has finished, runs have no measure in common, or texts cannot be read.
     """
     failed = {failure.run for failure in failures}
     measured = {
@@ -386,7 +386,7 @@ def _warnings(
     differences: Sequence[VariantDifference],
     level: float,
 ) -> list[str]:
-    """Return warnings about missing runs and too few seeds."""
+    """Return warnings, as sentences, about missing runs of variants and about too few seeds for significance."""
     warnings = [
         f"{each.name} has {len(each.seeds)} of {len(experiment.seeds)} runs."
         for each in variants
@@ -445,7 +445,10 @@ def experiment(
 
 
 def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: ExperimentReport) -> None:
-    """Write the report as Markdown and JSON, and its plot; without matplotlib, the page has the plot as text."""
+    """Write the report as Markdown and JSON into the experiment's folder, and its plot.
+
+    Without matplotlib, the page has the plot as text.
+    """
     out = Path(content.out)
     finished = {each.name: set(each.seeds) for each in report.variants}
     folders = {

@@ -34,7 +34,7 @@ _WITH_KERNELS = ("x86_64", "amd64")  # processors, as `platform.machine` names t
 
 
 class BackendChoice(msgspec.Struct, frozen=True):
-    """The backend that was selected for a job, with the reason why each faster one was refused."""
+    """The backend (implementation) that was selected for training or decoding, and why each faster one was refused."""
 
     backend: str
     """The name of the backend, such as "compiled" or "reference"."""
@@ -49,7 +49,7 @@ class BackendChoice(msgspec.Struct, frozen=True):
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
-    """The installation status of the packages of one extra, such as `cpu`."""
+    """The installation status of the packages of one extra of this package, such as `fast`."""
 
     name: str
     """The name of the extra."""
@@ -107,7 +107,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     extras: tuple[ExtraStatus, ...]
     """The state of each extra."""
     model: ModelStatus | None = None
-    """The backend that decodes the requested model."""
+    """The backend that decodes the requested model; None if no model was requested."""
     slower: str | None = None
     """Description of what is slower or missing because this processor or device has no kernels; None: nothing."""
 
@@ -177,7 +177,7 @@ def check_install(
 
 
 def _what_is_slower(machine: Machine) -> str | None:
-    """Return a description of what lacks kernels on a machine; None for x86 processors and NVIDIA's GPUs."""
+    """Return what is slower because a machine lacks kernels; None for x86 processors and NVIDIA's GPUs."""
     if machine.device == "mps":
         return (
             "there are no kernels for Apple's GPUs: PyTorch's operators decode, step by step and in fp32 only, and "
@@ -203,7 +203,7 @@ def _processor(machine: Machine) -> tuple[str, ...]:
 
 
 def _find_gpus() -> tuple[tuple[str, ...], str | None]:
-    """Return the names of the GPUs, and why they or Triton kernels on them are not used."""
+    """Return the names of the GPUs, and why they, or Triton kernels on them, are not used (None if they are)."""
     if torch.version.cuda is None:
         return (), "none: this PyTorch is built without CUDA"
     if not torch.cuda.is_available():
@@ -214,7 +214,7 @@ def _find_gpus() -> tuple[tuple[str, ...], str | None]:
 
 
 def _forecast(machine: Machine) -> BackendChoice:
-    """Return the backend that would decode the paper's base model on a machine."""
+    """Return the backend that would decode the paper's base model on a machine, without building its weights."""
     with torch.device("meta"):
         model = Transformer(ModelConfig(source_vocabulary_size=37_000, target_vocabulary_size=37_000))
     backend, refused = forecast_decoder(model.eval(), machine.device)
@@ -237,7 +237,7 @@ def _extra_status(extra: str) -> ExtraStatus:
 
 
 def _packages_of(extra: str) -> list[tuple[str, str]]:
-    """Return the packages of an extra with the lowest version that works."""
+    """Return the names of the packages of an extra, each with the lowest version that works ("0": any)."""
     matches: Sequence[re.Match[str] | None] = [
         _REQUIREMENT.match(line) for line in importlib.metadata.requires("transduce") or ()
     ]

@@ -26,7 +26,7 @@ HeadKind = Literal["encoder", "decoder", "memory"]
 
 
 class Head(NamedTuple):
-    """An attention head: in the encoder's or decoder's self-attention, or in cross-attention (`memory`)."""
+    """An attention head of a Transformer, by its kind of attention, its layer and its number."""
 
     kind: HeadKind
     layer: int
@@ -41,7 +41,9 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     heads_off: tuple[Head, ...] = ()
     """Heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, from 0; the tokens before the position are kept."""
+    """A position in the translation, in tokens from 0, at which `force` and `forbid` act; the tokens before it are
+    kept.
+    """
     force: str | None = None
     """The token to force at position `step`, as the vocabulary spells it."""
     forbid: tuple[str, ...] = ()
@@ -66,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The translations without and with the intervention."""
+    """The translations of a sentence without (`before`) and with (`after`) an intervention."""
 
     before: Outcome
     after: Outcome
@@ -121,7 +123,7 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 @contextmanager
 def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool = False) -> Iterator[None]:
-    """Replace the outputs of attention heads by zeros in the body of `with`, before the output projection.
+    """Replace the outputs of attention heads by zeros inside a `with` block, before the output projection.
 
     With `keep_outputs`, the outputs stay as they are, but the same code path computes them.
 
@@ -137,7 +139,7 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 
 def without_heads(heads: Sequence[int]) -> Edit:
-    """Return an edit that replaces the outputs of some heads, (batch, queries, heads, width), by zeros."""
+    """Return an edit (for `record_activations`) that replaces the outputs of some heads, (B, Q, H, V), by zeros."""
 
     def edit(outputs: Tensor) -> Tensor:
         return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
@@ -146,7 +148,11 @@ def without_heads(heads: Sequence[int]) -> Edit:
 
 
 def _hook_point(model: Transformer, head: Head) -> str:
-    """Return the name of the hook point at the outputs of all heads of the attention module that contains `head`."""
+    """Return the name of the hook point at the outputs of all heads of the attention module that contains `head`.
+
+    Raises:
+        TransduceError: the model has no such head.
+    """
     config = model.config
     num_layers = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
     if not (0 <= head.layer < num_layers and 0 <= head.head < config.num_heads):
@@ -164,9 +170,16 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the prefix of the changed translation, and the forbidden tokens by position.
+    """Return the token ids that the changed translation starts with, and the forbidden token ids by position.
 
-    `before` is the translation without the intervention.
+    `before` is the translation without the intervention, whose tokens up to the changed position are kept. Without
+    `step`, both are empty.
+
+    Raises:
+        TransduceError: the position or a token does not exist, or a token is changed without a position.
+
+    Raises:
+        TransduceError: the position or a token does not exist, or a token is changed without a position.
     """
     if change.step is None:
         if change.force is not None or change.forbid:
@@ -193,13 +206,13 @@ def _token_id(translator: Translator, token: str) -> int:
 
 
 class ForbidTokensAt:
-    """A search rule that forbids tokens at certain positions (`search.rules.Rule`)."""
+    """A search rule (`search.rules.Rule`) that forbids tokens at certain positions of the output."""
 
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of the tokens that are forbidden at the current position to minus infinity."""
+        """Set the logits (B, W, V) of the tokens that are forbidden at this position to minus infinity, in place."""
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 
@@ -216,7 +229,11 @@ def _search(
     forbidden: dict[int, list[int]] | None = None,
     observer: Observer | None = None,
 ) -> Hypothesis:
-    """Return the best hypothesis for one sentence under the given search settings."""
+    """Return the best hypothesis for one sentence under search settings, a prefix and forbidden tokens by position.
+
+    Raises:
+        TransduceError: the search found none, or the sentence cannot be inspected.
+    """
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.

@@ -40,7 +40,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel with one or more curves."""
+    """A panel of a chart with one or more curves, and labels of its axes."""
 
     title: str
     x_label: str
@@ -51,7 +51,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel with a table of numbers as shades; the first row is at the top."""
+    """A panel of a chart with a table of numbers as shades from `minimum` to `maximum`; the first row is at the top."""
 
     title: str
     x_label: str
@@ -65,7 +65,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WordLines(msgspec.Struct, frozen=True, kw_only=True):
-    """A panel with words at the left and at the right, and lines between them: the darker, the higher the weight."""
+    """A panel of a chart with words on both sides, and lines between them: the darker, the higher the weight."""
 
     title: str
     left: tuple[str, ...]
@@ -92,7 +92,7 @@ def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
 
 
 def texts(chart: Chart) -> list[str]:
-    """Return all titles, labels and names that a chart shows."""
+    """Return all titles, labels and names that a chart shows, to find the characters that a font must have."""
     result: list[str] = []
     for panel in chart.panels:
         if isinstance(panel, WordLines):
@@ -107,7 +107,10 @@ def texts(chart: Chart) -> list[str]:
 
 
 def localized_chart(chart: Chart) -> Chart:
-    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay."""
+    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay.
+
+    In English it is the same chart.
+    """
     if ui_language() == "en":
         return chart
     panels: list[Curves | HeatMap | WordLines] = []
@@ -191,10 +194,10 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
-    """Return the bytes of a picture of a chart; equal charts give equal bytes.
+    """Return the bytes of a picture of a chart in `format` ("png", "svg" or "pdf"); equal charts give equal bytes.
 
     Raises:
-        TransduceError: matplotlib is missing.
+        TransduceError: matplotlib is missing, or no font has the Chinese characters.
     """
     try:
         import matplotlib as mpl
@@ -241,7 +244,7 @@ def _grid(chart: Chart) -> tuple[int, int]:
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
-    """Return the width and height of a panel in inches."""
+    """Return the width and height in inches of each panel of a picture with this many panels."""
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
@@ -265,8 +268,10 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
             markersize=4,
         )
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if all(np.array_equal(each.x, np.rint(each.x)) for each in panel.curves):  # such as positions and steps
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
-    if len(panel.curves) > 1:
+    if panel.curves:
         axes.legend(
             frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
         )
@@ -296,7 +301,7 @@ def _plot_word_lines(axes: Any, panel: WordLines) -> None:
 
 
 def _has_short_names(panel: Curves) -> bool:
-    """Return whether the names of curves are short enough for two to fit beside each other in the legend."""
+    """Return whether the names of all curves have at most 24 characters, so that two fit on a line of the legend."""
     return all(len(each.name) <= 24 for each in panel.curves)
 
 
@@ -318,6 +323,8 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         axes.grid(which="minor", color="white", linewidth=0.8)
         axes.tick_params(which="minor", length=0)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    for axis in (axes.xaxis, axes.yaxis):  # rows and columns have whole numbers
+        axis.get_major_locator().set_params(integer=True)
     for spine in axes.spines.values():
         spine.set_visible(True)
     if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
@@ -333,17 +340,21 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
 
 
 def _visible(token: str) -> str:
-    """Return a token without the sign $, which would start a formula."""
+    """Return a token with the sign $ escaped, which would start a formula in matplotlib."""
     return token.replace("$", r"\$")
 
 
 def _upright(token: str) -> str:
-    """Return a column's name for upright text: characters of scripts without spaces stand one below another."""
+    """Return the name of a heat map's column for upright text: unspaced scripts have one character below another."""
     return "\n".join(_visible(token)) if unspaced_characters(token) else _visible(token)
 
 
 def _font_families(chart: Chart) -> list[str]:
-    """Return the default font and, if necessary, one with Chinese characters."""
+    """Return the names of the default font and, if a chart has Chinese characters, of an installed font with these.
+
+    Raises:
+        TransduceError: no such font is installed.
+    """
     if not unspaced_characters("".join(texts(chart))):
         return ["DejaVu Sans"]
     name = _chinese_font()
@@ -380,7 +391,7 @@ _MAX_ROWS = 40  # of a heat map
 
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
-    """Return the panels of a chart as text, one below another, each at most `columns` wide."""
+    """Return the panels of a chart as text for a terminal, one below another, each at most `columns` wide."""
     return "\n\n".join(_draw_panel(each, columns) for each in localized_chart(chart).panels)
 
 
@@ -394,7 +405,7 @@ _LISTED = 3  # right words of a left word
 
 
 def _draw_word_lines(panel: WordLines) -> str:
-    """List, for each head and left word that has lines, the right words with the highest weights."""
+    """Return lines that list, for each head and left word, the three right words with the highest weights, if any."""
     lines, width = [panel.title], max(map(cell_len, panel.left), default=0)
     for head, weights in enumerate(panel.weights):
         lines += [panel.head_names[head]] if panel.head_names else []
@@ -409,7 +420,7 @@ def _draw_word_lines(panel: WordLines) -> str:
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:
-    """Draw a frame with one mark per curve and column; later curves cover earlier ones."""
+    """Return a panel of curves as text: a frame with one mark per curve and column; later curves cover earlier ones."""
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
@@ -443,7 +454,10 @@ def _limits(values: Numbers) -> tuple[float, float]:
 
 
 def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
-    """Return the columns that a curve spans with its height at each, interpolated linearly between its points."""
+    """Return the columns of a drawing that a curve spans, each with its height, interpolated linearly between points.
+
+    `limits` are the x values of the first and the last of `width` columns.
+    """
     if not len(x):
         return []
     order = np.argsort(x, kind="stable")
@@ -455,7 +469,7 @@ def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], wi
 
 
 def _draw_heat_map(panel: HeatMap, columns: int) -> str:
-    """Draw one shade per value; a large table is reduced to the means of its blocks."""
+    """Return a heat map as text with one shade per value; a large table is reduced to the means of its blocks."""
     rows = list(panel.row_names) or [str(number) for number in range(len(panel.values))]
     margin = max(map(cell_len, rows)) + 1
     width = max(_MIN_COLUMNS, columns - margin)
@@ -468,8 +482,9 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
-    lines.append(axes + localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark"))
+    axes = ", ".join(f"{label} {arrow}" for label, arrow in ((panel.y_label, "↓"), (panel.x_label, "→")) if label)
+    shading = localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark")
+    lines.append(axes + shading if axes else shading[1:].lstrip())
     return "\n".join(lines)
 
 
@@ -487,7 +502,7 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
 
 
 def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
-    """Return the block means of a table, and the number of rows and columns per block."""
+    """Return the block means of a table, at most `max_rows` × `max_columns`, and the rows and columns per block."""
     row_step = math.ceil(values.shape[0] / max_rows)
     column_step = math.ceil(values.shape[1] / max_columns)
     by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]

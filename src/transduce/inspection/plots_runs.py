@@ -24,12 +24,12 @@ _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """The plotted fields of a line of metrics.jsonl."""
+    """The plotted fields of a line of a run's metrics.jsonl; other events than reports have no loss."""
 
     event: str
     step: int
     loss: float | None
-    """Training loss; None if no step updated the model since the last report."""
+    """Training or dev loss in nats per token; None if no step updated the model since the last report."""
     bleu: float | None = None
 
 
@@ -107,7 +107,7 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
 
 
 def unique_suffixes(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest endings of these paths that are unique, as names."""
+    """Return the shortest endings of these paths, in whole folder names, that are all different, to name curves."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(path_parts[-length:]) for path_parts in parts]
@@ -163,7 +163,9 @@ def plot_lengths(
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
-    """Return the indices of lines grouped by similar length, shortest first; lines of equal length stay together.
+    """Return the indices of lines in groups of about equal size by length, shortest first.
+
+    There are at most 6 groups, of at least 20 lines each; lines of equal length stay together.
 
     Raises:
         TransduceError: there are too few lines for one group.
@@ -207,14 +209,15 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
     names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
+    query, key = "source token" if kind == "encoder" else "target token", names[kind]
     if len(maps.kinds) == 1:
-        names[kind] = "token"
+        query = key = "token"
     return Chart(
         tuple(
             HeatMap(
                 title=f"layer {chosen}, head {head + 1}",
-                x_label=names[kind] if head + columns_of(heads) >= heads else "",
-                y_label="",
+                x_label=key,
+                y_label=query,
                 values=weights[chosen - 1, head].astype(np.float64),  # (Q, L)
                 minimum=0.0,
                 maximum=1.0,
@@ -228,7 +231,7 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
 
 
 def columns_of(heads: int) -> int:
-    """Return the number of panels per row that makes the picture about as wide as a page."""
+    """Return the number of panels in a row, at most 4, for a picture of this many heads in about equally long rows."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
 
 
@@ -240,7 +243,7 @@ _POINTS = 400
 
 
 def plot_positions(*, length: int, d_model: int) -> Chart:
-    """Return a chart of the sinusoids of section 3.5 in the paper's layout: the whole table, and some of its columns.
+    """Return a chart of the sinusoidal positions of the paper's section 3.5: the whole table, and some of its columns.
 
     Dimension 2i is sin(position / 10000^(2i/d_model)), dimension 2i + 1 the cosine.
     """
@@ -270,7 +273,7 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Return even dimensions whose sines have about eight, four, two and one periods within the length."""
+    """Return even dimensions of the sinusoids whose sines have about eight, four, two and one periods in the length."""
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
 

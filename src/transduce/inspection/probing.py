@@ -36,7 +36,7 @@ _STEPS = 60
 
 
 class Probing(msgspec.Struct, frozen=True, kw_only=True):
-    """The accuracy of linear probes on held-out texts, by layer, with their baselines."""
+    """The accuracy of linear probes on held-out words or texts, by layer of the model, with baselines to compare."""
 
     of_words: bool
     """True if every word has a label, False if every text has one."""
@@ -58,7 +58,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     """The share of held-out labels that equal the word's most frequent label (for labels of texts: `majority`)."""
 
     def draw(self) -> str:
-        """Return a table with a line for each layer."""
+        """Return a table for a terminal with each layer's accuracy, that of its control task, and their difference."""
         unit = "words" if self.of_words else "texts"
         cells = [
             [f"{100 * value:.1f} %" for value in (right, control, right - control)]
@@ -74,7 +74,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def chart(self) -> Chart:
-        """Return a chart with the accuracies by layer."""
+        """Return a chart with the accuracies and baselines by layer."""
         x = np.arange(len(self.layers)) + (self.layers[0] != "embedding")
         curves = (
             curve("probe", x, self.accuracy),
@@ -176,7 +176,11 @@ def _word_states(reader: Reader, text: str) -> tuple[list[str], Tensor, tuple[st
 
 
 def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[str], Tensor]:
-    """Return the words of a text, and the weights by which the tokens' states are averaged to words, (words, T)."""
+    """Return the words of a text, and the weights by which states of its T tokens are averaged to words, (words, T).
+
+    Raises:
+        TransduceError: the text has no word.
+    """
     count = len(reading.source_tokens or reading.decoder_tokens)
     if isinstance(reader, Tagger):
         return list(reading.outputs), F.one_hot(torch.tensor(reading.positions), count).float()
@@ -197,14 +201,14 @@ def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[
 
 
 def _random_labels(words: Sequence[str], labels: Sequence[str], seed: int) -> list[str]:
-    """Return a random label for every word, equal for equal words, distributed as the labels are."""
+    """Return a random label for every word, equal for equal words, drawn from `labels` with their frequencies."""
     chance = random.Random(seed)
     chosen = {word: chance.choice(labels) for word in sorted(set(words))}
     return [chosen[word] for word in words]
 
 
 def _accuracy(train: Tensor, test: Tensor, train_labels: Sequence[str], test_labels: Sequence[str]) -> float:
-    """Fit multinomial logistic regression to states, (N, D), and return the share of test labels that it finds."""
+    """Fit multinomial logistic regression to train states, (N, D); return the share of test labels that it finds."""
     kinds = sorted(set(train_labels))
     columns = {label: number for number, label in enumerate(kinds)}
     mean, deviation = train.mean(dim=0), train.std(dim=0).clamp_min(1e-6)
@@ -234,7 +238,10 @@ def _share(found: Sequence[str], labels: Sequence[str]) -> float:
 def _word_majority(
     train_words: Sequence[str], train_labels: Sequence[str], test_words: Sequence[str], test_labels: Sequence[str]
 ) -> float:
-    """Return the share of labels found by answering the most frequent label of each word, or of all for a new word."""
+    """Return the share of test labels found by answering each word's most frequent train label.
+
+    For a new word, the answer is the most frequent label of all.
+    """
     by_word: dict[str, Counter[str]] = {}
     for word, label in zip(train_words, train_labels, strict=True):
         by_word.setdefault(word, Counter())[label] += 1

@@ -34,7 +34,7 @@ Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Pars
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The tokens and the output of a model for a text, with functions that compute the model's predictions."""
+    """The tokens and the output of a model for one text, with functions that compute its predictions again."""
 
     model: Any
     """The model, of any class."""
@@ -49,20 +49,23 @@ class Reading:
     outputs: tuple[str, ...]
     """A name for each prediction: the predicted tokens, the tagged words, …; their number is R."""
     labels: tuple[int, ...] = ()
-    """The column of the logits for each prediction's token, class or tag, (predictions,)."""
+    """The index, in the logits, of each prediction's token, class or tag, (predictions,)."""
     column_name: Callable[[int], str] = str
-    """The name of a column of the logits: a token, class or tag."""
+    """Function from an index in the logits to the name of its token, class or tag."""
     forward: Callable[[int], Tensor]
     """Function of a number of copies of the text that returns the predicting states, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
-    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model)."""
+    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model); None for
+    models without Transformer layers.
+    """
     positions: tuple[int, ...] = ()
     """The position of the state from which each prediction is computed, (predictions,)."""
     head: Callable[[Tensor], Tensor] | None = None
-    """Function from the predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns).
+    """Function from predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns); None
+    for models without probabilities (vectors, numbers).
     """
     ids: tuple[int, ...] = ()
-    """The ids of the tokens that the encoder reads, or the decoder in a decoder-only model."""
+    """The ids of the tokens that the encoder reads (in a decoder-only model, the decoder), with special tokens."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
     """Function from token ids of other texts to their predicting states, (texts, positions, d_model)."""
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
@@ -81,11 +84,14 @@ class Reading:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that the predicting stack reads, (T,)."""
+        """The tokens that the predicting stack (encoder or decoder) reads, (T,)."""
         return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
 
     def logits(self, copies: int = 1) -> Tensor:
-        """Return the logits of each prediction for `copies` of the text, (copies, predictions, columns), float32.
+        """Return the logits of each prediction for `copies` of the text in one batch, float32.
+
+        The shape is (copies, predictions, columns), and columns are tokens, classes or tags. Copies differ only if
+        hooks edit the activations of each.
 
         Raises:
             TransduceError: the model predicts numbers or vectors, which have no logits.
@@ -103,7 +109,7 @@ class Reading:
         return self.head(states[:, list(self.positions)]).float()
 
     def rescore(self, texts: Sequence[Sequence[int]], removed: Sequence[Sequence[int]]) -> Tensor:
-        """Return the log-probability of each prediction for texts without some of their tokens, (texts, predictions).
+        """Return the log-probability in nats of each prediction for texts that lack some tokens, (texts, predictions).
 
         Args:
             texts: the token ids of each text.
@@ -122,11 +128,11 @@ class Reading:
         return self.chosen(scores).masked_fill(rows < 0, float("nan"))
 
     def log_probabilities(self, copies: int = 1) -> Tensor:
-        """Return the log-probability of each prediction in nats, (copies, predictions)."""
+        """Return the log-probability in nats of each prediction for `copies` of the text, (copies, predictions)."""
         return self.chosen(self.logits(copies).log_softmax(dim=-1))
 
     def chosen(self, scores: Tensor) -> Tensor:
-        """Return the score of each prediction's own token, class or tag, (copies, predictions)."""
+        """Return the scores of each prediction's own token, class or tag, (copies, predictions), from all columns."""
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
 
@@ -169,7 +175,7 @@ def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | No
 
 
 def check_single_model(translator: Translator) -> None:
-    """Refuse an ensemble of several models.
+    """Raise an error if a translator is an ensemble of several models, which cannot be inspected.
 
     Raises:
         TransduceError: the translator has several models.
@@ -182,7 +188,7 @@ def check_single_model(translator: Translator) -> None:
 
 
 def check_length(tokens: int, max_tokens: int) -> None:
-    """Refuse a text with more tokens than a model reads at once.
+    """Raise an error if a text has more tokens than a model reads at once.
 
     Raises:
         TransduceError: there are too many tokens.
@@ -197,7 +203,10 @@ def check_length(tokens: int, max_tokens: int) -> None:
 
 
 def _read_pair(translator: Translator, source: str, target: str | Sequence[int] | None) -> Reading:
-    """Read a source sentence and a translation of it with a translator."""
+    """Read a source sentence and a translation of it (a text, or token ids) with a translator.
+
+    None: the translator's own translation.
+    """
     check_single_model(translator)
     vocabulary = translator.tokenizer.target
     if target is None:
@@ -324,7 +333,7 @@ def _read_text(generator: Generator, text: str) -> Reading:
 
 
 class _Predictions(NamedTuple):
-    """The predictions of an encoder's head, in the fields of `Reading`."""
+    """The predictions of an encoder's head, in the fields of `Reading`; without a head, there are none."""
 
     outputs: tuple[str, ...] = ()
     labels: Sequence[int] = ()
@@ -387,7 +396,7 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
 
 
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
-    """Read a text with an encoder without predictions."""
+    """Read a text with an embedder, an encoder without predictions."""
     vocabulary = embedder.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(text), embedder.length)
     answer = f"a vector of {embedder.model.config.d_model} numbers"
@@ -431,7 +440,10 @@ def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]
 def _best(
     model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
 ) -> list[int]:
-    """Return the column with the greatest logit of each prediction, for token ids with special tokens (`framed`)."""
+    """Return, for each prediction, the column (token, class, tag) with the greatest logit.
+
+    `framed` are the token ids that the model reads, and `positions` those of the predicting states.
+    """
     with torch.inference_mode():
         states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]
         best: list[int] = head(states[:, list(positions)])[0].argmax(dim=-1).tolist()

@@ -24,7 +24,7 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, EncoderDecoderLayers
 
 Edit = Callable[[Tensor], Tensor]
-"""A function that returns the replacement of an activation, in the activation's shape."""
+"""A function from an activation to its replacement, of the same shape."""
 _Register = Callable[[nn.Module, Edit], Callable[[], object]]
 
 
@@ -40,14 +40,14 @@ class HookPoint(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A hook point with the module whose hooks reach it."""
+    """A hook point with the module whose PyTorch hooks record and edit its tensor."""
 
     point: HookPoint
     module: nn.Module
     register: _Register
-    """Function that registers an edit on the module, and returns the function that removes it."""
+    """Function that registers an edit as a hook of the module, and returns the function that removes it."""
     layer: int = 0
-    """The index of this layer's call among the calls of the module, which several layers share."""
+    """The index of this layer's call among the calls of the module in a pass; several layers may share the module."""
     calls: int = 1
     """The number of calls of the module in one pass."""
 
@@ -94,15 +94,22 @@ class Recording(Mapping[str, Tensor]):
         return f"Recording({', '.join(self._calls)})"
 
     def calls(self, name: str) -> list[Tensor]:
-        """Return the activations of every call at a hook point, in the order of the calls."""
+        """Return the activations of every call of the model at a hook point, in the order of the calls.
+
+        Raises:
+            KeyError: nothing was recorded at this hook point.
+        """
         return list(self._calls[name])
 
     def clear(self) -> None:
-        """Forget all activations, for the next pass of the model."""
+        """Delete all recorded activations, to record the next pass of the model."""
         self._calls.clear()
 
     def layers(self, stack: str, part: str) -> list[Tensor]:
-        """Return the activations of a part, such as `self_attention.heads`, in each layer of a stack that has it."""
+        """Return the activations of a part, such as `self_attention.heads`, in each layer of a stack, in order.
+
+        Layers without a recording are left out.
+        """
         names = [name for name in self._calls if name.startswith(f"{stack}.") and name.endswith(f".{part}")]
         return [self[name] for name in sorted(names, key=_layer_of)]
 
@@ -188,7 +195,10 @@ def record_activations(
 
 
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
-    """Return the function that edits and records the activation of a hook point, and ignores other layers' calls."""
+    """Return the hook that edits (`change`) and records the activation of a hook point, each only if not None.
+
+    It ignores the calls of other layers that share the module.
+    """
     count = 0
 
     def act(value: Tensor) -> Tensor:
@@ -234,7 +244,7 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return a function that registers a hook at the joined heads, shown as (batch, queries, heads, width)."""
+    """Return a function that registers a hook at the joined heads of attention, shown as (B, Q, heads, width)."""
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
         return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
@@ -243,7 +253,10 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return a function that registers a hook at the queries (0), keys (1) or values (2) of the joint projection."""
+    """Return a function that registers a hook at the queries (`part` 0), keys (1) or values (2) of a joint projection.
+
+    The hook gets them as (B, heads, T, width).
+    """
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k
 
@@ -294,7 +307,10 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Apply `act` to the logits of a model by wrapping its method `project`, which no kernel replaces then."""
+    """Apply `act` to the logits of a model by wrapping its method `project`; return the function that undoes this.
+
+    No kernel replaces a wrapped method.
+    """
     attributes, project = vars(module), module.project
     before = attributes.get("project")
 
@@ -390,7 +406,7 @@ def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[
 
 
 def _recurrent(model: Recurrent) -> Iterator[_Site]:
-    """Yield the hook points of a recurrent model: the states of each layer, and attention weights."""
+    """Yield the hook points of a recurrent model, with modules: the states of each layer, and attention weights."""
     for stack, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         for number, layer in enumerate(layers):
             attention = getattr(layer, "past_attention", None)

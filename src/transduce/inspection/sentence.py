@@ -1,4 +1,4 @@
-"""Translate one sentence and record everything that an inspection shows.
+"""Translate one sentence and record what an inspection shows: probabilities, attention, the tree of hypotheses.
 
 Shapes: W hypotheses, t tokens so far, T target tokens with the end symbol, V vocabulary.
 """
@@ -58,7 +58,10 @@ class BeamRecorder:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live hypotheses of the beam after a step of the search."""
+        """Record the live (unfinished) hypotheses of the sentence after a step; return what the observer `then` does.
+
+        Without `then`, nothing is abandoned.
+        """
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
         return () if self.then is None else self.then.after_step(rows, tokens)
@@ -70,7 +73,7 @@ def build_tree(
     vocabulary: Vocabulary,
     log_probabilities: dict[Path, float],
 ) -> tuple[TreeNode, ...]:
-    """Return the nodes of the hypothesis tree, parents before children.
+    """Return the tree of all hypotheses that a search kept at any step, as nodes, parents before children.
 
     Args:
         kept: live hypotheses of all steps, without start and end symbols.
@@ -101,12 +104,12 @@ def build_tree(
 
 
 def path_with_end(hypothesis: Hypothesis, eos_id: int) -> Path:
-    """Return a finished hypothesis' tokens, including the end symbol if it ended with one."""
+    """Return the token ids of a finished hypothesis, including the end symbol if it ended with one."""
     return (*hypothesis.ids, eos_id) if hypothesis.ended else hypothesis.ids
 
 
 def all_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """Return all non-empty prefixes of the paths, without duplicates, shortest first."""
+    """Return all non-empty prefixes of hypotheses (tuples of token ids), without duplicates, shortest first."""
     prefixes = {path[:length]: None for path in paths for length in range(1, len(path) + 1)}
     return sorted(prefixes, key=len)
 
@@ -114,13 +117,15 @@ def all_prefixes(paths: Iterable[Path]) -> list[Path]:
 def path_log_probabilities(
     model: Transformer, memory: Tensor, mask: AttentionMask, paths: Sequence[Path]
 ) -> dict[Path, float]:
-    """Return the log-probability in nats of each path and all its prefixes, computed from the longest paths only.
+    """Return the log-probability in nats of each hypothesis and all its prefixes, by their token ids.
+
+    Only the longest hypotheses are computed, whose prefixes are the others.
 
     Args:
         model: the model to score with.
         memory: encoder output of the source sentence, (1, S, D).
-        mask: mask of the memory.
-        paths: target tokens, possibly with the end symbol.
+        mask: mask of the encoder's output.
+        paths: hypotheses as target token ids, possibly with the end symbol.
     """
     prefixes = all_prefixes(paths)
     parents = {path[:-1] for path in prefixes}
@@ -135,7 +140,10 @@ def path_log_probabilities(
 
 
 def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path]) -> list[list[float]]:
-    """Return the log-probability of each prefix of the longest hypotheses (`leaves` of the tree), (leaves, tokens)."""
+    """Return the log-probability in nats of each prefix of the longest hypotheses (`leaves`), (leaves, tokens).
+
+    Rows are as long as the longest; what follows the last token of a shorter one means nothing.
+    """
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)
@@ -231,7 +239,7 @@ def inspect_sentence(
 def _attributions(
     reader: Reader, source: str, translation: str | None, methods: bool | Sequence[Method]
 ) -> tuple[WordAttribution, ...]:
-    """Return the attributions by some methods, or by all that fit if `methods` is True."""
+    """Return the attributions by some methods, or by all that fit if `methods` is True; none if it is False."""
     if not methods:
         return ()
     found = find_attributions(reader, source, translation, methods=get_args(Method) if methods is True else methods)
@@ -242,7 +250,7 @@ def _attributions(
 
 
 def sample_sentences(folder: pathlib.Path) -> list[str]:
-    """Return the source sentences of the last translations of dev sentences that a run stored; empty without any.
+    """Return the source sentences of the dev translations that a training run stored last; empty without any.
 
     Args:
         folder: the folder of a run of `transduce train`.
@@ -307,12 +315,12 @@ def inspect_text(
 
 
 def deterministic_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
-    """Return a copy of search settings without sampling and without batch invariance."""
+    """Return a copy of search settings with `n_best` results, without sampling and batch invariance."""
     return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:
-    """Return the sentence's token ids, with the end symbol and other special tokens of the model.
+    """Return the token ids of a sentence to inspect, with the end symbol and other special tokens of the model.
 
     Raises:
         TransduceError: the sentence is empty or too long, or the model has no attention heads.
@@ -366,7 +374,7 @@ def _rounded_rows(weights: Weights) -> tuple[tuple[float, ...], ...]:
 
 
 def describe(model: nn.Module) -> str:
-    """Return a one-line description of a model: layers, width, heads, parameters."""
+    """Return a one-line description of a model: layers, width, heads, millions of parameters."""
     config = cast("ModelConfig", model.config)
     with torch.device("meta"):
         outline = build_any_model(config)  # an int8 model has other parameters

@@ -36,13 +36,13 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     word: int
     """Index of the word with the most attention, the pronoun and later words included."""
     weight: float
-    """Attention to the word with the most attention."""
+    """Attention (0 to 1) to the word with the most attention."""
     candidate: int
     """Index of the candidate with the most attention."""
     candidate_weight: float
-    """Attention to the candidate with the most attention."""
+    """Attention to all words of that candidate."""
     points: bool
-    """True if the candidate with the most attention is the antecedent."""
+    """True if the candidate with the most attention is the antecedent; False if the antecedent is unknown."""
 
 
 class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The candidate antecedents as texts."""
+        """The candidate antecedents (words that the pronoun may refer to) as texts."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod
@@ -101,7 +101,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the antecedent if heads chose candidates at random."""
+        """The share of heads that would point to the antecedent if they chose at random; 0 if it is unknown."""
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
@@ -129,7 +129,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PronounPair(msgspec.Struct, frozen=True):
-    """Attention of the same model in two sentences that differ in the pronoun's antecedent."""
+    """Attention of the same model from a pronoun in two sentences, in which the pronoun refers to different words."""
 
     one: PronounAttention
     """Attention in the first sentence."""
@@ -143,7 +143,7 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the right word in both sentences by chance."""
+        """The share of heads that would point to the right word in both sentences if they chose at random."""
         return self.one.chance * self.other.chance
 
     @property
@@ -202,7 +202,7 @@ def _width(words: tuple[str, ...]) -> int:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A possible token at a step, with its probability."""
+    """A token that a model may write at a step of a translation, with its probability."""
 
     token: str = msgspec.field(name="piece")
     probability: float
@@ -241,7 +241,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttentionBytes(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head as bytes, where 255 stands for 1."""
+    """Attention weights of every layer and head as bytes, for small HTML pages: 255 stands for the weight 1."""
 
     shape: tuple[int, int, int, int]
     """The shape of the weights: (layers, heads, queries, keys)."""
@@ -250,7 +250,7 @@ class AttentionBytes(msgspec.Struct, frozen=True):
 
 
 class WordAlignment(msgspec.Struct, frozen=True):
-    """Attention of each target word to each source word."""
+    """Attention, or another measure, from each target word to each source word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
@@ -344,7 +344,10 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         return page_in_iframe(self.to_html())
 
     def draw(self, title: str | None = None) -> str:
-        """Return the predictions and the table of words as text for a terminal; the default title names attention."""
+        """Return the predictions and the table of words as text for a terminal.
+
+        `title` is the heading of the table; None: one that names the kind of attention.
+        """
         shape = len(self.words.target_words), len(self.words.source_words)
         words = np.array(self.words.weights, dtype=np.float32).reshape(shape)
         title = (
@@ -416,7 +419,11 @@ class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _page_content(page: InspectionPage | TextInspectionPage) -> str:
-    """Return the content of a page as JSON, with the language in which the page opens."""
+    """Return the content of a page as JSON, with the language in which the page opens.
+
+    Raises:
+        TransduceError: the page has no inspection.
+    """
     if not page.inspections:
         raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
     language = page.language or ("zh" if ui_language() == "zh" else None)
@@ -424,14 +431,14 @@ def _page_content(page: InspectionPage | TextInspectionPage) -> str:
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
-    """Return attention weights, (layers, heads, queries, keys), as bytes with an error of at most 1/510 each."""
+    """Return attention weights, (layers, heads, queries, keys), as bytes; a weight errs by at most 1/510."""
     layers, heads, queries, keys = weights.shape
     quantized = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
     return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
 
 
 def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
-    """Return attention weights, (layers, heads, queries, keys), from their bytes."""
+    """Return attention weights, float32 (layers, heads, queries, keys), from their bytes."""
     quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
     return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
 
@@ -446,9 +453,9 @@ _MAX_COLUMNS = 40
 
 
 def draw_attention(attention: WordAttention) -> str:
-    """Return a table of shades, with a row per target word and a column per source word; darker means more attention.
+    """Return attention as a table of shades: a row per target word, a column per source word; darker means more.
 
-    Chinese characters are two columns wide.
+    The darkest shade of a row is its greatest weight.
     """
     label_width = max((cell_len(word) for word in attention.target_words), default=0)
     widths = [max(2, cell_len(word)) for word in attention.source_words]
@@ -467,7 +474,10 @@ def _fit(text: str, width: int) -> str:
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
-    """Return the translation, each token's probability beside its alternatives, and the titled table of words."""
+    """Return an inspection as text: the translation, each token's probability beside alternatives, and the word table.
+
+    `attention` is that table, below `title`, which may be empty.
+    """
     ended = [node for node in inspection.tree if node.ended]
     return "\n".join(
         [
@@ -485,7 +495,7 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
 
 
 def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
-    """Return a line per token: its probability as a number and a bar, and the likeliest alternatives.
+    """Return a line per predicted token: its probability as a number and a bar, and the likeliest alternatives.
 
     `outputs` names what the steps predict, if that is not the tokens themselves: the words that tags belong to.
     """

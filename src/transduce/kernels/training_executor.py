@@ -24,7 +24,7 @@ from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table,
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
-from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, Rotation
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
@@ -201,14 +201,14 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
         memory: the input that is attended to (keys and values), (sentences, source length, D); None: x.
         mask: the mask that a layer was called with.
     """
-    if isinstance(mask, BiasedMask):
+    if type(mask) is BiasedMask:
         known = None if mask.base is None else kernel_lengths(x, memory, mask.base)
         is_shared = mask.term.dim() == 4 and mask.term.shape[0] == 1 and mask.term.shape[2:] == (x.shape[1], x.shape[1])
         return known._replace(bias=mask.term[0]) if known is not None and memory is None and is_shared else None
-    if memory is None and isinstance(mask, LookAheadMask):
+    if memory is None and type(mask) is LookAheadMask:
         return KeyLengths(None)
     num_keys = (x if memory is None else memory).shape[1]
-    if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
+    if type(mask) is not AttentionMask or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
         return None
     if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
         return None
@@ -290,18 +290,43 @@ def _padded_attend(
     known = kernel_lengths(x, memory, mask)
     if known is None:
         return None
-    if known.bias is not None and (rotation is not None or len(known.bias) != module.num_heads):
+    if not supports_positions(module, x, rotation, known.bias, kernels.supports_rotary):
         return None
     if rotation is None:
         return lambda projected, keyed: kernels.attend(
             projected, keyed, known.lengths, module.num_heads, options, known.bias
         )
-    if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
+    if memory is not None:
         return None
     heads, rotated = module.num_heads, module.num_heads + module.num_key_value_heads
     return lambda projected, _: kernels.attend(
         kernels.apply_rotary(projected, rotation, rotated), None, known.lengths, heads, options
     )
+
+
+def supports_positions(
+    attention: MultiHeadAttention,
+    x: Tensor,
+    rotation: Rotation | None,
+    bias: Tensor | None,
+    supports_rotary: Callable[[Tensor, int], bool],
+) -> bool:
+    """Return whether kernels support the positions of self-attention: a rotation, a bias of the scores, or neither.
+
+    Args:
+        attention: a module whose other properties kernels support.
+        x: its input, (B, T, D).
+        rotation: the rotary embedding; its positions must be the same in all sentences.
+        bias: the bias of all heads, (H, T, T).
+        supports_rotary: the backend's method `TrainingKernels.supports_rotary`.
+    """
+    if bias is not None and (rotation is not None or len(bias) != attention.num_heads):
+        return False
+    if rotation is None:
+        return True
+    shape = x.shape[1], attention.d_k // 2
+    is_known = type(rotation) is Rotation and rotation.cosine.shape == rotation.sine.shape == shape
+    return is_known and supports_rotary(x, attention.d_k)
 
 
 # --- whole layers ---------------------------------------------------------------------------------------------------
@@ -310,7 +335,7 @@ def _padded_attend(
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
     """Compute an encoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
-        found = kernels.run_layer(layer, x, None, (mask,))
+        found = kernels.run_layer(layer, x, None, (mask,), _rotation_of(kwargs))
         if found is not None:
             return found
     return EncoderLayer.forward(layer, x, mask, **kwargs)
@@ -328,16 +353,22 @@ def _decoder_layer(
 ) -> Tensor:
     """Compute a decoder layer as one autograd node if the kernels support the layer, else component by component."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
-        found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
+        found = kernels.run_layer(layer, x, memory, (mask, memory_mask), _rotation_of(kwargs))
         if found is not None:
             return found
     return DecoderLayer.forward(layer, x, memory, mask=mask, memory_mask=memory_mask, **kwargs)
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer is called without cache, weight output, trace and rotary embedding, and has no hooks."""
+    """Return whether a layer is called without cache, weight output and trace, and has no hooks."""
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
-    return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
+    return not asks and not _has_hooks(layer)
+
+
+def _rotation_of(options: dict[str, Any]) -> Rotation | None:
+    """Return the rotary embedding among the keyword arguments of a layer's call; None: there is none."""
+    effect: PositionEffect = options.get("position_effect", NO_POSITION_EFFECT)
+    return effect.rotation
 
 
 class MaskedSublayer(NamedTuple):

@@ -15,11 +15,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
+from transduce.errors import TransduceError
 from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
-from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, band_mask
+from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, as_attention_mask, band_mask
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 
 # --- scaled dot-product attention (section 3.2.1) ---
@@ -40,13 +42,15 @@ def attend(
         query: (B, H, Q, K).
         key: (B, H, L, K).
         value: (B, H, L, V).
-        mask: broadcastable to (B, H, Q, L), True = may attend.
+        mask: an `AttentionMask` or a boolean tensor, broadcastable to (B, H, Q, L), True = may attend; None: all may.
         dropout: applied to the weights.
         weights_out: a list that receives the weights, (B, H, Q, L).
 
     Returns:
         (B, H, Q, V).
     """
+    if isinstance(mask, Tensor):
+        mask = as_attention_mask(mask)
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_out is None and _library_kernel_is_better(query, key, dropout):
         is_causal = isinstance(mask, LookAheadMask)
@@ -104,8 +108,8 @@ class MultiHeadAttention(Component):
         *,
         d_model: int,
         num_heads: int,
-        d_k: int,
-        d_v: int,
+        d_k: int | None = None,
+        d_v: int | None = None,
         num_key_value_heads: int | None = None,
         bias: bool = True,
         output_bias: bool | None = None,
@@ -114,13 +118,36 @@ class MultiHeadAttention(Component):
     ) -> None:
         """Create the projections; arguments are named as the settings in `ModelConfig`.
 
-        A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
+        Args:
+            d_model: D, the width of the inputs and of the output.
+            num_heads: H, the number of query heads.
+            d_k: K, the width of one head's queries and keys; None: d_model / num_heads, as in the paper.
+            d_v: V, the width of one head's values; None: d_model / num_heads.
+            num_key_value_heads: G, the number of key/value heads, a divisor of `num_heads`; None: `num_heads`.
+            bias: whether the projections to queries, keys and values have a bias.
+            output_bias: whether the output projection has a bias; None: as `bias`.
+            dropout: the dropout probability of the attention weights in training.
+            score: computes attention by another score function; None: the scaled dot product.
+
+        Raises:
+            TransduceError: the number of heads does not divide `d_model`, or `num_key_value_heads` does not divide it.
         """
         super().__init__()
+        if d_model % num_heads and (d_k is None or d_v is None):
+            raise TransduceError(
+                f"`d_model` must be a multiple of `num_heads`, but {d_model} is not a multiple of {num_heads}: set "
+                "`d_k` and `d_v` for heads of another width."
+            )
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        self.d_k = d_k
-        self.d_v = d_v
+        if num_heads % self.num_key_value_heads:
+            raise TransduceError(
+                f"`num_heads` must be a multiple of `num_key_value_heads`, but {num_heads} is not a multiple of "
+                f"{self.num_key_value_heads}."
+            )
+        self.d_model = d_model
+        self.d_k = d_k = d_model // num_heads if d_k is None else d_k
+        self.d_v = d_v = d_model // num_heads if d_v is None else d_v
         self.widths = (num_heads * d_k, self.num_key_value_heads * d_k, self.num_key_value_heads * d_v)
         self.projection = Linear(d_model, sum(self.widths), bias=bias)
         self.output = Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
@@ -142,7 +169,8 @@ class MultiHeadAttention(Component):
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a `Window`, for self-attention without a cache.
+            mask: an `AttentionMask` that is broadcastable to (B, H, Q, L), or a boolean tensor of this form, True = may
+                attend; or a `Window`, for self-attention without a cache. None: every query attends to every key.
             cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
                 empty cache and then reads it.
             weights_out: a list that receives the weights, (B, H, Q, L).
@@ -150,7 +178,14 @@ class MultiHeadAttention(Component):
 
         Returns:
             (B, Q, D).
+
+        Raises:
+            TransduceError: an input has other axes or another dtype, or the mask does not fit.
         """
+        if x.dim() != 3:
+            self._check_input(x, self.d_model)
+        if mask is not None and not isinstance(mask, (AttentionMask, Window)):
+            mask = as_attention_mask(mask)
         if memory is None:
             query, key, value = self._project_self(x)
             if position_effect.rotation is not None:
@@ -163,7 +198,39 @@ class MultiHeadAttention(Component):
             query, key, value = self._project_memory(x, memory, cache)
         heads = self._attend(query, key, value, mask, weights_out)
         joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
+        if joined.shape[:2] != x.shape[:2]:  # PyTorch broadcasts a mask or a memory of too many sentences or queries
+            self._check_call(x, memory, mask=mask, cache=cache)
         return self.output(joined)  # type: ignore[no-any-return]
+
+    @override
+    def _check_call(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: AttentionMask | Window | None = None,
+        cache: KeyValueCache | None = None,
+        weights_out: list[Tensor] | None = None,
+        position_effect: PositionEffect = NO_POSITION_EFFECT,
+    ) -> None:
+        weight = self.projection.weight
+        self._check_input(x, self.d_model, weight)
+        if memory is not None:
+            self._check_input(memory, self.d_model, weight, name="memory")
+            if len(memory) != len(x):
+                raise TransduceError(
+                    f"`x` and `memory` must have the same batch size, but theirs are {len(x)} and {len(memory)}."
+                )
+        if mask is None or isinstance(mask, Window):
+            return
+        shape = as_attention_mask(mask).allowed.shape
+        keys = (x if memory is None else memory).shape[1] if cache is None else shape[3]
+        axes = (len(x), self.num_heads, x.shape[1], keys)
+        if any(size not in (1, axis) for size, axis in zip(shape, axes, strict=True)):
+            raise TransduceError(
+                f"`mask` of `{type(self).__name__}` must have the size 1 or that of (batch, heads, queries, keys) at "
+                f"each axis, here {axes}, but its shape is {tuple(shape)}."
+            )
 
     def _attend(
         self,
@@ -399,6 +466,15 @@ class ScoredAttention(nn.Module):
         num_heads: int,
         d_k: int,
     ) -> None:
+        """Create the parameters of a score function; the setting in `ModelConfig` is in parentheses.
+
+        Args:
+            score: `scaled`, `dot`, `general` or `additive` (`attention_score`).
+            kind: `soft`, or `hard`: each query takes the value of its best key alone (`attention_kind`).
+            scale: the factor of scaled dot products; None: 1 / √d_k (`attention_scale`). Other scores ignore it.
+            num_heads: H, the number of heads.
+            d_k: K, the width of one head's queries and keys.
+        """
         super().__init__()
         self.hard = kind == "hard"
         # The queries are multiplied by this factor first, because `attend` divides by √d_k.
@@ -430,6 +506,8 @@ class ScoredAttention(nn.Module):
 
         Arguments are those of `attend`.
         """
+        if isinstance(mask, Tensor):
+            mask = as_attention_mask(mask)
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:

@@ -155,7 +155,14 @@ class TrainingKernels(Protocol):
     def packed(self) -> PackedAttention | None:
         """The backend's kernels for packed batches (without padding); None if padded batches are at least as fast."""
 
-    def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+    def run_layer(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        memory: Tensor | None,
+        masks: Sequence[object],
+        rotation: Rotation | None = None,
+    ) -> Tensor | None:
         """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
 
         Args:
@@ -163,6 +170,7 @@ class TrainingKernels(Protocol):
             x: the layer's input, (B, T, D), or (1, N, D) for a packed batch; `supports_rows` must hold for it.
             memory: the encoder's output, (B, S, D) or (1, M, D).
             masks: the mask of self-attention, then, with a memory, the mask of cross-attention.
+            rotation: the rotary embedding of the queries and keys of self-attention; None: there is none.
 
         Returns:
             The output of the layer, in the shape of x.
@@ -412,13 +420,52 @@ class Component(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
-        # `torch.compile` can trace a class attribute, but no context variable.
-        if _InUse.backend is not None and (kernels := _BACKEND.get()) is not None:
-            return kernels.execute(self, *args, **kwargs)
-        # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
-        if self._compiled_call_impl is not None:
-            return self._compiled_call_impl(*args, **kwargs)
-        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            # `torch.compile` can trace a class attribute, but no context variable.
+            if _InUse.backend is not None and (kernels := _BACKEND.get()) is not None:
+                return kernels.execute(self, *args, **kwargs)
+            # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        except (RuntimeError, IndexError, AttributeError):
+            self._check_call(*args, **kwargs)
+            raise
+
+    def _check_call(self, *args: Any, **kwargs: Any) -> None:
+        """Check the arguments of a call of `forward` that failed, so that the error names the wrong argument.
+
+        A call that succeeds is not checked, and costs no time.
+
+        Raises:
+            TransduceError: an argument breaks a rule of `forward`.
+        """
+
+    def _check_input(self, x: Tensor, width: int, weight: Tensor | None = None, *, name: str = "x") -> None:
+        """Check that a tensor has the axes (batch, positions, width), and the dtype of a weight, unless autocast is on.
+
+        Raises:
+            TransduceError: the argument `name` is no tensor, or has other axes or another dtype.
+        """
+        owner = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TransduceError(f"`{name}` of `{owner}` must be a tensor, but is a `{type(x).__name__}`.")
+        if x.dim() != 3 or x.shape[-1] != width:
+            rule = f"`{name}` of `{owner}` must have the axes (batch, positions, width), here of width {width}"
+            if x.dim() == 2:
+                raise TransduceError(f"{rule}, but its shape is {tuple(x.shape)}: add the batch by `{name}[None]`.")
+            raise TransduceError(f"{rule}, but its shape is {tuple(x.shape)}.")
+        if weight is None or x.dtype == weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return
+        if not x.is_floating_point():
+            raise TransduceError(
+                f"`{name}` of `{owner}` must hold vectors of the type {weight.dtype}, but has {x.dtype}: embed token "
+                "ids first."
+            )
+        raise TransduceError(
+            f"`{name}` of `{owner}` must have the dtype of the weights, {weight.dtype}, but has {x.dtype}: convert it "
+            f"by `{name}.to({weight.dtype})`, or the module by `.to({x.dtype})`."
+        )
 
 
 # --- gradient sums ---

@@ -4,10 +4,12 @@ Legend: B batch, T positions, D model width, V vocabulary.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.backend import Component
@@ -16,6 +18,19 @@ from transduce.model.feed_forward import Dropout
 from transduce.model.masks import present_positions
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
+
+
+def check_ids(ids: Tensor, name: str) -> None:
+    """Check that an argument is a tensor of token ids with two axes.
+
+    Raises:
+        TransduceError: the argument `name` is something else.
+    """
+    rule = f"`{name}` must be a tensor of token ids, of the type torch.int64 and with the axes (batch, positions)"
+    if not isinstance(ids, Tensor):
+        raise TransduceError(f"{rule}, but is {ids!r}.")
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise TransduceError(f"{rule}, but it has the type {ids.dtype} and the shape {tuple(ids.shape)}.")
 
 
 class Embedding(Component):
@@ -58,8 +73,14 @@ class Embedding(Component):
         Returns:
             (B, T, D).
         """
+        if ids.dim() != 2:
+            self._check_call(ids)
         rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, D)
         return self.complete(rows, positions, token_types=token_types, present=present, end=end)
+
+    @override
+    def _check_call(self, ids: Tensor, *args: Any, **options: Any) -> None:
+        check_ids(ids, "ids")
 
     def complete(
         self,

@@ -143,6 +143,10 @@ class FeedForward(Component):
         hidden = self.activation(self.inner(x))  # (B, T, d_ff)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
+    @override
+    def _check_call(self, x: Tensor) -> None:
+        self._check_input(x, self.inner.in_features, self.inner.weight)
+
 
 class GatedFeedForward(Component):
     """The gated network (gate(x W) ⊙ x V) W2; with SiLU as the gate it is SwiGLU.
@@ -163,6 +167,10 @@ class GatedFeedForward(Component):
         """Apply the network to each position: (B, T, D) to (B, T, D)."""
         gate, linear = self.inner(x).chunk(2, dim=-1)
         return self.outer(self.dropout(self.gate(gate) * linear))  # type: ignore[no-any-return]
+
+    @override
+    def _check_call(self, x: Tensor) -> None:
+        self._check_input(x, self.inner.in_features, self.inner.weight)
 
 
 def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:

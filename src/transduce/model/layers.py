@@ -6,9 +6,11 @@ K width of a head's keys.
 
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache, LayerCache, Window, block_length, build_attention
@@ -85,6 +87,10 @@ class EncoderLayer(Component):
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
+    @override
+    def _check_call(self, x: Tensor, mask: object = None, **options: Any) -> None:
+        self._check_input(x, self.feed_forward.inner.in_features, self.feed_forward.inner.weight)
+
 
 class DecoderLayer(Component):
     """Masked self-attention, cross-attention to the memory, then the feed-forward network."""
@@ -141,6 +147,11 @@ class DecoderLayer(Component):
             present,
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
+
+    @override
+    def _check_call(self, x: Tensor, memory: Tensor, **options: Any) -> None:
+        for name, value in (("x", x), ("memory", memory)):
+            self._check_input(value, self.feed_forward.inner.in_features, self.feed_forward.inner.weight, name=name)
 
 
 # --- stacks of layers ---

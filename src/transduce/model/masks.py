@@ -12,16 +12,24 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from transduce.errors import TransduceError
+
 
 class AttentionMask:
     """A boolean attention mask, with the term that it adds to the scores, computed once for each dtype."""
 
     def __init__(self, allowed: Tensor) -> None:
-        if allowed.dtype != torch.bool or allowed.dim() != 4:
-            raise ValueError(
-                "a mask must be boolean with the axes (batch, heads, queries, keys), but this one is "
-                f"{allowed.dtype} with shape {tuple(allowed.shape)}"
-            )
+        """Wrap a boolean tensor that is True where a query may attend to a key.
+
+        Args:
+            allowed: broadcastable to (batch, heads, queries, keys), with these four axes: (B, 1, 1, K) hides padding
+                from all queries, (1, 1, Q, K) is the same for all sentences.
+
+        Raises:
+            TransduceError: the tensor is not boolean, or does not have four axes.
+        """
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.dim() != 4:
+            raise TransduceError(_why_not_a_mask(allowed))
         self.allowed = allowed
         self._bias: dict[torch.dtype, Tensor] = {}
 
@@ -54,6 +62,37 @@ class AttentionMask:
     def from_key(self, first: int) -> "AttentionMask":
         """Return the mask of the keys from `first` on; one that is broadcast over all keys is returned unchanged."""
         return AttentionMask(_from_key(self.allowed, first))
+
+
+def _why_not_a_mask(value: object) -> str:
+    rule = (
+        "A mask must be a boolean tensor with the axes (batch, heads, queries, keys), True where a query may attend to "
+        "a key"
+    )
+    if not isinstance(value, Tensor):
+        return f"{rule}, but this one is a `{type(value).__name__}`."
+    actual = f"{rule}, but this one is of the type {value.dtype} and the shape {tuple(value.shape)}"
+    if value.dtype.is_floating_point:
+        return f"{actual}: pass `mask == 0` for a mask that is added to scores."
+    if value.dtype != torch.bool:
+        return f"{actual}: pass `mask != 0` if 1 stands for may attend."
+    if value.dim() == 2:
+        return (
+            f"{actual}: pass `mask[None, None]` for (queries, keys), `mask[:, None, None]` for (batch, keys), and "
+            "`~mask` if True means hidden, as in `torch.nn.MultiheadAttention`."
+        )
+    return f"{actual}: insert the missing axes by `None`."
+
+
+def as_attention_mask(mask: object) -> AttentionMask:
+    """Return a mask that is an `AttentionMask`, or a boolean tensor as one wraps it, as an `AttentionMask`.
+
+    Raises:
+        TransduceError: the argument is neither.
+    """
+    if isinstance(mask, AttentionMask):
+        return mask
+    return AttentionMask(mask)  # type: ignore[arg-type]
 
 
 class LookAheadMask(AttentionMask):

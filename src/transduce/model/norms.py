@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 
@@ -52,6 +53,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         """Normalize x, (B, T, D); training statistics include positions where `present` is True, (B, T); None: all."""
+        _check_width(self, x)
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
@@ -81,8 +83,17 @@ class AnnotatedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize a tensor over its last dimension, and return one of the same shape."""
+        _check_width(self, x)
         centered = x - x.mean(-1, keepdim=True)
         return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
+
+
+def _check_width(norm: BatchNorm | AnnotatedNorm, x: Tensor) -> None:
+    if x.shape[-1:] != norm.weight.shape:
+        raise TransduceError(
+            f"`{type(norm).__name__}` normalizes vectors of the width {len(norm.weight)}, but its input has the shape "
+            f"{tuple(x.shape)}."
+        )
 
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {

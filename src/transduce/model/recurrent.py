@@ -299,7 +299,8 @@ class Recurrent(VocabularyModel):
         Raises:
             TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
-        with checked_ids(self.config, source_ids, target_input_ids):
+        sizes = self.config.source_vocabulary_size, self.config.target_vocabulary_size
+        with checked_ids(source_ids=(source_ids, sizes[0]), target_input_ids=(target_input_ids, sizes[1])):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:

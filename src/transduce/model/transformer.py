@@ -14,7 +14,7 @@ from typing_extensions import override
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.embedding import Embedding, VocabularyModel, check_ids
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
 from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, each_layer
@@ -197,6 +197,15 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     """An encoder-decoder Transformer: the methods `encode`, `decode` and `project` on tensors of token ids."""
 
     def __init__(self, config: ModelConfig) -> None:
+        """Build the model with random initial weights, float32.
+
+        Args:
+            config: its sizes and components; `ModelConfig(source_vocabulary_size=…, target_vocabulary_size=…)` has
+                defaults for the others.
+
+        Raises:
+            TransduceError: the configuration describes another kind of model.
+        """
         super().__init__(config)
         if config.kind != "transformer":
             raise TransduceError(
@@ -221,7 +230,8 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         Raises:
             TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
-        with checked_ids(self.config, source_ids, target_input_ids):
+        sizes = self.config.source_vocabulary_size, self.config.target_vocabulary_size
+        with checked_ids(source_ids=(source_ids, sizes[0]), target_input_ids=(target_input_ids, sizes[1])):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
@@ -231,6 +241,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
+        check_ids(source_ids, "source_ids")
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.batch_norm_positions(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
@@ -279,28 +290,31 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
 
 @contextmanager
-def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
+def checked_ids(**inputs: tuple[Tensor, int]) -> Iterator[None]:
     """Check the token ids of a model's `forward`, in the body of a `with` statement that computes it.
 
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
+    Args:
+        inputs: by the name of an argument, its token ids, (B, T), and the size of their vocabulary.
+
     Raises:
-        TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
+        TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of sources
+            and targets differ.
     """
-    for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
-        if not isinstance(ids, Tensor) or ids.dim() != 2:
-            actual = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
-            raise TransduceError(f"`{name}` must be a tensor of token ids, one row for each sentence, but is {actual}.")
-    if len(source_ids) != len(target_input_ids):
+    for name, (ids, _) in inputs.items():
+        check_ids(ids, name)
+    sources, *targets = (len(ids) for ids, _ in inputs.values())
+    if targets not in ([], [sources]):
         raise TransduceError(
-            f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "
-            f"{len(target_input_ids)} of `target_input_ids`."
+            f"Each source has one target, but there are {sources} rows of `source_ids` and {targets[0]} of "
+            "`target_input_ids`."
         )
     try:
         yield
     except IndexError:
-        _check_range(source_ids, config.source_vocabulary_size, "source_ids")
-        _check_range(target_input_ids, config.target_vocabulary_size, "target_input_ids")
+        for name, (ids, size) in inputs.items():
+            _check_range(ids, size, name)
         raise
 
 
@@ -354,13 +368,15 @@ class Encoder(VocabularyModel):
             ids: token ids, padded at the right.
             token_types: the segment of each token, for models that have token types.
         """
-        states, _ = self.encode(ids, token_types=token_types)
-        return self.project(self.hidden(states))
+        with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
+            states, _ = self.encode(ids, token_types=token_types)
+            return self.project(self.hidden(states))
 
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
     ) -> tuple[Tensor, AttentionMask]:
         """Return a state for each token, (B, S, D), and the attention mask that hides padding."""
+        check_ids(ids, "ids")
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
@@ -425,7 +441,8 @@ class Decoder(VocabularyModel):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the logits of each next token: token ids (B, T), padded at the right, to (B, T, V)."""
-        return self.project(self.hidden(ids))
+        with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
+            return self.project(self.hidden(ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the output of the last layer, (B, T, D), before the projection to the vocabulary."""

@@ -106,7 +106,7 @@ def beam_search(
 
 
 class BeamOptions:
-    """The options of a beam: its size, its groups, the number of results and the length penalty."""
+    """The options of a beam: hypotheses kept, groups that search separately, results returned, and length penalty."""
 
     def __init__(self, *, beam_size: int, n_best: int = 1, alpha: float = 0.6, groups: int = 1) -> None:
         self.beam_size = beam_size
@@ -116,7 +116,7 @@ class BeamOptions:
 
     @property
     def group_size(self) -> int:
-        """The number of hypotheses in each group."""
+        """The number of hypotheses in each group of the beam."""
         return self.beam_size // self.groups
 
 
@@ -140,8 +140,8 @@ class BeamSearch:
             limits: start and end symbol, and the maximum lengths.
             beam: the options of the beam.
             rules: rules applied to the logits in turn.
-            selection: chooses the continuations to keep; None for the best ones.
-            coverage: a penalty on hypotheses that leave source tokens untranslated.
+            selection: chooses the continuations to keep at each step; None for the best ones.
+            coverage: a penalty on hypotheses that leave source tokens untranslated; None: no penalty.
         """
         sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
@@ -215,7 +215,7 @@ class BeamSearch:
         self._keep_sentences(staying)
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
+        """Return the n best hypotheses of each sentence, best first; an empty list if it is still being decoded."""
         decoding = set(self.sentences)
         return [
             [] if sentence in decoding else self._best(sentence, self.beam.n_best)
@@ -265,7 +265,7 @@ class BeamSearch:
         self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return a mask of the candidates in `ended` that may be among the n best results, (B, n)."""
+        """Return a mask (B, n) of the ended candidates that may be among the n best results, as scores allow."""
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
@@ -327,12 +327,12 @@ class BeamSearch:
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """Return a sort key that puts hypotheses with an end symbol first, then those with higher scores."""
+    """Return a sort key that puts finished hypotheses with an end symbol first, then those with higher scores."""
     return (not hypothesis.ended, -hypothesis.score)
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
-    """Append to each hypothesis's history its newest token or log-probability, (B, W).
+    """Return each hypothesis's history of tokens or log-probabilities, extended by its newest one.
 
     Args:
         history: the values of the hypotheses one step earlier, (B, W, t).
@@ -362,7 +362,7 @@ class LogProbabilities(Scorer):
         self.normalizer: Tensor | None = torch.empty(0) if with_normalizer else None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities of the next token, (B, W, V)."""
+        """Return the log-probabilities of the next token, (B, W, V), float32, in nats."""
         logits = self.scorer.step(tokens).float()
         if self.normalizer is not None:
             self.normalizer = logits.logsumexp(dim=-1, keepdim=True)
@@ -439,7 +439,10 @@ class GenerateSearch(BeamSearch):
                 self._finish(row, hypothesis, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis may still displace a finished one."""
+        """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
+
+        This depends on the setting `stop`.
+        """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
         for row, sentence in enumerate(self.sentences):

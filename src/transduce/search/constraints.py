@@ -79,7 +79,7 @@ class PhraseMatcher:
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
-        """Return the minimum number of tokens that a hypothesis still needs for all phrases."""
+        """Return the minimum number of tokens that a hypothesis with this progress still needs for all phrases."""
         cached = self._missing.get(progress)
         if cached is None:
             shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
@@ -92,7 +92,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that start a phrase which the hypothesis lacks, or continue a phrase that it has begun."""
+        """Return the token ids that start a phrase which a hypothesis lacks, or continue a phrase that it has begun."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
@@ -106,12 +106,12 @@ def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
 
 
 class _Option(NamedTuple):
-    """A candidate continuation of a hypothesis in a sentence with required phrases."""
+    """A candidate continuation of a hypothesis in a sentence with required phrases, with its progress through them."""
 
     column: int
     """The index of the candidate among the candidates of its sentence."""
     total: float
-    """Log-probability of the hypothesis including the candidate token."""
+    """Log-probability in nats of the hypothesis including the candidate token."""
     ends: bool
     progress: Progress
 
@@ -175,7 +175,11 @@ class ConstrainedSelection(Selection):
         _write(selection.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
-        """Return a sentence's candidates, (1, n): the best, each hypothesis's best, and those that advance a phrase."""
+        """Return the candidates of one sentence, (1, n), from which the constrained selection chooses.
+
+        These are what `selection` chose without constraints, each hypothesis's best token, and those that advance a
+        phrase.
+        """
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
         for each in selection:
@@ -188,7 +192,7 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield the candidates that leave enough tokens for all missing phrases and the end symbol.
+        """Yield those of a sentence's candidates that leave enough tokens for all missing phrases and the end symbol.
 
         `length` is the number of tokens of a hypothesis including the candidate.
         """
@@ -225,7 +229,7 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
-    """Return views of the selected candidates of one sentence; writing to the views changes the whole selection."""
+    """Return the selected candidates of the sentence at batch index `row` as views, which write into the selection."""
     return SelectedCandidates(*(Candidates(*(values[row : row + 1] for values in each)) for each in selection))
 
 
@@ -333,7 +337,7 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents each hypothesis opens at its end, (B, W).
+    """Return how many constituents each hypothesis has opened at its end, without a word since, (B, W).
 
     This is the sum over its last tokens, up to one that writes a word or opens no constituent.
     """

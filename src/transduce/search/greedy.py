@@ -103,7 +103,7 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next tokens, chosen under the rules, and their log-probabilities without rules, (B, W) each."""
+        """Return the next tokens, chosen under the rules, and their log-probabilities before the rules, (B, W) each."""
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
@@ -124,7 +124,7 @@ class GreedySearch:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each finished sentence, in the order in which they were started."""
+        """Return all hypotheses of each finished sentence, as they were started; none for unfinished sentences."""
         return self._results
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
@@ -202,7 +202,7 @@ class Draw:
         samples: int,
         seeds: Sequence[int] | None = None,
     ) -> None:
-        """Create each sentence's random generator.
+        """Create a sampler with a random generator for each sentence.
 
         Args:
             sampling: the sampling options with the seed.

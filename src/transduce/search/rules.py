@@ -29,7 +29,7 @@ class Rule(Protocol):
 
 
 class Forbid(Rule):
-    """A rule that forbids certain tokens at every step."""
+    """A rule that forbids certain token ids at every step."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
@@ -125,7 +125,7 @@ class RepetitionPenalty(Rule):
         self.presence = presence
         self.normalizer: Callable[[], Tensor | None] | None = None
         """Returns the log-sum-exp that was subtracted, (B, 1 or W, 1), if `apply` receives log-probabilities but logits
-        are to be penalized.
+        are to be penalized; None: scores are penalized as they are.
         """
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:

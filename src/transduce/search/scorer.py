@@ -38,14 +38,14 @@ class AttentiveScorer(Protocol):
     """An interface of scorers that report their attention to the source."""
 
     def attention(self) -> Tensor:
-        """Return the newest step's attention to each of the S source tokens, float32 (B, W, S).
+        """Return the newest step's attention to each of the S source tokens, float32 (B, W, S), for coverage penalties.
 
         It is 1 where there is nothing to translate: at padding and the end symbol.
         """
 
 
 class Observer(Protocol):
-    """A callback after each step, which can abandon sentences, for example at a timeout or a closed connection."""
+    """An object that is called after each step of a search, and can abandon sentences, for example at a timeout."""
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Observe the hypotheses after a step, and return the sentences to abandon.
@@ -115,12 +115,15 @@ LengthPenalty = Callable[[int, float], float]
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14); |Y| counts the end symbol."""
+    """Return the length penalty ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14).
+
+    Log-probabilities are divided by it; |Y|, the number of tokens, counts the end symbol.
+    """
     return float(((5.0 + length) / 6.0) ** alpha)
 
 
 def length_power(length: int, alpha: float) -> float:
-    """Return |Y|^alpha, the divisor of Hugging Face's `generate`."""
+    """Return |Y|^alpha, the length penalty of Hugging Face's `generate`; |Y| counts the end symbol."""
     return float(length**alpha)
 
 

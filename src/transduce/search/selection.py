@@ -53,13 +53,16 @@ class _Kernels:
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use these compiled reductions from now on for all logits that they support; return the previous ones."""
+    """Use these compiled reductions from now on in this process, for all logits that they support.
+
+    Return the previous ones; None: PyTorch.
+    """
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return the compiled reductions in use, or None if they cannot find the `count` greatest of these logits."""
+    """Return the compiled reductions in use, to find the `count` greatest of these logits; None: PyTorch must do it."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -67,7 +70,7 @@ def kernels_for(logits: Tensor, count: int) -> Reductions | None:
 
 
 def top_tokens_and_log_sum_exp(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` greatest logits of each row, their indices, and the log-sum-exp of the row."""
+    """Return the `count` greatest logits of each row (…, V), their indices, and the log-sum-exp of the row, (…, 1)."""
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens_and_log_sum_exp(logits, count)
     values, indices = top_tokens(logits, count)
@@ -159,12 +162,15 @@ class Step:
         return self.cached_log_sum_exp
 
     def of_sentence(self, row: int) -> "Step":
-        """Return this step's data for the sentence at batch index `row`."""
+        """Return the data of this step for the sentence at batch index `row` alone, with B = 1."""
         parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, hypotheses: slice) -> "Step":
-        """Return this step's data for the hypotheses in the slice `hypotheses` of each sentence."""
+        """Return the data of this step for the hypotheses in the slice `hypotheses` of each sentence.
+
+        Only logits and scores are cut; the tokens stay those of all hypotheses.
+        """
         return Step(
             self.logits[:, hypotheses],
             self.scores[:, hypotheses],
@@ -182,9 +188,9 @@ class Candidates(NamedTuple):
     tokens: Tensor
     """The token that is appended."""
     token_scores: Tensor
-    """The token's log-probability."""
+    """The log-probability of the token, in nats."""
     totals: Tensor
-    """The hypothesis's log-probability including the token; minus infinity if there is no such candidate."""
+    """The log-probability of the hypothesis including the token, in nats; minus infinity for a missing candidate."""
 
     def take(self, order: Tensor) -> "Candidates":
         """Return the candidates at indices `order` (B, m) of each sentence."""
@@ -204,11 +210,11 @@ class Selection(Protocol):
     """An interface of objects that choose among all continuations of a decoding step."""
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Return the continuations that become hypotheses of the next step, and those that end in this step."""
+        """Return the candidates that become live hypotheses of the next step, and those that end in this step."""
 
 
 class BestSelection(Selection):
-    """A selection of the W best continuations."""
+    """A selection of the W best continuations of each sentence, as in plain beam search."""
 
     def __init__(self, *, beam_size: int, eos_id: int) -> None:
         self.beam_size = beam_size
@@ -294,7 +300,10 @@ def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandidates:
-    """Split sorted candidates into those among the `beam_size` best that end, and the `beam_size` best others."""
+    """Split candidates, sorted best first, into the ended ones among the `beam_size` best, and the best others.
+
+    There are `beam_size` others. Slots without a candidate get a total of minus infinity.
+    """
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
     ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, IMPOSSIBLE))
@@ -305,7 +314,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandid
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """Pad the candidates of each sentence to `count` with candidates whose score is minus infinity."""
+    """Return the candidates of each sentence, padded to `count` with candidates whose score is minus infinity."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

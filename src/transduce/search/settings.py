@@ -78,7 +78,7 @@ def _check_penalties(settings: "SearchSettings") -> None:
 
 @cache
 def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields of a struct that are numbers, with their types."""
+    """Return the fields of a struct that are numbers or optional whole numbers, by name, with their types."""
     numbers = (int, int | None, float)
     return {field.name: field.type for field in msgspec.structs.fields(kind) if field.type in numbers}
 
@@ -192,7 +192,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def penalizes_repetition(self) -> bool:
-        """Return whether the settings penalize repeated tokens."""
+        """Return whether any penalty of repeated tokens is set."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     def max_length_for(self, source_tokens: int) -> int:

@@ -45,7 +45,12 @@ class Tokenizer:
     """The vocabularies of the source and target side; both are one object if the vocabulary is joint."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
-        """Create a tokenizer; without a target vocabulary, the source's serves both sides."""
+        """Create a tokenizer.
+
+        Args:
+            source: the vocabulary of source texts.
+            target: the vocabulary of target texts; None: the source's serves both sides.
+        """
         self.source = source
         self.target = target if target is not None else source
         self.joint = self.target is self.source

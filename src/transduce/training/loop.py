@@ -428,8 +428,8 @@ class Trainer:
             return self._run_steps(log, interruption)
         except AbandonedError:
             number = interruption.requested or signal.SIGTERM
-            hint = " (Ctrl-C now stops without saving.)" if interruption.alone else ""
-            self.display.say(f"{number.name}: saving step {self.step:,}.{hint}")
+            sentence = f"{number.name}: saving the run at step {self.step:,}"
+            self.display.say(f"{sentence}. Ctrl-C now stops without saving." if interruption.alone else f"{sentence}.")
             return number.name
 
     def _run_steps(self, log: Log, interruption: Interruption) -> str:
@@ -554,8 +554,8 @@ class Trainer:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.discard_gradient()
         path = skipped.write(self.folder, self.safeguards.describe, origin)
-        where = f"; the batch is in {path}" if path else ""
-        self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
+        sentence = f"Step {skipped.step:,} changed nothing: {skipped.reason}"
+        self.display.say(f"{sentence}. The batch is in {path}." if path else f"{sentence}.")
 
     def _stop_where_nothing_is_learnt(self) -> None:
         verdict = self._loss_window.verdict(self.step)

@@ -40,16 +40,16 @@ def examine_corpus(
     tokenizer: Tokenizer | None = None,
     filters: FilterSettings | None = None,
 ) -> CorpusReport:
-    """Check two files that should correspond line by line, or a file of pairs. The text is held in memory.
+    """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
 
     Args:
         source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl).
         target: files of the target side.
-        test_source: source side of the test set, to find its sentences in the training text.
+        test_source: source side of the test set, to find its sentences in the training text; empty: not checked.
         test_target: target side of the test set.
         languages: codes of both languages, if they are the keys of JSON lines.
         tokenizer: a model's tokenizer; None: one is trained on the corpus.
-        filters: the filters that training applies.
+        filters: the filters that training applies; None: the default ones.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
@@ -132,7 +132,7 @@ def _unrelated_files(lines: int) -> Finding:
 
 
 def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
-    """Return the lag (shift of line numbers) of the last aligned stretch before `stretch`, or 0 if there is none."""
+    """Return the lag (shift of line numbers) of the last stretch with a lag before `stretch`; 0 without one."""
     lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
     return lags[-1] if lags else 0
 

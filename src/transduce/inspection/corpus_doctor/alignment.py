@@ -38,7 +38,7 @@ _QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), 
 
 
 class SideFeatures(NamedTuple):
-    """The features of all lines of one side."""
+    """Numeric features of all lines of one side of a corpus that translation preserves, for the alignment of lines."""
 
     length: Floats
     """Number of characters of each line, (lines,)."""
@@ -55,7 +55,7 @@ class SideFeatures(NamedTuple):
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
-    """Return the features of all lines of one side."""
+    """Return the features (length, marks, numbers, words) of all lines of one side, for the alignment of lines."""
     return SideFeatures(
         length=np.array([len(line) for line in lines], dtype=np.float32),
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
@@ -123,7 +123,10 @@ class Evidence:
     """A scorer of whether two lines are translations of each other, learned from the corpus itself."""
 
     def __init__(self, source: SideFeatures, target: SideFeatures, lags: Indices) -> None:
-        """Learn which words and lengths correspond from the line pairs (i, i + lags[i])."""
+        """Learn which words and lengths correspond from the pairs of source line i and target line i + lags[i].
+
+        Pairs beyond the end of the target are left out.
+        """
         self._source, self._target = source, target
         sources = np.arange(len(source.length))
         targets = sources + lags
@@ -135,7 +138,10 @@ class Evidence:
         self._learn_weights(sources, targets)
 
     def score(self, sources: Indices, targets: Indices) -> Floats:
-        """Return the evidence, in nats, that the lines of each pair are translations of each other, (pairs,)."""
+        """Return the evidence, in nats, that the lines of each pair are translations of each other, (pairs,).
+
+        `sources` and `targets` are the indices of the lines; negative values are evidence against it.
+        """
         parts = [
             self._score_chunk(sources[start : start + _CHUNK], targets[start : start + _CHUNK])
             for start in range(0, len(sources), _CHUNK)
@@ -150,7 +156,7 @@ class Evidence:
         return total
 
     def _feature_cells(self, sources: Indices, targets: Indices) -> list[Indices]:
-        """Return the histogram cell of each feature for each pair of lines."""
+        """Return, for each feature, the index of its histogram cell for each pair of lines, (pairs,)."""
         a, b = self._source, self._target
         digits = np.where(
             (a.digits[sources] == 0) & (b.digits[targets] == 0),
@@ -174,7 +180,10 @@ class Evidence:
         ]
 
     def _length_cells(self, sources: Indices, targets: Indices) -> Indices:
-        """Return the cell of the length difference in standard deviations, as by Gale and Church (1993)."""
+        """Return the histogram cell of the length difference of each pair, as by Gale and Church (1993).
+
+        Cells are half standard deviations wide.
+        """
         expected = (self._source.length[sources] + 1.0) * np.exp(self._ratio)
         actual = self._target.length[targets] + 1.0
         deviation = np.abs(actual - expected) / np.sqrt(expected + actual)
@@ -186,7 +195,10 @@ class Evidence:
         return np.asarray(np.where(have_words, bins, _WORD_BINS))
 
     def _word_scores(self, sources: Indices, targets: Indices) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the mean association of words with their best partners, and whether both lines have words."""
+        """Return the mean association of words with their best partners in each pair of lines, (pairs,).
+
+        The second result is whether both lines have words; without words the mean is 0.
+        """
         rows, columns = self._source.words[sources], self._target.words[targets]  # (M, W)
         fold = (sources // _FOLD_LINES) % 2
         strengths = np.empty((len(sources), rows.shape[1], columns.shape[1]), dtype=np.float32)
@@ -222,7 +234,10 @@ class Evidence:
         return table
 
     def _learn_weights(self, sources: Indices, targets: Indices) -> None:
-        """Learn each feature's log-ratio between corresponding lines and unrelated lines nearby."""
+        """Learn the weight of each feature's histogram cells: its log-ratio between corresponding and unrelated lines.
+
+        Unrelated pairs are drawn at random, some lines apart.
+        """
         draw = np.random.default_rng(1)
         offsets = draw.integers(_MIN_DISTANCE, _MAX_DISTANCE, len(targets)) * draw.choice([-1, 1], len(targets))
         unrelated = targets + offsets
@@ -248,7 +263,7 @@ def _have_one_in_common(one: Indices, other: Indices) -> NDArray[np.bool_]:
 
 
 def _log_ratio(corresponding: Floats, unrelated: Floats) -> Floats:
-    """Return the smoothed log-ratio of two histograms, bounded so that no single feature decides."""
+    """Return the smoothed log-ratio of two histograms by cell, bounded so that no single feature decides."""
     smoothing = 0.5
     p = (corresponding + smoothing) / (corresponding.sum() + smoothing * len(corresponding))
     q = (unrelated + smoothing) / (unrelated.sum() + smoothing * len(unrelated))
@@ -272,7 +287,7 @@ _MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A range of source lines, from 1 and inclusive, whose target lines are all shifted by the same lag."""
+    """A range of source lines, from 1 and inclusive, whose translations are all shifted by the same number of lines."""
 
     first_line: int
     last_line: int
@@ -281,14 +296,14 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """The result of aligning two files line by line: aligned stretches, and the lines that do not match."""
+    """The result of aligning the lines of two files: stretches with equal shifts, and the lines that do not match."""
 
     stretches: tuple[Stretch, ...]
     unlikely_lines: tuple[int, ...]
-    """Aligned lines that do not look like translations of each other, worst first."""
+    """Source line numbers, from 1, of aligned lines that do not look like translations, worst first; at most 20."""
     unlikely_count: int
     mean_nats: float
-    """Mean evidence per aligned line; below about 1 it is weak."""
+    """Mean evidence per aligned line, in nats; below about 1 it is weak."""
 
     @property
     def is_unrelated(self) -> bool:
@@ -299,13 +314,13 @@ class Alignment(msgspec.Struct, frozen=True):
 
 class _Path(NamedTuple):
     lags: Indices
-    """Lag of each line, (lines,); NO_LAG if no line corresponds."""
+    """Lag (target minus source line number) of each source line, (lines,); NO_LAG if no line corresponds."""
     nats: Floats
-    """Evidence for each line's lag, (lines,)."""
+    """Evidence in nats for each line's lag, (lines,)."""
 
 
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
-    """Return how the lines of two files correspond; both need at least `MIN_LINES` lines."""
+    """Return which target line corresponds to each line of the source; both sides need at least `MIN_LINES` lines."""
     lags, proposed = _propose(source, target)
     path = _Path(lags, np.zeros(len(lags), dtype=np.float32))
     for _ in range(2):
@@ -323,7 +338,7 @@ def align(source: SideFeatures, target: SideFeatures) -> Alignment:
 
 
 def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[int]]:
-    """Return an initial lag (difference of line numbers) for each source line, and all candidate lags."""
+    """Return an initial lag (difference of line numbers) for each source line, and a list of candidate lags."""
     source_signals, target_signals = _signals(source), _signals(target)
     size = len(source.length)
     lags = np.zeros(size, dtype=np.int64)
@@ -362,9 +377,9 @@ def _standard(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: int) -> tuple[int, float]:
-    """Return the lag at which a block of the source fits the target best, and the peak in standard deviations.
+    """Return the lag at which a block of source lines fits the target best, and the peak in standard deviations.
 
-    `start` is the index of the block's first line.
+    `block` and `target` are signals, (5, lines), and `start` is the index of the block's first line.
     """
     low = max(0, start - _MAX_LAG)
     high = min(target.shape[1], start + block.shape[1] + _MAX_LAG)

@@ -89,7 +89,7 @@ _PATTERNS = (
 
 
 def character_findings(text: CorpusText) -> list[Finding]:
-    """Return a finding for each kind of suspicious character."""
+    """Return the findings about characters: suspicious ones by kind, empty lines, punctuation and quotes."""
     findings = []
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
@@ -105,7 +105,7 @@ def character_findings(text: CorpusText) -> list[Finding]:
 
 
 def _windows_files(text: CorpusText) -> Finding:
-    """Report byte order marks and carriage returns at line ends, which reading removes."""
+    """Return a finding about byte order marks and carriage returns at line ends, which reading removes."""
     marks = sum(side.notes.byte_order_marks for side in text.sides)
     returns = sum(side.notes.carriage_returns for side in text.sides)
     return Finding(
@@ -131,7 +131,7 @@ def _white_space(text: CorpusText) -> Finding:
 
 
 def _quoted_side(text: CorpusText) -> Finding:
-    """Report a side whose lines are in quotes, as in spreadsheets, while the other side's lines are not."""
+    """Return a finding about a side whose lines are in quotes, as in spreadsheets, while the other side's are not."""
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
     shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (
@@ -149,7 +149,7 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> list[int]:
-    """Return the indices of the lines with a side's rarer kind of punctuation.
+    """Return the indices of the lines with the rarer of full-width and ASCII punctuation on a side.
 
     On a Chinese side, the rarer kind is full-width marks or ASCII marks after characters. On other sides, it is
     full-width marks.
@@ -174,12 +174,12 @@ def normalized_line(line: str) -> str:
 
 
 def _keep_word_marks(between: re.Match[str]) -> str:
-    r"""Return the combining marks of a match, such as vowel signs, which belong to words but match `\W`."""
+    r"""Return the combining marks of a match of `\W`, such as vowel signs, which belong to words, and drop the rest."""
     return "".join(filter(is_word_character, between[0]))
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
-    """Report duplicates, copies, sources with several translations and, if there is a test set, overlap with it."""
+    """Return findings about duplicates, copies, sources with several translations, and overlap with the test set."""
     findings = [_duplicates(text), _copies(text), _retranslated(text)]
     return findings if test is None else [*findings, *_overlaps(text, test)]
 
@@ -247,7 +247,10 @@ def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
 
 
 def _overlap(side: Side, test: Side) -> Finding:
-    """Report test sentences that occur in the training text, where case, spaces and punctuation are ignored."""
+    """Return a finding about test sentences of one side that occur in the training text.
+
+    Case, spaces and punctuation are ignored.
+    """
     test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
     line_numbers = [
         number for number, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences
@@ -278,7 +281,11 @@ _ODD_SHARE = 0.2  # share of byte and unknown tokens from which a line is an exa
 
 
 def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
-    """Report on the tokens of a model's tokenizer or, without one, of a tokenizer trained on part of the corpus."""
+    """Return findings about the tokens of lines: long lines, unequal lengths, unknown tokens.
+
+    The tokenizer is a model's or, if None, one trained on part of the corpus; a corpus too small for that has no
+    findings.
+    """
     is_trained_here = tokenizer is None
     tokenizer = tokenizer or _train_tokenizer(text)
     if tokenizer is None:
@@ -310,7 +317,10 @@ class _TokenCounts:
 
 
 def _train_tokenizer(text: CorpusText) -> Tokenizer | None:
-    """Train a tokenizer on part of the corpus, with the vocabulary size that training would choose for all of it."""
+    """Train a tokenizer on part of the corpus, with the vocabulary size that training would choose for all of it.
+
+    None: fewer than 50 pairs can be used.
+    """
     step = max(1, text.pairs // _TRAINING_PAIRS)
     lines = zip(text.source.lines[::step], text.target.lines[::step], strict=False)
     pairs = [Pair(a, b, 0) for a, b in lines if is_decodable(a) and is_decodable(b) and a.strip() and b.strip()]
@@ -338,7 +348,7 @@ def _unequal_lengths(
 
 
 def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
-    """Report byte and unknown tokens, but not as a problem if the tokenizer was trained on the corpus itself."""
+    """Return a finding about byte and unknown tokens; it is no problem if the tokenizer was trained on this corpus."""
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
@@ -393,7 +403,7 @@ _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese 
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Report lines in the rarer of simplified and traditional Chinese on each side, and lines that mix both."""
+    """Return a finding about lines in the rarer of simplified and traditional Chinese on a side, or in both."""
     line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
     return line_finding(text, "mixed Chinese scripts", (line_numbers[0], line_numbers[1]), message, 0.01)
@@ -430,7 +440,7 @@ _MIN_WORDS = 4
 
 
 def language_findings(text: CorpusText) -> list[Finding]:
-    """Report lines in a wrong script and, if both sides share a script, lines in the other side's language."""
+    """Return findings about lines in a wrong script and, if both sides share a script, in the other side's language."""
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
     misplaced = _misplaced_lines(text, scripts)
     own_scripts = [
@@ -455,7 +465,7 @@ def language_findings(text: CorpusText) -> list[Finding]:
 
 
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
-    """Return the lines of each side that are in the other side's main script: swapped or copied lines.
+    """Return the indices of each side's lines in the other side's main script, which are swapped or copied lines.
 
     A line counts if its counterpart is in the line's side's main script (swapped) or equals the line (copied). Such
     lines are not evidence that a side has text in both scripts.
@@ -483,7 +493,10 @@ def _join_names(names: set[str]) -> str:
 
 
 def _other_language_lines(text: CorpusText) -> tuple[list[int], list[int]]:
-    """Return the lines whose words are much likelier on the other side, not counting the line itself."""
+    """Return the indices of lines, by side, whose words are much likelier on the other side, without counting the line.
+
+    Lines of fewer than 4 words are left out.
+    """
     words = [[_WORD.findall(line.casefold()) for line in side.lines] for side in text.sides]
     counts = [Counter(word for line in side for word in line) for side in words]
     totals = [sum(count.values()) + len(count) + 1 for count in counts]

@@ -21,7 +21,7 @@ _MAX_WIDTH = 60
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A shortened line with its file and line number."""
+    """A shortened line of the corpus with its file and line number, as an example of a finding."""
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check of the corpus."""
 
     name: str
-    """Identifier of the check, for scripts."""
+    """Identifier of the check, such as "duplicates", for scripts."""
     severity: Severity
     """`fine` (nothing found), `look` (it may be intended) or `problem` (training on the text would be wasted)."""
     count: int
@@ -67,7 +67,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """Return the finding of the check with this name in the report."""
+        """Return the finding of the check with this name; StopIteration if the report has none."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
@@ -91,7 +91,10 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding that affects `count` of `total` lines: a problem from `problem_share` on."""
+    """Return the severity of a finding about `count` of `total` lines: a problem from the share `problem_share` on.
+
+    None affected is fine; fewer than that share should be looked at.
+    """
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"
@@ -110,7 +113,7 @@ _LABELS = {"problem": "to fix", "look": "to check", "fine": "in order"}
 
 
 def html_page(report: CorpusReport) -> str:
-    """Return an HTML page with the findings, worst first."""
+    """Return a self-contained HTML page with the findings of a report, worst first."""
     order = {"problem": 0, "look": 1, "fine": 2}
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
@@ -157,7 +160,7 @@ class Side:
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
-    """Return the lines of all files of a side.
+    """Return the lines of all files of one side of a corpus, undecodable ones included.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
@@ -173,7 +176,7 @@ def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Both sides of a corpus, which may differ in length."""
+    """The lines of both sides of a corpus, which may differ in number."""
 
     source: Side
     target: Side
@@ -184,7 +187,7 @@ class CorpusText:
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
-        """Return both lines of a pair as an example with the source's file and line number."""
+        """Return both lines of the pair with this index, from 0, as an example with the source's location."""
         source, target = (side.example(number) for side in self.sides)
         return Example(side="source", location=source.location, text=f"{source.text}  ⇔  {target.text}")
 
@@ -218,7 +221,7 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
 def line_finding(
     text: CorpusText, name: str, found: tuple[Sequence[int], Sequence[int]], message: str, problem_share: float = 2.0
 ) -> Finding:
-    """Return a finding about lines of either side.
+    """Return a finding about lines of either side, with the number of affected lines and a few examples.
 
     Args:
         text: the corpus.
@@ -242,7 +245,7 @@ def line_finding(
 
 
 def first_examples(lines: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """Return the first few lines as examples, from both sides if both have any."""
+    """Return the first few lines (side and index) as examples, at most 3, from both sides if both have any."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in lines:
         if len(by_side[side.name]) < EXAMPLES:

@@ -148,7 +148,10 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
 
 
 def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set[str]) -> set[str]:
-    """Return the failed checks that would also fail if dropout were off; empty if evaluation is not random."""
+    """Return the names of failed checks that would also fail without dropout, so that dropout is not their cause.
+
+    Empty if evaluation is not random, or if something else than dropout is random.
+    """
     if "repeatability" not in failed:
         return set()
     with WithoutDropout():
@@ -158,7 +161,10 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 
 
 def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
-    """Return known mistakes; those whose checks all passed contradict the checks and are left out."""
+    """Return the known mistakes that a model makes and that explain a failed check, or explain no check at all.
+
+    None are returned if the subject asks for no search, or if the model raises an error.
+    """
     if not subject.look_for_mistakes:
         return ()
     try:
@@ -169,7 +175,10 @@ def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, .
 
 
 def _cause_of(name: str, failed: set[str], independent: set[str], mistakes: Iterable[KnownMistake]) -> str:
-    """Return the known mistake or the failed check from which a failure probably follows, or an empty string."""
+    """Return the name of the known mistake or failed check from which a failure probably follows; empty without one.
+
+    `independent` are the failed checks that do not follow from dropout.
+    """
     causes = [cause for cause, followers in _FOLLOWERS.items() if cause in failed and name in followers]
     if name in independent and causes[:1] == ["repeatability"]:
         del causes[0]

@@ -59,7 +59,7 @@ _BATCH, _SOURCE, _TARGET = 3, 7, 9  # different lengths: a model that adds the m
 
 
 def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
-    """Return the generator of random tokens, and a batch of source and target input ids."""
+    """Return a generator of random tokens, and random source ids, (B, S), and target input ids, (B, T)."""
     samples = RandomTokens(subject)
     return samples, samples.source(_BATCH, _SOURCE), samples.target_input(_BATCH, _TARGET)
 
@@ -125,7 +125,7 @@ def _check_target_padding(subject: Subject) -> Measurement:
 
 
 def _check_batch_mates(subject: Subject) -> Measurement:
-    """Compare each sentence's logits when it is alone in the batch with those in a batch with longer sentences."""
+    """Measure how a sentence's logits change between being alone and being in a batch with longer sentences."""
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -146,7 +146,10 @@ def _check_source_positions(subject: Subject) -> Measurement | None:
 
 
 def _check_target_positions(subject: Subject) -> Measurement | None:
-    """Decode one repeated token; the outputs must differ by position, which shows that positions have an effect."""
+    """Measure how the outputs for one repeated target token differ by position, which shows an effect of positions.
+
+    None: the model has no absolute positions.
+    """
     if not subject.uses_positions or subject.positions_are_relative:
         return None
     samples, source, target = _random_batch(subject)
@@ -158,7 +161,10 @@ def _check_target_positions(subject: Subject) -> Measurement | None:
 
 
 def _check_memory_order(subject: Subject) -> Measurement | None:
-    """Permute the memory with its mask, which must not change the logits because attention sums over it."""
+    """Measure how the logits change if the memory is permuted with its mask: not at all, as attention sums over it.
+
+    None: the subject has no separate encoder and decoder.
+    """
     if subject.split is None:
         return None
     _, source, target = _random_batch(subject)
@@ -171,7 +177,7 @@ def _check_memory_order(subject: Subject) -> Measurement | None:
 
 
 def _check_all_padding(subject: Subject) -> Measurement:
-    """Check that the largest logit is finite when one source of the batch consists of padding only."""
+    """Measure whether the logits stay finite when one source of the batch consists of padding only."""
     _, source, target = _random_batch(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
@@ -318,7 +324,10 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 
 
 def _check_sinusoids(subject: Subject) -> Measurement | None:
-    """Check that the model's and the paper's position tables have the same columns, in any order."""
+    """Measure the largest difference between the model's and the paper's position tables, with columns in any order.
+
+    None: the model has no such table.
+    """
     if subject.position_table is None:
         return None
     table = subject.position_table(_POSITIONS).double().cpu()
@@ -379,7 +388,7 @@ def reference_loss(subject: Subject, source: Tensor, target: Tensor, label_smoot
 
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
-    """Return four sentence pairs of two different lengths, so that the batch contains padding."""
+    """Return the source and target ids of four random sentence pairs of two lengths, with padding."""
     samples = RandomTokens(subject)
     sources = [padded(samples.source(2, 4), subject.pad_id, 2), samples.source(2, 6)]
     targets = [samples.target(2, 7), padded(samples.target(2, 5), subject.pad_id, 2)]
@@ -433,7 +442,10 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def _check_overfit(subject: Subject) -> Measurement | None:
-    """Train a new model on one batch in evaluation mode, so without dropout, and measure its final loss."""
+    """Train a new model on one batch without dropout, for at most 200 steps, and measure its final loss.
+
+    None: the subject cannot make a new model.
+    """
     if (fresh := _new_model(subject)) is None:
         return None
     source, target = _batch(fresh)

@@ -102,7 +102,7 @@ _MASK_MISTAKES = (
 
 
 def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
-    """Return the name of the mistake in a mask, or an empty string.
+    """Return the name of the mistake in a mask; empty if the mask is right.
 
     `hidden` are the scores that the mask must hide; `unmasked` is the name of the mistake if none of them is hidden.
     """
@@ -162,7 +162,7 @@ class _Watch(TorchFunctionMode):
             self.scaled[id(result)] = (result, scale)
 
     def dropout_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake if dropout runs in evaluation mode."""
+        """Yield a mistake if dropout ran in the forward pass, which is in evaluation mode."""
         if self.has_dropout:
             yield KnownMistake(
                 name="dropout in evaluation",
@@ -183,7 +183,7 @@ class _Watch(TorchFunctionMode):
                 )
 
     def mask_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield the mistakes of look-ahead and padding masks."""
+        """Yield the mistakes of look-ahead and padding masks that show in the scores before softmax."""
         look_ahead = torch.ones(_TARGET, _TARGET, dtype=torch.bool).triu(1)
         names = set()
         for scores, axis in self.softmaxes:
@@ -226,7 +226,10 @@ class _Watch(TorchFunctionMode):
                 )
 
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
-        """Return the factor on the product of queries and keys, the head width and the number of heads, or None."""
+        """Return the factor on the product of queries and keys in scores, the head width and the number of heads.
+
+        None if no recorded product is proportional to the scores.
+        """
         visible = scores > _LOW
         for product, width, before in reversed(self.products):
             if product.shape != scores.shape or not bool(visible.any()):
@@ -243,7 +246,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _sides(scores: Tensor) -> tuple[int, int] | None:
-    """Return the numbers of queries and keys if these are scores of attention over all tokens, else None."""
+    """Return the numbers of queries and keys if `scores` have the shape of attention over all tokens, else None."""
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None
 
@@ -260,7 +263,7 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
-    """Append the first input, (B, T, D), of each norm module to `records`, within a `with` block."""
+    """Append the name, module and first input, (B, T, D), of each norm module to `records`, within a `with` block."""
 
     def keep(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
@@ -309,7 +312,7 @@ def _norm_mistakes(norms: list[tuple[str, nn.Module, Tensor]]) -> Iterator[Known
 
 
 def _position_mistakes(subject: Subject) -> Iterator[KnownMistake]:
-    """Yield a mistake if the table of positions is one that tutorials compute wrongly."""
+    """Yield a mistake if the table of sinusoids is one that tutorials compute with a wrong exponent."""
     if subject.position_table is None:
         return
     table = subject.position_table(50).double().cpu()

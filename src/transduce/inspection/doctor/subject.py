@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualLayer:
-    """An encoder or decoder layer, to be tested with its sub-layers' outputs set to zero."""
+    """An encoder or decoder layer for the check of its residual connections, in which its sub-layers return zero."""
 
     name: str
     run: Callable[[Tensor], Tensor]
@@ -29,7 +29,7 @@ class ResidualLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitModel:
-    """A model's encoder and decoder as separate functions."""
+    """A model's encoder and decoder as separate functions, to test what the decoder does with the memory."""
 
     encode: Callable[[Tensor], Tensor]
     """Function from source ids (B, S) to the memory (B, S, D)."""
@@ -65,7 +65,7 @@ class Subject:
     all_tokens_matter: bool = True
     """False for hard attention, which selects single tokens and gives the others no influence."""
     reserved_ids: tuple[int, ...] = ()
-    """Further special ids that no sentence contains."""
+    """Further special token ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
     """Function that computes the results of `logits` position by position, with the cache that decoding uses."""
     split: SplitModel | None = None
@@ -90,7 +90,7 @@ class Subject:
 
     @property
     def tolerance(self) -> float:
-        """The largest change that rounding errors may cause, in standard deviations of the logits."""
+        """The largest change of logits by rounding errors, in standard deviations: 1e-9 for float64, else 1e-4."""
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
 
 
@@ -129,7 +129,7 @@ class Check(NamedTuple):
 
 
 class RandomTokens:
-    """A generator of random token ids without special tokens; the sequence of draws is always the same."""
+    """A generator of random token ids without special tokens, to test a subject; draws are always the same."""
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)
@@ -139,25 +139,25 @@ class RandomTokens:
         self._target = _ordinary_ids(subject.target_vocabulary_size, reserved)
 
     def source(self, batch: int, length: int) -> Tensor:
-        """Return random source sentences with the end symbol, (B, S)."""
+        """Return the ids of random source sentences of this length with the end symbol, (B, S)."""
         return _with_last(self._draw(self._source, batch, length), self._subject.eos_id)
 
     def target(self, batch: int, length: int) -> Tensor:
-        """Return random target sentences with the end symbol, (B, T)."""
+        """Return the ids of random target sentences of this length with the end symbol, (B, T)."""
         return _with_last(self._draw(self._target, batch, length), self._subject.eos_id)
 
     def target_input(self, batch: int, length: int) -> Tensor:
-        """Return random decoder inputs: the start symbol, then tokens, (B, T)."""
+        """Return the ids of random decoder inputs of this length: the start symbol, then tokens, (B, T)."""
         ids = self._draw(self._target, batch, length)
         ids[:, 0] = self._subject.start_id
         return ids
 
     def other_target(self, ids: Tensor) -> Tensor:
-        """Return target tokens that differ from `ids` at every position, (B, T)."""
+        """Return target token ids that differ from `ids` at every position, (B, T), without special tokens."""
         return _next_ids(ids, self._target.to(ids.device))
 
     def other_source(self, ids: Tensor) -> Tensor:
-        """Return source tokens that differ from `ids` at every position, (B, S)."""
+        """Return source token ids that differ from `ids` at every position, (B, S), without special tokens."""
         return _next_ids(ids, self._source.to(ids.device))
 
     def _draw(self, ordinary: Tensor, batch: int, length: int) -> Tensor:
@@ -166,7 +166,11 @@ class RandomTokens:
 
 
 def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
-    """Return the token ids of the vocabulary, except those that are `reserved`, such as special tokens."""
+    """Return the token ids of a vocabulary of this size, except `reserved` ones, such as special tokens.
+
+    Raises:
+        TransduceError: fewer than 4 are left.
+    """
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
         raise TransduceError(
@@ -201,11 +205,11 @@ def change(before: Tensor, after: Tensor) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Measurement:
-    """Return a measurement that passes if a change of the logits is within rounding errors."""
+    """Return a measurement that holds if `value`, a change of the logits by `change`, is within rounding errors."""
     return Measurement(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Measurement:
-    """Return a measurement that passes if a change of the logits is clearly larger than rounding errors."""
+    """Return a measurement that holds if `value`, a change of logits by `change`, is clearly above rounding errors."""
     bar = 10 * subject.tolerance
     return Measurement(value, f"more than {bar:g}", bar < value < float("inf"))

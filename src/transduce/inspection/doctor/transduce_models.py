@@ -87,7 +87,7 @@ def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
 
 
 def _collect_statistics(model: Transformer) -> None:
-    """Run BatchNorm on random tokens, so that it has statistics for evaluation mode."""
+    """Run a model with BatchNorm on random tokens, so that it has statistics for evaluation mode."""
     smaller_vocabulary = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
     with torch.no_grad():
         for _ in range(_STATISTICS_BATCHES):
@@ -152,7 +152,10 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """Return the residual layers to test; empty if their norms are not plain pre-norm or post-norm over positions."""
+    """Return the layers for the check of residual connections.
+
+    Empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
+    """
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
         return ()

@@ -19,7 +19,7 @@ _LIVE = (*_VIEWS, "live_words.js", "answers.js", "changes.js", "live.js")
 
 
 def render_page(title: str, payload: str) -> str:
-    """Return the page of one translation as HTML, whose content policy forbids all network access.
+    """Return the HTML page of inspected translations, whose content policy forbids all network access.
 
     Args:
         title: the page's title.
@@ -29,7 +29,7 @@ def render_page(title: str, payload: str) -> str:
 
 
 def render_text_page(title: str, payload: str) -> str:
-    """Return the page of a text of a model of any kind as HTML, whose content policy forbids all network access.
+    """Return the HTML page of inspected texts of models of any kind, whose content policy forbids all network access.
 
     Args:
         title: the page's title.

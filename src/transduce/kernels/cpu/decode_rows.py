@@ -600,7 +600,14 @@ def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> Non
 
 
 def emit_rotary_head(
-    k: KernelBuilder, width: int, pointers: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+    k: KernelBuilder,
+    width: int,
+    pointers: tuple[Value, Value],
+    angles: Value,
+    *,
+    interleaved: bool,
+    kind: Any = F32,
+    direction: Value | None = None,
 ) -> None:
     """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
 
@@ -611,10 +618,12 @@ def emit_rotary_head(
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
         kind: the element type.
+        direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
+        sine = sine if direction is None else k.build.fmul(sine, direction)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
         first, second = (k.load_as_float32(source, start, kind) for start in starts)
         if interleaved:

@@ -297,7 +297,9 @@ _WHOLE_LAYERS = table(
 )
 
 
-def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+def run_layer(
+    layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object], rotation: Rotation | None = None
+) -> Tensor | None:
     """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
 
     They support layers in training on packed batches (without padding), without dropout inside of a sub-layer.
@@ -307,8 +309,9 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
         x: its input, (1, N, D).
         memory: the encoder output, (1, M, D), for a decoder layer.
         masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+        rotation: a rotary embedding, with which these kernels compute no layer.
     """
-    if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
+    if rotation is not None or not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
     sublayers = sublayers_of(layer, masks, _WHOLE_LAYERS)
     if sublayers is None or any(sublayer.inner_drop_256ths for sublayer in sublayers):

@@ -135,9 +135,8 @@ class _Attend(torch.autograd.Function):
         bias: Tensor | None,
         heads: tuple[int, AttentionOptions],
     ) -> Tensor:
-        padded, (num_heads, options) = None, heads
-        if bias is not None:
-            padded = F.pad(bias.float(), (0, -bias.shape[2] % BIAS_KEYS)).contiguous()
+        num_heads, options = heads
+        padded = None if bias is None else padded_bias(bias)
         inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths, padded)
         batch, num_queries, width = projected.shape
         inner = width if memory is not None else width * options.shared // (options.shared + 2)
@@ -162,6 +161,11 @@ class _Attend(torch.autograd.Function):
         if by_bias is not None:
             by_bias = by_bias[:, :, : by_bias.shape[1]].to(inputs.projected.dtype)
         return input_gradients.projected, input_gradients.memory, None, by_bias, None
+
+
+def padded_bias(bias: Tensor) -> Tensor:
+    """Return an attention bias (H, Q, L) as attention kernels read it: float32, L padded to a `BIAS_KEYS` multiple."""
+    return F.pad(bias.float(), (0, -bias.shape[2] % BIAS_KEYS)).contiguous()
 
 
 class _Inputs(NamedTuple):
@@ -521,13 +525,13 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
 # Legend: B sentences, T positions, C columns of a row, K width of a head.
 
 
-class _Arguments(NamedTuple):
+class RotationArguments(NamedTuple):
     """Arguments of the kernel that applies rotary embeddings to rows, each the heads at one position of a sentence."""
 
     x: Any
     """Address of the input, (rows, columns), float32 or bfloat16."""
     out: Any
-    """Address of the output, (rows, columns), in the input's dtype."""
+    """Address of the output, (rows, columns), in the input's dtype; may equal `x`."""
     rows: Any
     """The number of rows: sentences × positions."""
     columns: Any
@@ -538,6 +542,8 @@ class _Arguments(NamedTuple):
     """The number of positions of each sentence."""
     angles: Any
     """Address of each position's float32 cosines, then sines, (positions, head width)."""
+    direction: Any
+    """The bits of the float32 1 to rotate by the angles, -1 to rotate by the opposite angles."""
 
 
 def supports_rotary(x: Tensor, width: int) -> bool:
@@ -566,9 +572,13 @@ def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
     length, half = rotation.cosine.shape
     if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
         raise ValueError(f"{heads} heads of {2 * half} at {length} positions are not in {tuple(projected.shape)}")
-    angles = torch.cat([rotation.cosine, rotation.sine], dim=1).float()
-    out: Tensor = _Rotate.apply(projected, angles, heads, rotation.interleaved)  # type: ignore[no-untyped-call]
+    out: Tensor = _Rotate.apply(projected, angles_of(rotation), heads, rotation.interleaved)  # type: ignore[no-untyped-call]
     return out
+
+
+def angles_of(rotation: Rotation) -> Tensor:
+    """Return the cosines, then the sines, of each position as the kernel reads them, float32 (T, head width)."""
+    return torch.cat([rotation.cosine, rotation.sine], dim=1).float()
 
 
 class _Rotate(torch.autograd.Function):
@@ -578,43 +588,57 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, angles: Tensor, heads: int, interleaved: bool) -> Tensor:
         ctx.save_for_backward(angles)
         ctx.heads, ctx.interleaved = heads, interleaved
-        return _run(x, angles, heads, interleaved=interleaved)
+        return _rotate(x, angles, heads, interleaved=interleaved, direction=1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (angles,) = ctx.saved_tensors
-        cosine, sine = angles.chunk(2, dim=1)
-        inverse_angles = torch.cat([cosine, -sine], dim=1)
-        return _run(gradients[0].contiguous(), inverse_angles, ctx.heads, interleaved=ctx.interleaved), None, None, None
+        (angles,), gradient = ctx.saved_tensors, gradients[0].contiguous()
+        return _rotate(gradient, angles, ctx.heads, interleaved=ctx.interleaved, direction=-1.0), None, None, None
 
 
-def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool, direction: float) -> Tensor:
     """Run the kernel of rotary embeddings on x, (sentences, T, columns), and return the rotated copy.
 
     `angles` is float32 (T, head width): each position's cosines, then its sines. The columns after the first `heads`
-    heads are copied.
+    heads are copied. `direction` is 1 to rotate by the angles, -1 by the opposite angles.
     """
     out = torch.empty_like(x)
     length, width = angles.shape
-    run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
-    run(
-        *_Arguments(
-            x.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], heads, length, angles.data_ptr()
-        )
+    arguments = RotationArguments(
+        x=x.data_ptr(),
+        out=out.data_ptr(),
+        rows=x.numel() // x.shape[-1],
+        columns=x.shape[-1],
+        heads=heads,
+        length=length,
+        angles=angles.data_ptr(),
+        direction=float_bits(direction),
     )
+    rotation_kernel(x.dtype, width, interleaved=interleaved).run(*arguments)
     return out
+
+
+def rotation_kernel(dtype: torch.dtype, width: int, *, interleaved: bool) -> CompiledKernel:
+    """Return the compiled kernel of rotary embeddings for heads of this width, compiled on first use.
+
+    The kernel copies the columns behind the rotated heads, unless it rotates in place.
+    """
+    return _rotation_kernel(dtype, require_integer_tile(), width, interleaved=interleaved)
 
 
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Compile the rotary embedding kernel `rotate` for heads of this width; columns after the rotated heads are copied.
+    """Compile the rotary embedding kernel `rotate` for heads of this width.
 
     `interleaved` rotates pairs of neighboring elements; otherwise the first half of a head is paired with the second.
     """
     k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
-    with kernel(k, "rotate", len(_Arguments._fields)) as (numbers, *share):
-        args = _Arguments(*numbers)
+    with kernel(k, "rotate", len(RotationArguments._fields)) as (numbers, *share):
+        args = RotationArguments(*numbers)
+        direction = k.splat(k.float_from_bits(args.direction))
+        rotated = k.mul(args.heads, width)
+        end = k.build.select(k.build.icmp_signed("==", args.x, args.out), rotated, args.columns)
         first, last = k.thread_range(args.rows, *share)
         with k.loop(first, last) as row:
             angles = k.element_pointer(k.pointer(args.angles), k.mul(k.build.srem(row, args.length), width))
@@ -624,7 +648,9 @@ def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved:
             with k.loop(0, args.heads) as head:
                 column = k.mul(head, width)
                 source, target = (k.element_pointer(each, column, kind) for each in pointers)
-                emit_rotary_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
-            with k.loop(k.mul(args.heads, width), args.columns, k.lanes) as column:
+                emit_rotary_head(
+                    k, width, (source, target), angles, interleaved=interleaved, kind=kind, direction=direction
+                )
+            with k.loop(rotated, end, k.lanes) as column:
                 k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
     return compile_kernels(k, ("rotate",))["rotate"]

@@ -1,40 +1,23 @@
-"""Train on a CPU with compiled kernels: whole layers as single calls, and the backend that offers all kernels."""
+"""Train on a CPU with compiled kernels: whole layers as autograd functions, and the backend that offers all kernels.
 
-import itertools
+Legend: B sentences, T positions of each, S source positions, D model width, H heads, K width of a head.
+"""
+
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.cpu.attention import AttentionArguments, attention_scratch_size
-from transduce.kernels.cpu.gemm.train_calls import (
-    BackwardArguments,
-    ForwardArguments,
-    gemm_emitter_of,
-    gemm_kernels,
-    gemm_tile,
-    is_nontemporal,
-    padded_rows,
-    project,
-    require_gemm_tile,
-    supports_gemm_sizes,
-)
-from transduce.kernels.cpu.jit.compiler import CompiledKernel, address_of, float_bits
-from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StepList, process_stack
-from transduce.kernels.cpu.jit.tile import Tile
+from transduce.kernels.cpu.gemm.train_calls import gemm_tile, project, require_gemm_tile, supports_gemm_sizes
+from transduce.kernels.cpu.jit.compiler import address_of
+from transduce.kernels.cpu.jit.memory import process_stack
 from transduce.kernels.cpu.train_rows import (
-    ActivationArguments,
-    DropoutArguments,
-    NormArguments,
     activate,
-    activation_kernels,
     add_in_place,
     dropout_add,
-    row_kernels,
     softmax_,
     sum_rows,
     supports_activation,
@@ -43,19 +26,20 @@ from transduce.kernels.cpu.train_rows import (
 )
 from transduce.kernels.cpu.training.autograd import (
     add_rows_in_place,
+    angles_of,
     apply_rotary,
     attend,
-    attention_kernels,
-    attention_shape,
     embed,
     layer_norm,
     linear,
+    padded_bias,
     residual_norm,
     rms_norm,
     supports_attention,
     supports_linear,
     supports_rotary,
 )
+from transduce.kernels.cpu.training.layer_plan import LayerPlan, LayerShape, SublayerShape
 from transduce.kernels.cpu.training.optimizer import (
     apply_update,
     orthogonalize_in_place,
@@ -71,534 +55,13 @@ from transduce.kernels.training_executor import (
     kernel_lengths,
     options_of,
     sublayers_of,
+    supports_positions,
 )
-from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, sum_of_gradients
+from transduce.model.backend import PLAIN_ATTENTION, sum_of_gradients
 from transduce.model.layer_graph import table
-
-# --- plan of a layer ---
-# A plan lists the kernel calls of a whole layer, forward and backward, for fixed sizes. What the backward pass needs
-# is saved in one block of memory, except large norms and activations, which are recomputed. Shorter-lived arrays share
-# a second block.
-# Legend: B sentences, T positions of each, S source positions, D model width, N rows (B × T, or B × S of the encoder
-# output), I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
-
-
-_FLOAT = 4  # bytes
-_LARGE = 2 << 20  # norms and activations of at least so many bytes are recomputed in the backward pass
-_GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
-
-
-class Base(IntEnum):
-    """An enumeration of the base addresses, passed at each run, to which a layer plan's memory offsets are relative."""
-
-    NOWHERE = 0
-    """Address 0, for arguments that are plain numbers."""
-    X = 1
-    """The layer's input, (B, T, D)."""
-    MEMORY = 2
-    """The encoder output, (B, S, D); address 0 in an encoder layer."""
-    OUT = 3
-    """The layer's output, (B, T, D)."""
-    KEPT = 4
-    """The memory block that the forward pass fills with what the backward pass needs."""
-    TEMPORARY = 5
-    """The scratch space of the forward pass or of the backward pass, which nothing else reads afterwards."""
-    BY_OUT = 6
-    """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
-    BY_X = 7
-    """The gradient with respect to the layer's input, (B, T, D), which the backward pass writes."""
-    BY_MEMORY = 8
-    """The gradient with respect to the encoder output, (B, S, D), which the backward pass writes."""
-    SUBLAYERS = 9
-    """The first base address of the layer's first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
-
-
-class SublayerBase(IntEnum):
-    """An enumeration of a sub-layer's base addresses; each parameter is followed by its float32 gradient sum."""
-
-    SEED = 0
-    """The seed of the dropout of the sub-layer's output; a number, not an address."""
-    INNER_SEED = 1
-    """The seed of the dropout of the attention weights or of the activation; a number, not an address."""
-    LENGTHS = 2
-    """The number of keys of each sentence, for attention, int64 (B,); address 0 if there is none."""
-    NORM = 3
-    """The weight of the sub-layer's norm, (D,)."""
-    NORM_BIAS = 5
-    """The bias of the sub-layer's norm, (D,); address 0 for RMSNorm."""
-    FIRST = 7
-    """The weight of the sub-layer's first linear layer, such as that of queries, keys and values together."""
-    FIRST_BIAS = 9
-    """The bias of the sub-layer's first linear layer; address 0 if there is none."""
-    LAST = 11
-    """The weight of the sub-layer's last linear layer, whose output has the model width D."""
-    LAST_BIAS = 13
-    """The bias of the sub-layer's last linear layer; address 0 if there is none."""
-    COUNT = 15
-    """The number of base addresses of a sub-layer."""
-
-
-class SublayerShape(NamedTuple):
-    """The sizes and options of a sub-layer (attention or feed-forward network) on which its kernel calls depend."""
-
-    heads: int
-    """The number of heads H; 0 for a feed-forward network."""
-    inner: int
-    """The total width of the query heads, H × K, or the inner width of the feed-forward network."""
-    reads_memory: bool
-    """True for cross-attention, whose keys and values come from the encoder output."""
-    has_lengths: bool
-    """True if attention has a number of keys for each sentence; False if it is causal, or a feed-forward network."""
-    norm_is_before: bool
-    """True for pre-norm, False for post-norm."""
-    norm_has_bias: bool
-    """True for LayerNorm, False for RMSNorm."""
-    epsilon: float
-    """The number that the norm adds to the variance or mean square."""
-    has_biases: tuple[bool, bool]
-    """Two flags: True if the first linear layer has a bias, and True if the last one has."""
-    drop_256ths: int
-    """The dropout rate of the sub-layer's output in 256ths; 0: no dropout."""
-    inner_drop_256ths: int
-    """The dropout rate of the attention weights or of the activation, in 256ths; 0: no dropout."""
-    attention: AttentionOptions
-    """The properties of attention; its own dropout rate equals `inner_drop_256ths`."""
-    activation: str | None
-    """The name of a feed-forward network's activation, such as "relu" or "swiglu"; None for attention."""
-    projected: int
-    """The number of outputs of the first linear layer: queries, keys and values together, or gates and values."""
-
-    @property
-    def is_relu(self) -> bool:
-        """True if the activation is ReLU, which the GEMM kernels apply themselves."""
-        return self.activation == "relu"
-
-
-class LayerShape(NamedTuple):
-    """The sizes of a layer and of its batch; layers of equal shape share one plan of kernel calls."""
-
-    batch: int
-    """The number of sentences B."""
-    length: int
-    """The number of positions T of each sentence, padding included."""
-    memory_length: int
-    """The number of source positions S of each sentence; 0 without an encoder output."""
-    width: int
-    """The model width D."""
-    sublayers: tuple[SublayerShape, ...]
-    """The shapes of the layer's sub-layers, in the order in which they run."""
-    threads: int
-    """The number of threads that run the kernel calls, each with scratch space of its own."""
-    tile: Tile
-    """The register tile (instructions and vector length) that the GEMM kernels are compiled for."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the GEMMs, and of all arrays that are not explicitly float32."""
-        return torch.float32 if self.tile.kind == "floats" else torch.bfloat16
-
-
-class _Matrix(NamedTuple):
-    """A range of rows of a linear layer's weight, with the same range of the bias, which one GEMM multiplies."""
-
-    slot: SublayerBase
-    """The weight's index in `SublayerBase`; the bias has this index plus 2."""
-    start: int
-    """The first row of the range."""
-    stop: int
-    """The row behind the last one of the range."""
-    inputs: int
-    """The number of inputs I of the linear layer, which is the weight's number of columns."""
-
-    @property
-    def outputs(self) -> int:
-        """The number of outputs O, which is the number of rows in the range."""
-        return self.stop - self.start
-
-
-class LayerPlan:
-    """A plan of a layer's training: the kernel calls of both passes, and the bytes of memory that the calls need."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
-        kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
-        forward, backward = StepList(), StepList()
-        sublayers = [_PlannedSublayer(shape, number, kept) for number in range(len(shape.sublayers))]
-        x = MemoryOffset(Base.X)
-        for sublayer in sublayers:
-            block = kept if sublayer.keeps_output else scratch
-            out = MemoryOffset(Base.OUT) if sublayer is sublayers[-1] else block.allocate(sublayer.bytes)
-            sublayer.emit_forward(_Writer(sublayer, forward, scratch), x, out)
-            scratch.free([x])
-            x = out
-        for sublayer, following in itertools.pairwise(sublayers):
-            following.input_of = None if sublayer.keeps_output else sublayer
-        gradient = MemoryOffset(Base.BY_OUT)
-        for sublayer in reversed(sublayers):
-            by_x = MemoryOffset(Base.BY_X) if sublayer is sublayers[0] else scratch_back.allocate(sublayer.bytes)
-            sublayer.emit_backward(_Writer(sublayer, backward, scratch_back), gradient, by_x)
-            scratch_back.free([gradient])
-            gradient = by_x
-        self.threads = shape.threads
-        """The number of threads that the scratch space suffices for, and that the calls run on."""
-        self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
-        self.forward, self.backward = forward.finish(), backward.finish()
-
-
-def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
-    """Return the offset of the float32 gradient sum at a parameter's offset, whose elements have `bytes_each` bytes."""
-    return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
-
-
-class _PlannedSublayer:
-    """A sub-layer in a layer's plan, with the memory offsets of what the forward pass saves for the backward pass."""
-
-    def __init__(self, layer: LayerShape, number: int, kept: MemoryPlan) -> None:
-        self.layer, self.shape, self.kept = layer, layer.sublayers[number], kept
-        self.first_base = Base.SUBLAYERS + number * SublayerBase.COUNT
-        self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
-        self.item_bytes = layer.dtype.itemsize  # bytes of an element
-        self.bytes = self.rows * layer.width * self.item_bytes
-        self.keeps_norm_output = self.bytes < _LARGE
-        self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
-        """False if the sub-layer's output, a large post-norm, is recomputed in the backward pass, not saved."""
-        self.input_of: _PlannedSublayer | None = None
-        """The preceding sub-layer if the backward pass has to recompute that one's output; else None."""
-        self.last = _Matrix(SublayerBase.LAST, 0, layer.width, self.shape.inner)
-        self.positive: MemoryOffset | None = None
-        """The offset of a bit array, 1 where a feed-forward network's ReLU was positive; None without ReLU."""
-        self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
-        """False if the activation's large output is recomputed in the backward pass instead of being saved."""
-
-    def _first(self, start: int, stop: int) -> _Matrix:
-        """Return rows [start, stop) of the weight of the sub-layer's first linear layer, for one GEMM."""
-        return _Matrix(SublayerBase.FIRST, start, stop, self.layer.width)
-
-    def base_offset(self, base: SublayerBase) -> MemoryOffset:
-        """Return the memory offset of the start of one of the sub-layer's arrays, such as the weight of its norm."""
-        return MemoryOffset(self.first_base + base)
-
-    def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
-        """Append the forward kernel calls of a sub-layer f: norm(x + dropout(f(x))) or x + dropout(f(norm(x)))."""
-        shape = self.shape
-        self.x = x
-        self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
-        sublayer_input = x
-        if shape.norm_is_before:
-            sublayer_input = (self.kept if self.keeps_norm_output else w.scratch).allocate(self.bytes)
-            w.norm(x, self.norm_sums, sublayer_input)
-        self.before = sublayer_input
-        (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
-        if shape.norm_is_before:
-            w.scratch.free([sublayer_input])
-        added = w.scratch.allocate(self.bytes)
-        w.gemm(self.inner, self.rows, self.last, added)
-        w.scratch.free([self.inner])
-        if shape.norm_is_before:
-            w.drop(added, x, out)
-        else:
-            self.sum = self.kept.allocate(self.bytes)
-            w.drop(added, x, self.sum)
-            w.norm(self.sum, self.norm_sums, out)
-        w.scratch.free([added])
-
-    def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of x's projections (queries, keys, values) and of attention, into `self.inner`."""
-        inner, projected, item_bytes = self.shape.inner, self.shape.projected, self.item_bytes
-        if self.shape.reads_memory:
-            self.projected = self.kept.allocate(self.rows * inner * item_bytes)
-            self.memory = self.kept.allocate(self.memory_rows * (projected - inner) * item_bytes)
-            w.gemm(x, self.rows, self._first(0, inner), self.projected)
-            w.gemm(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, projected), self.memory)
-        else:
-            self.projected = self.memory = self.kept.allocate(self.rows * projected * item_bytes)
-            w.gemm(x, self.rows, self._first(0, projected), self.projected)
-        self.inner = self.kept.allocate(self.rows * inner * item_bytes)
-        self.attention_sums = self.kept.allocate(self.rows * self.shape.heads * 2 * _FLOAT)
-        w.attend(self.inner)
-
-    def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel calls of a feed-forward network's first linear layer, activation, and dropout."""
-        shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
-        if shape.is_relu:
-            self.inner = self.kept.allocate(inner_bytes)
-            self.positive = self.kept.allocate(self.rows * shape.inner // 8)
-            w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, positive=self.positive)
-            if shape.inner_drop_256ths:
-                w.drop_inner(self.inner)
-        else:
-            self.projected = self.kept.allocate(self.rows * shape.projected * self.item_bytes)
-            w.gemm(x, self.rows, self._first(0, shape.projected), self.projected)
-            self.inner = (self.kept if self.keeps_inner else w.scratch).allocate(inner_bytes)
-            self._activate(w, self.inner)
-
-    def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
-        """Append the kernel calls of an activation other than ReLU, and of the dropout after it, into `out`."""
-        w.activate(self.projected, out)
-        if self.shape.inner_drop_256ths:
-            w.drop_inner(out)
-
-    def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of a sub-layer, for the gradients of x, parameters and encoder output."""
-        shape, scratch = self.shape, w.scratch
-        by_sum = by_out
-        if not shape.norm_is_before:
-            by_sum = scratch.allocate(self.bytes)
-            w.norm_backward(self.sum, self.norm_sums, by_out, None, by_sum)
-        by_added = by_sum
-        if shape.drop_256ths:
-            by_added = scratch.allocate(self.bytes)
-            w.drop(by_sum, None, by_added)
-        by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
-        inner = self.inner
-        if not shape.heads and not self.keeps_inner:
-            inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
-            self._activate(w, inner)
-        w.gemm_backward(inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
-        scratch.free([inner])
-        if by_added != by_sum:
-            scratch.free([by_added])
-        by_before = scratch.allocate(self.bytes)
-        sublayer_input = self.before
-        if shape.norm_is_before and not self.keeps_norm_output:
-            sublayer_input = scratch.allocate(self.bytes)
-            w.norm(self.x, self.norm_sums, sublayer_input)
-        if self.input_of is not None:
-            sublayer_input, before = scratch.allocate(self.bytes), self.input_of
-            _Writer(before, w.steps, scratch).norm(before.sum, before.norm_sums, sublayer_input)
-        (self._attend_backward if shape.heads else self._feed_forward_backward)(w, sublayer_input, by_inner, by_before)
-        scratch.free([sublayer_input])
-        if shape.norm_is_before:
-            w.norm_backward(self.x, self.norm_sums, by_before, by_sum, by_x)
-        else:
-            w.add(by_before, by_sum, by_x)
-            scratch.free([by_sum])
-        scratch.free([by_before])
-
-    def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of attention, then of its projections: the gradient of x goes to `by_x`."""
-        inner, projected, reads_memory = self.shape.inner, self.shape.projected, self.shape.reads_memory
-        query_rows = self._first(0, inner if reads_memory else projected)
-        by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
-        if reads_memory:
-            by_memory = w.scratch.allocate(self.memory_rows * (projected - inner) * self.item_bytes)
-        w.attend_backward(by_inner, by_projected, by_memory)
-        w.scratch.free([by_inner])
-        if reads_memory:
-            memory_rows = self._first(inner, projected)
-            w.gemm_backward(
-                MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, by_memory, MemoryOffset(Base.BY_MEMORY)
-            )
-            w.scratch.free([by_memory])
-        w.gemm_backward(x, self.rows, query_rows, by_projected, by_x)
-        w.scratch.free([by_projected])
-
-    def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
-        shape, by_projected = self.shape, by_inner
-        if shape.inner_drop_256ths:
-            w.drop_inner(by_inner)
-        if not shape.is_relu:
-            if shape.projected > shape.inner:
-                by_projected = w.scratch.allocate(self.rows * shape.projected * self.item_bytes)
-            w.activate(self.projected, by_projected, by_inner)
-            if by_projected != by_inner:
-                w.scratch.free([by_inner])
-        w.gemm_backward(x, self.rows, self._first(0, shape.projected), by_projected, by_x)
-        w.scratch.free([by_projected])
-
-
-class _Writer:
-    """A writer that appends the kernel calls of one sub-layer to a list, to run later, and allocates scratch memory."""
-
-    def __init__(self, sublayer: _PlannedSublayer, steps: StepList, scratch: MemoryPlan) -> None:
-        self.sublayer, self.steps, self.scratch = sublayer, steps, scratch
-        self._rows = row_kernels(sublayer.layer.dtype)
-        self._products = gemm_kernels(sublayer.layer.tile)
-        self._multiplier = gemm_emitter_of(sublayer.layer.tile)
-        self._thread_bytes = sublayer.layer.threads * self._multiplier.thread_bytes
-
-    def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the kernel that writes the norm of x to `out` and each row's statistics to `sums`."""
-        self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
-
-    def norm_backward(
-        self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
-    ) -> None:
-        """Append a call of the norm's backward kernel, which writes the gradient of x to `out`.
-
-        The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes;
-        None: 0.
-        """
-        sublayer = self.sublayer
-        shares = self.scratch.allocate(sublayer.layer.threads * 2 * sublayer.layer.width * _FLOAT)
-        arguments = self._norm_arguments(x, sums, out)._replace(
-            gradient=gradient,
-            kept=kept or 0,
-            thread_gradients=shares,
-            weight_sum=_gradient_sum_of(sublayer.base_offset(SublayerBase.NORM), sublayer.item_bytes),
-            bias_sum=_gradient_sum_of(sublayer.base_offset(SublayerBase.NORM_BIAS), sublayer.item_bytes),
-        )
-        self.steps.add(self._norm_kernel("_backward"), arguments)
-        self.scratch.free([shares])
-
-    def _norm_kernel(self, which: str) -> CompiledKernel:
-        """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm): `which` is "", or "_backward"."""
-        return self._rows[("norm" if self.sublayer.shape.norm_has_bias else "rms") + which]
-
-    def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
-        """Return the arguments of the kernel that computes the sub-layer's norm of x, for the forward pass."""
-        sublayer = self.sublayer
-        vectors = sublayer.base_offset(SublayerBase.NORM), sublayer.base_offset(SublayerBase.NORM_BIAS)
-        epsilon = float_bits(sublayer.shape.epsilon)
-        return NormArguments(x, *vectors, sublayer.rows, sublayer.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
-
-    def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
-        """Append a call of the dropout kernel that computes out = residual + dropout(x); a None residual is 0."""
-        seed, drop_256ths = self.sublayer.base_offset(SublayerBase.SEED), self.sublayer.shape.drop_256ths
-        arguments = DropoutArguments(x, residual or 0, out, self._count, seed, drop_256ths)
-        self.steps.add(self._rows["drop"], arguments)
-
-    def drop_inner(self, x: MemoryOffset) -> None:
-        """Append a call of the dropout kernel for a feed-forward activation, or for its gradient, in place."""
-        shape, count = self.sublayer.shape, self.sublayer.rows * self.sublayer.shape.inner
-        seed = self.sublayer.base_offset(SublayerBase.INNER_SEED)
-        self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_256ths))
-
-    def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
-        """Append a call of the activation kernel; with the gradient of its output, of its backward kernel instead."""
-        sublayer = self.sublayer
-        assert sublayer.shape.activation is not None
-        kernels = activation_kernels(sublayer.shape.activation, sublayer.layer.dtype)
-        arguments = ActivationArguments(projected, out, sublayer.rows, sublayer.shape.inner, gradient or 0)
-        self.steps.add(kernels["activate" if gradient is None else "activate_backward"], arguments)
-
-    def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the kernel that computes out = other + x, for arrays of the size of the layer's output."""
-        self.steps.add(self._rows["drop"], DropoutArguments(x, other, out, self._count, 0, 0))
-
-    @property
-    def _count(self) -> int:
-        """The number of elements of the sub-layer's output, N × D."""
-        return self.sublayer.rows * self.sublayer.layer.width
-
-    def gemm(
-        self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
-    ) -> None:
-        """Append a call of the kernel of a linear layer, out = x · Wᵀ + b, for `rows` rows of x.
-
-        With `positive`, the kernel also applies ReLU, and sets the bits of `positive` where results are positive.
-        """
-        inputs, outputs = matrix.inputs, matrix.outputs
-        weight, bias = self._parameters(matrix)
-        packed = self.scratch.allocate(outputs * inputs * self.sublayer.item_bytes)
-        streams = is_nontemporal(rows * outputs * self.sublayer.item_bytes)
-        least = float_bits(0.0 if positive else float("-inf"))
-        thread_scratch = self.scratch.allocate(self._thread_bytes)
-        sizes = rows, inputs, outputs
-        arguments = ForwardArguments(
-            x, weight, bias or 0, out, *sizes, least, packed, int(streams), thread_scratch, positive or 0
-        )
-        self.steps.add(self._products["forward"], arguments)
-        self.scratch.free([packed, thread_scratch])
-
-    def gemm_backward(
-        self,
-        x: MemoryOffset,
-        rows: int,
-        matrix: _Matrix,
-        gradient: MemoryOffset,
-        by_x: MemoryOffset,
-        *,
-        is_open: MemoryOffset | None = None,
-    ) -> None:
-        """Append a call of the kernel that computes a linear layer's backward pass from `gradient`, that of its output.
-
-        The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0, and adds the weight and bias
-        gradients to their float32 sums.
-        """
-        inputs, outputs = matrix.inputs, matrix.outputs
-        filled = padded_rows(rows, self.sublayer.layer.tile)
-        weight, bias = self._parameters(matrix)
-        item_bytes = self.sublayer.item_bytes
-        sizes = outputs * inputs * item_bytes, inputs * filled * item_bytes, self._thread_bytes
-        scratch = [self.scratch.allocate(count) for count in sizes]
-        arguments = BackwardArguments(
-            x=x,
-            weight=weight,
-            gradient=gradient,
-            x_gradient=by_x,
-            relu_mask=is_open or 0,
-            weight_gradient_sum=_gradient_sum_of(weight, item_bytes),
-            bias_gradient_sum=_gradient_sum_of(bias, item_bytes) if bias else 0,
-            positions=rows,
-            inputs=inputs,
-            outputs=outputs,
-            packed_weight=scratch[0],
-            packed_x=scratch[1],
-            thread_scratch=scratch[2],
-            is_nontemporal=int(is_nontemporal(rows * inputs * item_bytes)),
-        )
-        self.steps.add(self._products["backward"], arguments)
-        self.scratch.free(scratch)
-
-    def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the memory offsets of a weight range's first row and first bias element; None for a missing bias."""
-        sublayer, (slot, start, _, inputs) = self.sublayer, matrix
-        has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
-        weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
-        first, first_bias = start * inputs * sublayer.item_bytes, start * sublayer.item_bytes
-        return weight.advance(first), bias.advance(first_bias) if has_bias else None
-
-    def attend(self, context: MemoryOffset) -> None:
-        """Append a call of the attention kernel, from projected queries, keys and values to the output `context`."""
-        self._attend("attend", context, None)
-
-    def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
-        """Append a call of the kernel that computes the gradients of attention's queries, keys and values."""
-        self._attend("attend_backward", by_context, (by_projected, by_memory))
-
-    def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of the attention kernel `attend`, or of `attend_backward`, which writes the `gradients`."""
-        sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
-        keys = layer.memory_length if shape.reads_memory else layer.length
-        kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention)
-        scratch_each = attention_scratch_size(kind, keys, layer.length)
-        scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
-        arguments = AttentionArguments(
-            *self._query_key_value(sublayer.projected, sublayer.memory),
-            query_stride=shape.inner if shape.reads_memory else shape.projected,
-            key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
-            batch=layer.batch,
-            heads=shape.heads,
-            num_queries=layer.length,
-            num_keys=keys,
-            lengths=sublayer.base_offset(SublayerBase.LENGTHS) if shape.has_lengths else 0,
-            context=context,
-            sums=sublayer.attention_sums,
-            **dict(zip(_GRADIENTS, self._query_key_value(*gradients) if gradients else (0, 0, 0), strict=True)),
-            scratch=scratch,
-            scratch_per_thread=scratch_each,
-            seed=sublayer.base_offset(SublayerBase.INNER_SEED),
-            drop_256ths=shape.inner_drop_256ths,
-        )
-        self.steps.add(attention_kernels(kind)[name], arguments)
-        self.scratch.free([scratch])
-
-    def _query_key_value(
-        self, projected: MemoryOffset, memory: MemoryOffset
-    ) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the offsets of queries, keys and values within the projections, or within the projections' gradients.
-
-        Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
-        """
-        size = self.sublayer.shape.inner * self.sublayer.item_bytes
-        first = 0 if self.sublayer.shape.reads_memory else size
-        return projected, memory.advance(first), memory.advance(first + size // self.sublayer.shape.attention.shared)
-
+from transduce.model.positions import Rotation
 
 # --- layers as autograd functions ---
-# Legend: B sentences, T positions of each, S source positions, D model width.
 
 
 _MAX_CACHED_PLANS = 512
@@ -616,7 +79,13 @@ _WHOLE_LAYERS = table(
 )
 
 
-def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+def run_layer(
+    layer: nn.Module,
+    x: Tensor,
+    memory: Tensor | None,
+    masks: Sequence[object],
+    rotation: Rotation | None = None,
+) -> Tensor | None:
     """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
 
     Args:
@@ -624,17 +93,20 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
         x: its input, (B, T, D).
         memory: the encoder output, (B, S, D), for a decoder layer.
         masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+        rotation: the rotary embedding of the queries and keys of self-attention.
     """
     if not torch.is_grad_enabled() or gemm_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
-    is_known = all(each is not None and each.bias is None for each in lengths)
-    sublayers = sublayers_of(layer, lengths, _WHOLE_LAYERS) if is_known else None
+    sublayers = None if any(each is None for each in lengths) else sublayers_of(layer, lengths, _WHOLE_LAYERS)
     if sublayers is None or not all(_supports_sublayer(sublayer, x, memory) for sublayer in sublayers):
         return None
+    attention, bias = sublayers[0].attention, None if lengths[0] is None else lengths[0].bias
+    if attention is None or not supports_positions(attention, x, rotation, bias, supports_rotary):
+        return None
     parameters = [each for sublayer in sublayers for each in sublayer.parameters()]
-    return _Layer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    return _Layer.apply(sublayers, rotation, x, memory, bias, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
@@ -665,18 +137,33 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
+        ctx: Any,
+        sublayers: Sequence[MaskedSublayer],
+        rotation: Rotation | None,
+        x: Tensor,
+        memory: Tensor | None,
+        bias: Tensor | None,
+        *parameters: Tensor | None,
     ) -> Tensor:
-        plan = _plan_of(_shape_of(sublayers, x, memory))
+        plan = _plan_of(_shape_of(sublayers, rotation, x, memory))
+        angles = None if rotation is None else angles_of(rotation)
+        bias = None if bias is None else padded_bias(bias)
         saved, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
         sublayer_addresses = _addresses_of_sublayers(sublayers, parameters)
         plan.forward.run(
-            [0, *map(address_of, (x, memory, out)), saved.address, scratch.address, 0, 0, 0, *sublayer_addresses],
+            [
+                0,
+                *map(address_of, (x, memory, out)),
+                *(saved.address, scratch.address),
+                *(0, 0, 0),
+                *(address_of(angles), address_of(bias), 0),
+                *sublayer_addresses,
+            ],
             plan.threads,
         )
         scratch.free()
-        ctx.save_for_backward(x, memory)
+        ctx.save_for_backward(x, memory, angles, bias)
         # Keeps the lengths alive, which the backward pass reads by address.
         ctx.plan, ctx.kept, ctx.own, ctx.sublayers = plan, saved, sublayer_addresses, sublayers
         ctx.count = len(parameters)
@@ -685,29 +172,36 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, memory = ctx.saved_tensors
+        x, memory, angles, bias = ctx.saved_tensors
         if ctx.kept is None:
             raise RuntimeError("the backward pass of this layer was taken before: compute it again")
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
+        by_bias = None if bias is None else torch.zeros_like(bias)
         inputs, outputs = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
+        positions = map(address_of, (angles, bias, by_bias))
         scratch = process_stack().allocate(ctx.plan.backward_scratch_bytes)
-        ctx.plan.backward.run([0, *inputs, 0, ctx.kept.address, scratch.address, *outputs, *ctx.own], ctx.plan.threads)
+        ctx.plan.backward.run(
+            [0, *inputs, 0, ctx.kept.address, scratch.address, *outputs, *positions, *ctx.own], ctx.plan.threads
+        )
         scratch.free()
         ctx.kept = None
-        return None, by_x, by_memory, *[None] * ctx.count
+        by_bias = None if by_bias is None else by_bias[:, :, : by_bias.shape[1]].to(x.dtype)
+        return None, None, by_x, by_memory, by_bias, *[None] * ctx.count
 
 
-def _shape_of(sublayers: Sequence[MaskedSublayer], x: Tensor, memory: Tensor | None) -> LayerShape:
+def _shape_of(
+    sublayers: Sequence[MaskedSublayer], rotation: Rotation | None, x: Tensor, memory: Tensor | None
+) -> LayerShape:
     """Return the `LayerShape` (sizes and options) of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
-    shapes = tuple(_sublayer_shape_of(sublayer) for sublayer in sublayers)
+    shapes = tuple(_sublayer_shape_of(each, None if number else rotation) for number, each in enumerate(sublayers))
     memory_length = 0 if memory is None else memory.shape[1]
     return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), require_gemm_tile(x.dtype))
 
 
-def _sublayer_shape_of(sublayer: MaskedSublayer) -> SublayerShape:
-    """Return the `SublayerShape` of a sub-layer: the sizes and options on which its kernel calls depend."""
+def _sublayer_shape_of(sublayer: MaskedSublayer, rotation: Rotation | None) -> SublayerShape:
+    """Return the `SublayerShape` of a sub-layer; `rotation` is the rotary embedding of its queries and keys."""
     attention, (first, last) = sublayer.attention, sublayer.linears
     options = PLAIN_ATTENTION if attention is None else options_of(attention)
     assert sublayer.norm.eps is not None
@@ -726,6 +220,8 @@ def _sublayer_shape_of(sublayer: MaskedSublayer) -> SublayerShape:
         attention=options,
         activation=sublayer.activation,
         projected=first.out_features,
+        is_biased=isinstance(sublayer.mask, KeyLengths) and sublayer.mask.bias is not None,
+        rotary=None if rotation is None else "interleaved" if rotation.interleaved else "halves",
     )
 
 
