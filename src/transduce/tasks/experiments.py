@@ -4,6 +4,7 @@ An experiment's folder has a folder for each variant, with the settings, the log
 """
 
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -373,7 +374,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The path of the run."""
     reason: str
-    """The last line of its log."""
+    """The last error message in its log, or else its last line."""
 
 
 def run_all(
@@ -525,6 +526,7 @@ class _Runner:
         computing += ["--precision", self._options.precision]
         command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
+            start = log.seek(0, os.SEEK_END)
             with self._lock:
                 if self._is_stopping:
                     return False
@@ -542,8 +544,10 @@ class _Runner:
                 self._processes.discard(process)
         if code == 0 or self._is_stopping:
             return code == 0
-        lines = run.log_path.read_text("utf-8", "replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {code}"
+        lines = run.log_path.read_bytes()[start:].decode("utf-8", "replace").strip().splitlines()
+        # A process that outlived an experiment that was killed may write to the log, too.
+        errors = [line for line in lines if line.startswith("transduce: ")] or lines
+        reason = errors[-1] if errors else f"exit code {code}"
         self._failures.append(Failure(str(run.folder), reason))
         self._say(f"{label}: failed: {reason}")
         return False
