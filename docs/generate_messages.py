@@ -21,7 +21,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "transduce"
 
 # Files without messages for users: compiled code, machine-readable formats, and the server's answers in English.
 WITHOUT_MESSAGES = (
-    "kernels/",
+    "kernels/cpu/",
+    "kernels/cuda/",
+    "kernels/prepacked.py",
     "interop/onnx",
     "demonstration/actions.py",
     "demonstration/grammar.py",

@@ -18,10 +18,15 @@ CATALOGS = Path(__file__).with_name("locale")
 """Folder of the catalogs: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
-# Fields of a template may have any length if its fixed parts have this many letters; else they have at most 3 words.
+# Fields of a template may be anything if its fixed parts have this many letters; else they have at most 3 words, and
+# no phrase of English words, of which "{part} of {whole}" would make a sentence of neither language.
 _MIN_LETTERS = 12
 _MAX_WORDS = 3
-_SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
+_MEETING = re.compile(r"[\u4e00-\u9fff][\w`]|[\w`][\u4e00-\u9fff]", re.ASCII)  # no space between these
+_PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command is no phrase
+# What stands between messages in one text, in this order, and between their translations.
+_SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
+_FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}
 
@@ -44,6 +49,11 @@ def localized(text: str) -> str:
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
     return _catalog(_state["language"]).translate(text)
+
+
+def labeled(label: str, text: str) -> str:
+    """Return a label in the user's language, a colon and a text that is shown as it is: "Machine: Linux"."""
+    return f"{localized(label)}{': ' if _state['language'] == 'en' else '：'}{text}"
 
 
 def column(text: str, width: int, *, right: bool = False) -> str:
@@ -122,10 +132,14 @@ class Catalog:
         core = text.strip()
         found = self.find(core)
         if found is not None:
-            return text.replace(core, found, 1) if core else text
-        for separator in _SEPARATORS:
+            before, _, after = text.partition(core) if core else (text, "", "")
+            begins, ends = found.startswith(tuple(_FULL_WIDTH)), found.endswith(tuple(_FULL_WIDTH))
+            return f"{before.rstrip(' ') if begins else before}{found}{after.lstrip(' ') if ends else after}"
+        for separator, translated in _SEPARATORS.items():
             if separator in text:
-                return separator.join(self.translate(part) for part in text.split(separator))
+                parts = text.split(separator)
+                shown = [self.translate(part) for part in parts]
+                return (separator if shown == parts else translated).join(shown)
         return text
 
     def find(self, text: str) -> str | None:
@@ -155,7 +169,10 @@ class Catalog:
             return False
         if sum(map(str.isalpha, fixed)) >= _MIN_LETTERS:
             return True
-        return all(len(value.split()) <= _MAX_WORDS for value in self._untranslated(template, fields).values())
+        return all(
+            len(value.split()) <= _MAX_WORDS and not _PHRASE.search(value)
+            for value in self._untranslated(template, fields).values()
+        )
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
         """Return the fields that the translation repeats unchanged, because they are not messages themselves."""
@@ -166,15 +183,18 @@ class Catalog:
         }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
-        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too."""
+        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too.
+
+        Such a field may begin or end with a Latin letter, which a space separates from a Chinese character beside it.
+        """
         from string import Formatter
 
         result = ""
         for literal, name, _, conversion in Formatter().parse(translation):
-            result += literal
+            result += " " + literal if _MEETING.fullmatch(result[-1:] + literal[:1]) else literal
             if name is not None:
-                value = fields[name]
-                result += self.translate(value) if conversion == "t" else value
+                value = self.translate(fields[name]) if conversion == "t" else fields[name]
+                result += " " + value if _MEETING.fullmatch(result[-1:] + value[:1]) else value
         return result
 
 

@@ -88,7 +88,8 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
         fields = enumerate(sorted(_fields(text)))
         values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
         values |= {"n": "7"} if "n" in values else {}
-        if catalog.find(text.format(**values)) != re.sub(r"!t\}", "}", translation).format(**values):
+        found, expected = catalog.find(text.format(**values)), re.sub(r"!t\}", "}", translation).format(**values)
+        if found is None or found.replace(" ", "") != expected.replace(" ", ""):  # spaces beside fields vary
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
 
@@ -127,10 +128,29 @@ def test_fields_that_are_messages_are_translated_and_others_repeated() -> None:
 
 @pytest.mark.usefixtures("chinese")
 @pytest.mark.parametrize(
-    "text", ["", "我爱你", "I ate apples yesterday.", "{braces} stay", "a cat with a hat has fun", "fine lines"]
+    "text",
+    [
+        "",
+        "我爱你",
+        "I ate apples yesterday.",
+        "{braces} stay",
+        "a cat with a hat has fun",
+        "fine lines",
+        "Read all lines of a text, and compare them",
+    ],
 )
 def test_a_text_that_is_no_message_stays(text: str) -> None:
     assert localized(text) == text
+
+
+@pytest.mark.usefixtures("chinese")
+def test_marks_between_chinese_parts_are_full_width_and_have_no_spaces() -> None:
+    assert localized("Linux x86_64, 1 thread, AVX2") == "Linux x86_64，1 个线程，AVX2"
+    assert localized("6 lines in a.en and 1 line in b.en") == "a.en 有 6 行，b.en 有 1 行"
+    assert localized("292 greedily (BLEU -0.23)") == "贪心搜索 292 个（BLEU -0.23）"
+    assert localized("`model.d_model`, 32, is no multiple of 64") == "`model.d_model` 是 32，不是 64 的倍数"
+    assert localized("the width of a head, 8, is no multiple of 16") == "一个头的宽度是 8，不是 16 的倍数"
+    assert ui_language.labeled("Machine", "Linux") == "机器：Linux"
 
 
 @pytest.mark.usefixtures("chinese")
@@ -172,6 +192,14 @@ def test_help_in_chinese_has_no_english_sentence(verb: str | None, untranslated:
     assert [each for each in sentences if not any(each in text for text in untranslated)] == []
 
 
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_in_chinese_has_chinese_marks(verb: str | None) -> None:
+    """Command names and lists of values stay as they are typed."""
+    character = r"[\u4e00-\u9fff，。；：、（）]"
+    assert re.findall(rf".*{character}[:;,?!](?: |$)|{character} +（.*", build_parser(verb).format_help(), re.M) == []
+
+
 def test_help_in_chinese_is_wrapped_by_the_width_of_characters() -> None:
     lines = wrapped("模型文件夹（`transduce train` 写出的），或词表相同的几个；默认：标准输入。", 20)
     assert lines == ["模型文件夹", "（`transduce train`", "写出的），或词表相同", "的几个；默认：标准输", "入。"]
@@ -186,7 +214,7 @@ def test_the_option_may_stand_anywhere(place: str, capsys: pytest.CaptureFixture
         "joined": ["trane", "--ui-language=zh"],
     }[place]
     assert main(arguments) == 2
-    assert capsys.readouterr().err == "transduce: 没有命令 `trane`：是不是要用 `train`？\n"
+    assert capsys.readouterr().err == "transduce：没有命令 `trane`：是不是要用 `train`？\n"
     assert ui_language.ui_language() == "en"
 
 

@@ -17,6 +17,7 @@ from transduce.model.transformer import Decoder
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher, Workers
 from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
+from transduce.serving.jobs import Job
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
@@ -370,6 +371,26 @@ def test_requests_join_those_that_are_running_and_get_what_they_would_get_alone(
     assert reported[0] == reported[1] != []
     assert ended[-1] == 0
     assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_a_short_translation_overtakes_a_long_continuation(generator: ServedGenerator, gated_model: Any) -> None:
+    """The thread that continues the prompt waits until the translation is there; a prompt waits for the thread."""
+    job = GenerationJob(generator, CompletionRequest("letters", ["abc"], max_tokens=90), ServingSettings())
+    prompt = GenerationJob(generator, CompletionRequest("letters", ["d"], max_tokens=9), ServingSettings())
+    model = gated_model()
+    translation = Job(model, ["gut"], model.search, seconds=60.0)
+
+    def translate(text: str) -> None:  # noqa: ARG001
+        job.report = None
+        batcher.submit(prompt, translation)
+        assert translation.future.result(30)[0].translation.text == "GUT"
+        assert not prompt.future.done()
+
+    job.report = translate
+    with working() as batcher:
+        batcher.submit(job)
+        assert job.future.result(60)
+        assert prompt.future.result(60)
 
 
 def test_a_request_that_nobody_waits_for_leaves_the_others(generator: ServedGenerator) -> None:

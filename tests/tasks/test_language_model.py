@@ -85,7 +85,8 @@ def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_trans
     with pytest.raises(TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"):
         transduce.load(model, datastore="some.examples")
     for read in (load_translator, read_model_folder):
-        with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
+        message = r"is of the kind `decoder`, but .* is needed here: `transduce generate`"
+        with pytest.raises(TransduceError, match=message):
             read(model)
     assert 'transduce generate THIS_FOLDER "the beginning"' in (model / "README.md").read_text("utf-8")
 
@@ -238,7 +239,7 @@ def test_after_the_first_step_a_mistake_removes_nothing(
     def fail(*_: Any) -> None:
         raise TransduceError("The loss rises: lower the rate.")
 
-    monkeypatch.setattr("transduce.training.loop.Trainer._stop_where_nothing_is_learnt", fail)
+    monkeypatch.setattr("transduce.training.loop.Trainer._stop_if_diverged", fail)
     with pytest.raises(TransduceError, match="The loss rises"):
         begin(text, tmp_path / "m")
     assert read_stored(tmp_path / "m" / "settings.toml").task.context == 16

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from transduce.argument_checks import use_common_options
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, localized, ui_language
+from transduce.ui_language import LANGUAGES, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
@@ -93,6 +93,10 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         """Begin a group of options, whose title is in the user's language."""
         super().start_section(None if heading is None else localized(heading))
 
+    def format_help(self) -> str:
+        """Return the help text; the title of a group ends with a colon of the user's language."""
+        return re.sub(r"(?<=[\u2e80-\uffff]):$", "：", super().format_help(), flags=re.MULTILINE)
+
     def add_text(self, text: str | None) -> None:
         """Add a paragraph, in the user's language, to the help text."""
         super().add_text(None if text is None else localized(text))
@@ -102,7 +106,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         text = action.help if nothing else super()._get_help_string(action)
         if text is None or action.help is None or ui_language() == "en":
             return text
-        return localized(action.help) + localized(text.removeprefix(action.help))
+        return localized(action.help) + localized(text.removeprefix(action.help)).strip()
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return super()._split_lines(text, width) if ui_language() == "en" else wrapped(text, width)
@@ -268,7 +272,7 @@ def _explained(arguments: list[str]) -> int:
             warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
-        sys.stderr.write(f"transduce: {_with_options(error, arguments)}\n")
+        sys.stderr.write(labeled("transduce", f"{_with_options(error, arguments)}\n"))
         return 2
     except KeyboardInterrupt:
         return 130
@@ -283,7 +287,7 @@ def _explained(arguments: list[str]) -> int:
         sys.stderr.write(localized(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n"))
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.interruption import is_out_of_memory
+        from transduce.machine import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

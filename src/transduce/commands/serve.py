@@ -139,8 +139,11 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.closing(opened), signal_handlers(_leave):
         models, generators = load_models(options)
         catalog = make_catalog(models, generators, settings)
+        served: list[ServedModel | ServedGenerator] = [*models, *generators]
         if options.workers is None:
-            settings = msgspec.structs.replace(settings, workers=default_workers([*models, *generators]))
+            settings = msgspec.structs.replace(settings, workers=default_workers(served))
+        # On a GPU, a step of few sentences takes as long as one of many.
+        settings = msgspec.structs.replace(settings, overtaking=_are_on_cpu(served))
         service = Service(
             catalog.models,
             settings,
@@ -324,9 +327,11 @@ def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
     """
     import torch
 
-    if any(model.device.type != "cpu" for model in models):
-        return 1
-    return min(torch.get_num_threads(), _MAX_WORKERS)
+    return min(torch.get_num_threads(), _MAX_WORKERS) if _are_on_cpu(models) else 1
+
+
+def _are_on_cpu(models: "Sequence[ServedModel | ServedGenerator]") -> bool:
+    return all(model.device.type == "cpu" for model in models)
 
 
 def inspection_views() -> "InspectionViews":

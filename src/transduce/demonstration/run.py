@@ -36,7 +36,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         share = 100.0 * self.exact / self.sentences
-        return f"held-out exact: {share:.1f} % ({self.exact} of {self.sentences})"
+        return f"held-out exact: {share:.1f} % ({self.exact:,} of {self.sentences:,})"
 
 
 def demo(

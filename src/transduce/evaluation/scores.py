@@ -462,7 +462,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """Return a text table of the labels' scores, and a confusion table if there are at most 20 labels."""
         width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
-        heads = (column("texts", 7, right=True), column("precision", 9, right=True), column("recall", 7, right=True))
+        names = localized("texts precision recall").split()
+        heads = tuple(column(name, width, right=True) for name, width in zip(names, (7, 9, 7), strict=True))
         lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
         lines += [
             f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"

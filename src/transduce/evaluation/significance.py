@@ -264,13 +264,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             *map(localized, ("difference", "95 % interval", "p randomization", "p bootstrap")),
         ]
         metrics = (self.bleu, self.chrf)
-        facts = f"{count_noun(self.sentences, 'sentence')}, {self.differing:,} differ; {self.resamples:,} resamples, "
+        sentences = count_noun(self.sentences, "sentence")
+        facts = f"{sentences}, {self.differing:,} differ; {self.resamples:,} resamples, seed {self.seed}"
         return "\n".join(
             [
                 *_aligned([heading, *map(_cells, metrics)]),
                 *(row.verdict for row in metrics),
                 *_disagreement(self.bleu, self.chrf),
-                f"{facts}seed {self.seed}",
+                facts,
                 *(f"{row.metric}  {row.signature}" for row in metrics),
                 *_decoding_lines({self.name_a: self.decoding_a, self.name_b: self.decoding_b}),
                 *(f"warning: {sentence}" for sentence in self.warnings),

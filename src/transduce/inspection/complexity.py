@@ -67,7 +67,7 @@ class LayerType(NamedTuple):
     run: Callable[[Tensor, int], Tensor]
     """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
-    """Function that returns a computation of one layer for n positions of width d, which is timed."""
+    """Function of n and d that returns a computation of one layer for n positions of width d, to be timed."""
 
 
 def compare_layers(
@@ -138,7 +138,7 @@ def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
     PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
     a path has log_k(n) layers.
     """
-    window = Window(radius, causal=False, present=None, relative=None)
+    window = Window(radius, causal=False, present=None, bias=None)
 
     def convolution(x: Tensor, layer: int) -> Tensor:
         weight = _weights(x.shape[1], x.shape[1], kernel, seed=layer)
@@ -333,7 +333,7 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 
 
 def training_flops(preset: str) -> float:
-    """Return the floating-point operations of the matrix multiplications of a run of the paper.
+    """Return the floating-point operations of the matrix multiplications of a training run of the paper.
 
     There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
     Attention scores and attention's weighted sums, which depend on the lengths, are left out.

@@ -22,7 +22,7 @@ from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.choices import choose_kernels
-from transduce.ui_language import column, localized
+from transduce.ui_language import column, labeled, localized, ui_language
 
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
@@ -41,22 +41,23 @@ class BackendChoice(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason for the choice; empty if it is the fastest backend."""
     refused: dict[str, str] = {}
-    """The reason against each faster backend."""
+    """By name, each faster backend with the reason why it was refused."""
 
     def __str__(self) -> str:
         reasons = [localized(f"not {name}, because {reason}") for name, reason in self.refused.items()]
-        return "; ".join([self.backend + (f": {localized(self.reason)}" if self.reason else ""), *reasons])
+        chosen = labeled(self.backend, localized(self.reason)) if self.reason else self.backend
+        return ("; " if ui_language() == "en" else "；").join([chosen, *reasons])
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
     """The installation status of the packages of one extra of this package, such as `fast`."""
 
     name: str
-    """The name of the extra."""
+    """The name of the extra, such as "fast"."""
     installed: dict[str, str]
-    """The version of each installed package."""
+    """The name and version of each installed package of the extra."""
     missing: tuple[str, ...]
-    """Packages that are missing or too old."""
+    """The packages of the extra that are missing or too old."""
 
     def __str__(self) -> str:
         if self.missing:
@@ -68,7 +69,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The backend that decodes one model on this machine."""
 
     folder: str
-    """The model's folder."""
+    """The path of the model's folder."""
     description: str
     """The model's kind and size, precision and device."""
     decoding: BackendChoice | None
@@ -76,24 +77,24 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         shown = self.decoding or localized("this kind of model has no choice of backends")
-        return f"{self.description}: {shown}"
+        return labeled(self.description, str(shown))
 
 
 class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an installation; `str` formats it as a few lines."""
 
     versions: dict[str, str]
-    """The versions of transduce, Python, and the required packages."""
+    """The versions of transduce, Python and the required packages, by name."""
     system: str
     """The operating system and processor architecture."""
     device: str
     """The device that is used by default or was requested: "cpu" or "cuda"."""
     threads: int
-    """The number of compute threads."""
+    """The number of compute threads that would be used."""
     processor: tuple[str, ...]
     """The instruction sets that kernels use, such as "AVX2" and "AMX"."""
     limits: dict[str, str]
-    """Environment variables that are set and restrict the hardware that is used."""
+    """Environment variables that restrict the hardware used, with the values that are set."""
     gpus: tuple[str, ...]
     """The names of the GPUs that PyTorch finds."""
     no_gpu: str | None
@@ -101,15 +102,15 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """The default precision with its reason."""
     training: BackendChoice
-    """The backend that trains."""
+    """The backend that would train on this machine."""
     decoding: BackendChoice
-    """The backend that decodes the paper's base model."""
+    """The backend that would decode the paper's base model on this machine."""
     extras: tuple[ExtraStatus, ...]
-    """The state of each extra."""
+    """The installation status of each extra of the package."""
     model: ModelStatus | None = None
     """The backend that decodes the requested model; None if no model was requested."""
     slower: str | None = None
-    """Description of what is slower or missing because this processor or device has no kernels; None: nothing."""
+    """What is slower or missing because this processor or device has no kernels; None: nothing."""
 
     def __str__(self) -> str:
         return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())
@@ -117,12 +118,12 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        yield "machine", f"{self.system}, {localized(threads)}, {', '.join(self.processor)}"
+        yield "machine", localized(", ".join([self.system, threads, *self.processor]))
         if self.limits:
             yield "limits", ", ".join(f"{name}={value}" for name, value in self.limits.items())
         yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + localized(self.no_gpu or "")
-        name, colon, reason = self.precision.partition(": ")
-        yield "precision", name + colon + localized(reason)
+        name, _, reason = self.precision.partition(": ")
+        yield "precision", labeled(name, localized(reason))
         yield "training", str(self.training)
         yield "decoding", str(self.decoding) + localized(" (the paper's base model)")
         if self.slower is not None:

@@ -192,8 +192,7 @@ def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -
 
 def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
     return TransduceError(
-        f"{needed[0].upper()}{needed[1:]} is needed here, but the model in {folder} is of the kind `{config.kind}`: "
-        f"{_USES[config.kind]}."
+        f"The model in {folder} is of the kind `{config.kind}`, but {needed} is needed here: {_USES[config.kind]}."
     )
 
 

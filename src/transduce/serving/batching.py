@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, TextProgress
+from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, TextProgress, estimate_work
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.settings import ServingSettings
@@ -22,13 +22,19 @@ from transduce.serving.settings import ServingSettings
 # A request is waiting until one of its sentences goes into a batch, and running from then on. At most `max_running`
 # requests run and `max_waiting` wait; further ones are refused at once. A batch has sentences of similar length,
 # for one model and one set of search settings, so that little of it is padding. Each batch starts with the request
-# that has waited longest since its last batch, so that long texts do not block short ones.
+# that has waited longest since its last batch, so that long texts do not block short ones. While all workers are busy
+# with much longer batches, one more thread decodes the short requests that wait, so that they overtake the others.
 
 
 _CANDIDATES_OF_A_JOB = 256  # bounds the sorting per batch for texts of many thousand lines
 # Sentences per batch below which work is not split among idle workers: the fixed cost of a decoding step is about
 # that of four sentences.
 _MIN_SENTENCES_PER_WORKER = 16
+# A request overtakes if it has waited for this time, and if each batch that is being decoded has a request of at least
+# this work, and of this many times its own. Small batches are slow, so the gain must be noticeable.
+_OVERTAKING_SECONDS = 0.05
+_OVERTAKEN_WORK = 250  # of a sentence of 50 tokens, or of ten sentences of 18 tokens
+_OVERTAKING_RATIO = 4
 
 
 class JobBatch:
@@ -43,6 +49,8 @@ class JobBatch:
         """The job that the batch began with."""
         self.started = len(sentences)
         """Number of sentences that the batch has had so far, including finished ones."""
+        self.work = _largest_work(sentences)
+        """The estimated work of the batch for the job with the most work, as `Job.work`."""
 
     def split(self) -> list["JobBatch"]:
         """Return one batch for each job (client's request) that has sentences in this batch."""
@@ -78,6 +86,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._queue: list[Job] = []  # jobs with sentences that are in no batch yet, in the order of service
         self._running: set[Job] = set()
+        self._decoding: list[JobBatch] = []  # batches that workers have taken and not released
         self.idle_workers = 0
         """Number of workers that are waiting for a batch."""
         self._closed = False
@@ -141,38 +150,65 @@ class Batcher:
         with self._changed:
             self.idle_workers += 1
             try:
-                return self._take()
+                return self._take(lambda: self._queue, self.gather_seconds)
             finally:
                 self.idle_workers -= 1
 
-    def _take(self) -> JobBatch | None:
+    def take_overtaking(self) -> JobBatch | None:
+        """Return a batch like `take`, but only of short requests, while all workers decode much longer batches."""
+        with self._changed:
+            return self._take(self._overtaking_jobs, _OVERTAKING_SECONDS)
+
+    def release(self, batch: JobBatch) -> None:
+        """Record that a batch that a worker has taken is no longer decoded."""
+        with self._changed:
+            self._decoding.remove(batch)
+            self._changed.notify_all()
+
+    def _take(self, find_jobs: Callable[[], list[Job]], seconds: float) -> JobBatch | None:
+        """Block until the queued jobs that `find_jobs` returns fill a batch or have waited, and return a batch of them.
+
+        Args:
+            find_jobs: returns the queued jobs that the batch may have.
+            seconds: how long the oldest of them waits for others.
+        """
         while True:
-            while self._next_job() is None:
+            while self._next_job(find_jobs()) is None:
                 if self._closed and not self._queue:
                     return None
                 self._changed.wait()
-            self._wait_for_more()
+            self._wait_for_more(find_jobs, seconds)
             self._drop_late()
-            head = self._next_job()
+            jobs = find_jobs()
+            head = self._next_job(jobs)
             if head is not None:
-                return self._start_batch(self._pick(head))
+                return self._start_batch(self._pick(head, jobs))
 
-    def _next_job(self) -> Job | None:
-        """Return the first queued job that is already running or may start now; None if there is none."""
+    def _overtaking_jobs(self) -> list[Job]:
+        """Return the queued jobs whose work is small compared with every batch that is being decoded."""
+        if self.idle_workers or not self._decoding:
+            return []
+        least = min(batch.work for batch in self._decoding)
+        if least < _OVERTAKEN_WORK:
+            return []
+        return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
+
+    def _next_job(self, jobs: Sequence[Job]) -> Job | None:
+        """Return the first of some queued jobs that is already running or may start now; None if there is none."""
         can_start = len(self._running) < self.max_running
-        return next((job for job in self._queue if can_start or job in self._running), None)
+        return next((job for job in jobs if can_start or job in self._running), None)
 
-    def _wait_for_more(self) -> None:
-        """Wait for further jobs until the oldest one has waited `gather_seconds` or a full batch is available."""
-        while self._queue and not self._closed and not self._can_fill_batch():
-            seconds_left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
+    def _wait_for_more(self, find_jobs: Callable[[], list[Job]], seconds: float) -> None:
+        """Wait for further jobs until the oldest one has waited for this time or a full batch is available."""
+        while (jobs := find_jobs()) and not self._closed and not self._can_fill_batch(jobs):
+            seconds_left = min(job.accepted_at for job in jobs) + seconds - time.monotonic()
             if seconds_left <= 0:
                 return
             self._changed.wait(seconds_left)
 
-    def _can_fill_batch(self) -> bool:
-        """Return whether the sentences of the queued jobs (requests) already fill a batch."""
-        tokens = sum(job.total_tokens * num_hypotheses(job) for job in self._queue)
+    def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
+        """Return whether the sentences of queued jobs (requests) already fill a batch."""
+        tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
@@ -180,21 +216,21 @@ class Batcher:
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
-    def _pick(self, job: Job) -> list[JobSentence]:
-        """Return the sentences of a new batch: the longest that waits in a job and compatible ones of like length."""
+    def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
+        """Return the sentences of a new batch: the longest that waits in a job and some of like length in `jobs`."""
         head = JobSentence(job, job.waiting[0])
-        candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
+        candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (
             self.batch_tokens // num_hypotheses(job),
             self._sentences_per_worker(1 + len(candidates)),
         )
-        chosen, jobs, longest = [head], self._running | {job}, head.tokens
+        chosen, running, longest = [head], self._running | {job}, head.tokens
         for sentence in candidates:
             if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.tokens) > max_tokens:
                 break
-            if sentence.job in jobs or len(jobs) < self.max_running:
+            if sentence.job in running or len(running) < self.max_running:
                 chosen.append(sentence)
-                jobs.add(sentence.job)
+                running.add(sentence.job)
                 longest = max(longest, sentence.tokens)
         return chosen
 
@@ -203,13 +239,6 @@ class Batcher:
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
-    def _compatible_sentences(self, head: JobSentence) -> Iterator[JobSentence]:
-        for job in self._queue:
-            if job.is_compatible_with(head.job):
-                for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
-                    if (job, number) != head:
-                        yield JobSentence(job, number)
-
     def _start_batch(self, sentences: list[JobSentence]) -> JobBatch:
         batch = JobBatch(sentences)
         for job in batch.jobs:
@@ -217,6 +246,8 @@ class Batcher:
         # Round robin: the job that headed the batch moves to the end of the queue.
         self._queue = [*(job for job in self._queue if job is not batch.head), batch.head]
         self._start_sentences(sentences)
+        self._decoding.append(batch)
+        self._changed.notify_all()  # shorter requests may overtake this batch
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
@@ -267,6 +298,7 @@ class Batcher:
                     job.num_batches += 1
             batch.sentences += chosen
             batch.started += len(chosen)
+            batch.work = _largest_work(batch.sentences)
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
@@ -345,6 +377,23 @@ class Batcher:
             self._closed = True
             for job in [*self._queue, *self._running]:
                 self._fail(job, shutdown_error())
+
+
+def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
+    """Yield the first waiting sentences of each job that may be in a batch with the sentence `head`."""
+    for job in jobs:
+        if job.is_compatible_with(head.job):
+            for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
+                if (job, number) != head:
+                    yield JobSentence(job, number)
+
+
+def _largest_work(sentences: Sequence[JobSentence]) -> int:
+    """Return the greatest work that some sentences of a batch are for one job, as `Job.work`."""
+    steps: dict[Job, list[int]] = {}
+    for sentence in sentences:
+        steps.setdefault(sentence.job, []).append(sentence.steps)
+    return max(map(estimate_work, steps.values()), default=0)
 
 
 def num_hypotheses(job: Job) -> int:
@@ -434,26 +483,38 @@ class Workers:
     """Decoding threads that take batches and deliver translations until the batcher is closed and empty.
 
     Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
-    Separate threads avoid waiting for each other at every matrix multiplication.
+    Separate threads avoid waiting for each other at every matrix multiplication. One more thread decodes short requests
+    while all workers are busy with long ones, so its batches and theirs advance in turns.
     """
 
-    def __init__(self, batcher: Batcher, metrics: Metrics, *, workers: int, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        metrics: Metrics,
+        *,
+        workers: int,
+        overtaking: bool = True,
+        threads: int | None = None,
+    ) -> None:
         """Create the worker threads, which `start` starts.
 
         Args:
             batcher: the queue to take batches from.
             metrics: counts batches and sentences.
             workers: number of decoding threads.
+            overtaking: True for one more thread, which decodes short requests that overtake longer batches.
             threads: compute threads in all workers together; None: PyTorch's current number.
         """
         self.batcher = batcher
         self.metrics = metrics
         self._compute_threads = threads or torch.get_num_threads()
         self._lock = threading.Lock()
-        self._decoding = 0  # number of workers that have a batch
+        self._busy: list[int] = []  # identifiers of the threads that have a batch
+        takes = [batcher.take] * workers + [batcher.take_overtaking] * overtaking
         # Daemon threads do not keep the process alive when it exits.
         self._threads = [
-            threading.Thread(target=self._work, name=f"decoder-{number}", daemon=True) for number in range(workers)
+            threading.Thread(target=self._work, args=(take,), name=f"decoder-{number}", daemon=True)
+            for number, take in enumerate(takes)
         ]
 
     def start(self) -> None:
@@ -472,29 +533,35 @@ class Workers:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self) -> None:
-        while (batch := self.batcher.take()) is not None:
+    def _work(self, take: Callable[[], JobBatch | None]) -> None:
+        while (batch := take()) is not None:
             started_at = time.monotonic()
-            with self._counted():
-                self._decode(batch)
+            try:
+                with self._counted():
+                    self._decode(batch)
+            finally:
+                self.batcher.release(batch)
             self.metrics.batch_seconds.observe(time.monotonic() - started_at)
             self.metrics.batch_sentences.observe(batch.started)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count the calling thread as decoding within a `with` block."""
+        """Count the calling thread as busy within a `with` block."""
+        thread = threading.get_ident()
         with self._lock:
-            self._decoding += 1
+            self._busy.append(thread)
         self._adapt_threads()
         try:
             yield
         finally:
             with self._lock:
-                self._decoding -= 1
+                self._busy.remove(thread)
 
     def _adapt_threads(self) -> None:
         """Divide the compute threads among the busy workers: set the number that the calling worker uses in PyTorch."""
-        share = max(1, self._compute_threads // max(1, self._decoding))
+        busy = [*self._busy]
+        share, remainder = divmod(self._compute_threads, len(busy))
+        share = max(1, share + (busy.index(threading.get_ident()) < remainder))
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
 
@@ -577,7 +644,13 @@ class Engine:
             gather_seconds=settings.gather_milliseconds / 1000.0,
             report_wait=metrics.queue_seconds.observe,
         )
-        self.workers = Workers(self.batcher, metrics, workers=settings.workers, threads=threads)
+        self.workers = Workers(
+            self.batcher,
+            metrics,
+            workers=settings.workers,
+            overtaking=settings.overtaking,
+            threads=threads,
+        )
 
     def start(self) -> None:
         """Start the worker threads, which decode jobs."""

@@ -245,6 +245,8 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
 class GenerationJob(Job):
     """A job with the prompts of one request to a language model; a batch may contain prompts of several such jobs."""
 
+    may_overtake = False
+
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
         """Tokenize the prompts and start the clock of the deadline.
 
@@ -270,6 +272,10 @@ class GenerationJob(Job):
     def continuous_decoder(self) -> ContinuousDecoder:
         """Return a decoder that the prompts of other requests to the same model may join later."""
         return _PromptDecoder(self.served)
+
+    @override
+    def expected_steps(self, number: int) -> int:
+        return self.search.max_length or self.tokens[number]
 
     def can_join(self, other: Job) -> bool:
         """Return whether another job is for the same language model; its settings may differ."""

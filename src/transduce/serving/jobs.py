@@ -129,6 +129,9 @@ class AlignedTranslation(NamedTuple):
 class Job:
     """The sentences of one request for one model, with their results, which the batcher's lock guards."""
 
+    may_overtake = True
+    """True if a further thread may decode the job while all workers decode much longer batches."""
+
     def __init__(
         self,
         model: Model,
@@ -168,6 +171,8 @@ class Job:
         self.tokens = model.count_tokens(sentences)
         """Number of tokens of each sentence, including the end-of-sentence token."""
         self.total_tokens = sum(self.tokens)
+        self.work = estimate_work([self.expected_steps(number) for number in range(len(sentences))])
+        """The estimated work of decoding all sentences, in steps times sentences."""
         # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
         self.waiting = sorted(range(len(sentences)), key=lambda index: -self.tokens[index])
         """Indices of the sentences that have not gone into a batch yet."""
@@ -188,6 +193,10 @@ class Job:
     def is_expired(self) -> bool:
         """True if no client waits for the answer any more, because it was abandoned or its deadline passed."""
         return self.abandoned or time.monotonic() >= self.deadline
+
+    def expected_steps(self, number: int) -> int:
+        """Return the expected number of decoding steps of a sentence: a translation is about as long as its source."""
+        return self.tokens[number]
 
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch."""
@@ -232,6 +241,17 @@ class Job:
         return self.model.align_spans(single_alternatives, [marks] * len(single_alternatives), self.glossary)
 
 
+_FIXED_COST = 4  # of a decoding step, in sentences
+
+
+def estimate_work(steps: Sequence[int]) -> int:
+    """Return the estimated work of decoding sentences with these numbers of steps together, in steps times sentences.
+
+    Every step costs as much as a few sentences more.
+    """
+    return sum(steps) + _FIXED_COST * max(steps, default=0)
+
+
 class JobSentence(NamedTuple):
     """A reference to one sentence of a job, by its index."""
 
@@ -249,6 +269,11 @@ class JobSentence(NamedTuple):
         return self.job.tokens[self.number]
 
     @property
+    def steps(self) -> int:
+        """The expected number of decoding steps of the sentence."""
+        return self.job.expected_steps(self.number)
+
+    @property
     def marks(self) -> Sequence[Span]:
         """The spans of the sentence's inline HTML elements, which are to be located in the translation."""
         return self.job.marks.get(self.number, ())
@@ -261,6 +286,8 @@ class JobSentence(NamedTuple):
 
 class FunctionJob(Job):
     """A job that runs a function, such as an inspection of a sentence; its batch contains nothing else."""
+
+    may_overtake = False
 
     def __init__(
         self,

@@ -38,6 +38,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Maximum number of requests that wait in the queue; further ones are refused at once."""
     workers: int = 1
     """Number of decoding threads, each with its own batch; busy threads share the cores."""
+    overtaking: bool = True
+    """Whether one more thread decodes short requests that wait while all workers decode much longer ones."""
     batch_tokens: int = 2048
     """Maximum number of source tokens × hypotheses in a batch, with padding; a longer sentence has its own batch."""
     gather_milliseconds: float = 3.0

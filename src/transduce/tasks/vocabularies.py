@@ -85,8 +85,8 @@ def learn_tokenizer(
         sample.unlink(missing_ok=True)
     counts_words = tokenizer_settings.kind in ("character", "word")
     if tokenizer.source.size != tokenizer_settings.vocabulary_size and not counts_words:
-        why = "allows" if tokenizer.source.size < tokenizer_settings.vocabulary_size else "needs"
-        display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
+        found, wanted = tokenizer.source.size, tokenizer_settings.vocabulary_size
+        display.say(f"The text {'allows only' if found < wanted else 'needs'} {found:,} tokens, not {wanted:,}.")
         tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
     if tokenizer_settings.kind == "word":
         display.say(f"The words that occur at least {_MIN_OCCURRENCES} times are {tokenizer.source.size:,} tokens.")

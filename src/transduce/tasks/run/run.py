@@ -24,6 +24,7 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.model_folder.write import write_model_folder
@@ -74,7 +75,6 @@ from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
-from transduce.training.engine import compile_layers
 from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
 from transduce.training.forecast import (
     NO_SCORE,
@@ -91,7 +91,7 @@ from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, T
 from transduce.training.lora import count_parameters
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
-from transduce.ui_language import column, localized
+from transduce.ui_language import column, labeled, localized
 
 # --- safeguards ---
 # The largest batches, which are tried first, a description of batches, and the run's environment.
@@ -265,12 +265,12 @@ class Run:
         )
 
     def _say_choices(self, choice_log: ChoiceLog) -> None:
-        parts = ", ".join(map(localized, describe(self.machine).split(", ")))
-        self.display.show(f"{localized('Machine:')} {parts}")
+        self.display.show(labeled("Machine", localized(describe(self.machine))))
         width = max(len(line.name) for line in choice_log.lines)
         values = max(len(line.value) for line in choice_log.lines)
         for line in choice_log.lines:
-            value = column(line.value, values, right=True)
+            named = " " not in line.value  # a name, such as `encoder`, is shown as it is written in settings
+            value = f"{line.value:>{values}}" if named else column(line.value, values, right=True)
             self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
@@ -543,12 +543,12 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
-    training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
+    training, placement, reinitialized = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=reinitialized).to(
         placement.device
     )
-    restrict_training(model, resolved, placement.folder, fresh.may_lack)
+    restrict_training(model, resolved, placement.folder, reinitialized.may_lack)
     if training.compile:
         compile_layers(model, placement.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
