@@ -15,7 +15,7 @@ from transduce.data import prepare
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, ImportedVocabulary
-from transduce.tasks.kinds.masked_language_model import read_store
+from transduce.tasks.kinds.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.vocabulary import special_tokens_of
 

@@ -26,7 +26,8 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective, build_encoder
+from transduce.tasks.kinds.encoders import build_encoder
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line

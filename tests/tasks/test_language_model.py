@@ -239,7 +239,7 @@ def test_after_the_first_step_a_mistake_removes_nothing(
     def fail(*_: Any) -> None:
         raise TransduceError("The loss rises: lower the rate.")
 
-    monkeypatch.setattr("transduce.training.loop.Trainer._stop_where_nothing_is_learnt", fail)
+    monkeypatch.setattr("transduce.training.loop.Trainer._stop_if_diverged", fail)
     with pytest.raises(TransduceError, match="The loss rises"):
         begin(text, tmp_path / "m")
     assert read_stored(tmp_path / "m" / "settings.toml").task.context == 16

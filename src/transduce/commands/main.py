@@ -281,7 +281,7 @@ def _explained(arguments: list[str]) -> int:
         sys.stderr.write(localized(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n"))
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.interruption import is_out_of_memory
+        from transduce.machine import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -20,17 +20,11 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import (
-    CompiledSearch,
-    build_rules,
-    explain_search_out_of_memory,
-    find_compiled_search,
-    run_joining,
-    scored_for,
-)
+from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, scored_for
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.machine import Precision
-from transduce.model.backend import JoinableSearch, ReservedCapacity
+from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder

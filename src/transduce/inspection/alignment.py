@@ -29,6 +29,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import Documents, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_between_words
 from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
@@ -276,7 +277,7 @@ class _Side(NamedTuple):
 
     ids: list[int]
     """Token ids with the end symbol and other special tokens, after those of the document context."""
-    shares: Matrix
+    spelling: Matrix
     """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
 
 
@@ -322,7 +323,10 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
     weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
-    return [_between_words(*example) for example in zip(weights, sources, targets, strict=True)]
+    return [
+        _word_maps(example[:, : len(target.ids), : len(source.ids)], source, target)
+        for example, source, target in zip(weights, sources, targets, strict=True)
+    ]
 
 
 def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool) -> _Side:
@@ -336,14 +340,12 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
     return _Side([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
 
 
-def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention between the words of a pair from that between its tokens, (C, target tokens, source tokens).
-
-    It is summed over the source tokens of a word, and averaged over the target tokens.
-    """
-    unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
-    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
-    return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])
+def _word_maps(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
+    """Return the attention between words, from attention between tokens, (heads, target tokens, source tokens)."""
+    return WordMaps(
+        heads=attention_between_words(weights, target.spelling, source.spelling),
+        nowhere=attention_between_words(weights[:, :, -1:], target.spelling, np.ones((1, 1))),
+    )
 
 
 # --- choosing heads and aligning ---
@@ -426,7 +428,7 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
     config = translator.model.config
     links = [_link_matrix(item) for item in known]
     maps = list(word_maps(translator, [item.pair for item in known]))
-    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
+    chosen = np.argsort(head_errors(maps, known), kind="stable")[:_MAX_HEADS]
     words = [(_texts(item.pair, "source"), _texts(item.pair, "target")) for item in known]
     counts, features = LinkCounts({}, {}, {}), []
     for sides, link in zip(words, links, strict=True):
@@ -702,24 +704,17 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
     return 1.0 - 2.0 * num_correct / total if total else 0.0
 
 
-def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return the alignment error rate of each single head, (layers, heads).
+def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
+    """Return the alignment error rate of each single head, (layers × heads,), from the word maps of known alignments.
 
     Each source word is linked to the target word that pays most attention to it.
     """
-    config = translator.model.config
-    errors = _errors(word_maps(translator, [item.pair for item in known]), known)
-    return errors.reshape(config.num_decoder_layers, config.num_heads)
-
-
-# --- one sentence ------------------------------------------------------------------------------------------------
-
-
-def _errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return the alignment error rate of each head alone, (layers × heads,), for the attention of known pairs."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
+
+
+# --- one sentence ------------------------------------------------------------------------------------------------
 
 
 def _link_sources(head: Matrix) -> Links:

@@ -5,7 +5,7 @@ Shapes: N layers, H heads, S source tokens and T target tokens, both with the en
 
 import html
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -218,10 +218,40 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
         num_source = len(maps.source_tokens) - maps.source_ended
         columns, targets = group_words(maps.source_tokens[:num_source]), maps.target_tokens[:num_tokens]
         rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
-        return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
-    weights, tokens, _ = maps.of(maps.kinds[0])
-    grouped = _words_without_marks(tokens, maps.marks)
-    return _between_words(weights, grouped, grouped)
+        weights = maps.memory[:, :, :num_tokens, :num_source]
+    else:
+        weights, tokens, _ = maps.of(maps.kinds[0])
+        rows = columns = _words_without_marks(tokens, maps.marks)
+    if not (rows[0] and columns[0]):
+        return WordAttention(columns[0], rows[0], np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32))
+    mean = _average_heads(weights)  # (Q, L)
+    result = attention_between_words(mean, _spelling(rows[1], mean.shape[0]), _spelling(columns[1], mean.shape[1]))
+    return WordAttention(columns[0], rows[0], result.astype(np.float32))
+
+
+def attention_between_words(
+    weights: Weights, queries: npt.NDArray[Any], keys: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return attention between words: averaged over the attending word's tokens, summed over the attended word's.
+
+    Args:
+        weights: attention between tokens, (…, Q, L).
+        queries: how much of each token belongs to each attending word, (words, Q).
+        keys: how much of each token belongs to each attended word, (words, L).
+
+    Returns:
+        (…, attending words, attended words), float64.
+    """
+    means = queries / np.maximum(queries.sum(axis=1, keepdims=True), 1.0)
+    return np.asarray(means.astype(np.float64) @ weights.astype(np.float64) @ keys.T)
+
+
+def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
+    """Return a matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
+    matrix = np.zeros((len(groups), num_tokens), dtype=np.float32)
+    for row, group in zip(matrix, groups, strict=True):
+        row[group] = 1.0
+    return matrix
 
 
 def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
@@ -229,22 +259,6 @@ def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[t
     words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])
     positions = np.flatnonzero(is_text)
     return words, [positions[group].tolist() for group in groups]
-
-
-def _between_words(
-    weights: Weights, rows: tuple[tuple[str, ...], list[list[int]]], columns: tuple[tuple[str, ...], list[list[int]]]
-) -> WordAttention:
-    """Return the attention between words, averaged over heads, from that of tokens, (layers, heads, queries, keys).
-
-    `rows` and `columns` are the words and, for each word, the indices of its tokens.
-    """
-    result = np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32)
-    if result.size:
-        mean_attention = _average_heads(weights)  # (Q, L)
-        for row, row_group in enumerate(rows[1]):
-            for column, column_group in enumerate(columns[1]):
-                result[row, column] = mean_attention[np.ix_(row_group, column_group)].sum(axis=1).mean()
-    return WordAttention(columns[0], rows[0], result)
 
 
 def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
@@ -263,8 +277,8 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
     weights, tokens, _ = maps.of(kind)
     ends = kind == "encoder" and maps.source_ended and not maps.marks
     words, groups = _words_without_marks(tokens[: len(tokens) - ends], maps.marks)
-    columns = np.stack([weights[..., group].sum(axis=-1) for group in groups], axis=-1)  # (N, H, tokens, words)
-    return words, np.stack([columns[..., group, :].mean(axis=-2) for group in groups], axis=-2)
+    spelling = _spelling(groups, weights.shape[-1])
+    return words, attention_between_words(weights, spelling, spelling).astype(np.float32)
 
 
 def _average_heads(memory: Weights) -> Weights:

@@ -138,7 +138,7 @@ def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
     PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
     a path has log_k(n) layers.
     """
-    window = Window(radius, causal=False, present=None, relative=None)
+    window = Window(radius, causal=False, present=None, bias=None)
 
     def convolution(x: Tensor, layer: int) -> Tensor:
         weight = _weights(x.shape[1], x.shape[1], kernel, seed=layer)

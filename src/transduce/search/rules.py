@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-
-_IMPOSSIBLE = float("-inf")
+from transduce.search.selection import IMPOSSIBLE
 
 
 class Rule(Protocol):
@@ -36,7 +35,7 @@ class Forbid(Rule):
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits of the forbidden tokens to minus infinity."""
-        logits[..., self.ids] = _IMPOSSIBLE
+        logits[..., self.ids] = IMPOSSIBLE
         return logits
 
 
@@ -50,7 +49,7 @@ class MinimumLength(Rule):
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid the end symbol while hypotheses are shorter than the minimum length."""
         if tokens.shape[-1] < self.length:
-            logits[..., self.eos_id] = _IMPOSSIBLE
+            logits[..., self.eos_id] = IMPOSSIBLE
         return logits
 
 
@@ -73,7 +72,7 @@ class ExtraEndTokens(Rule):
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the further ones."""
         ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
-        logits[..., self.more_ids] = _IMPOSSIBLE
+        logits[..., self.more_ids] = IMPOSSIBLE
         logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
         return logits
 
@@ -91,7 +90,7 @@ class NoRepeatedNgrams(Rule):
         runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
         prefix = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
         repeats = (runs[..., :-1] == prefix[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
-        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _IMPOSSIBLE)
+        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, IMPOSSIBLE)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
 
 
@@ -168,7 +167,7 @@ class ForcedPrefix(Rule):
         for rule in self.rules:
             logits = rule.apply(logits, tokens, rows)
         for row, (token, score) in forced.items():
-            logits[row] = _IMPOSSIBLE
+            logits[row] = IMPOSSIBLE
             logits[row, :, token] = score
         return logits
 
@@ -232,7 +231,7 @@ class ForcedToken(Rule):
         position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
         is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
-            forced = torch.full_like(logits, _IMPOSSIBLE)
+            forced = torch.full_like(logits, IMPOSSIBLE)
             forced[..., self.id] = 0.0
             logits = torch.where(is_here[:, None, None], forced, logits)
         return logits

@@ -127,7 +127,7 @@ def log_sum_exp(logits: Tensor, best: Tensor | None = None) -> Tensor:
 
 
 IMPOSSIBLE = float("-inf")
-"""The score of a candidate that does not exist."""
+"""The score of a candidate that does not exist, and the logit of a token that may not follow."""
 
 
 class Step:

@@ -4,20 +4,23 @@ Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind 
 they work on.
 """
 
+import math
+import time
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
+from transduce.evaluation.significance import standard_error
 from transduce.exchange.exporters import formats_for
 from transduce.interop.hugging_face.export import automatic_class_for, class_for, has_tokenizer
 from transduce.machine import DTYPES, Precision
@@ -155,11 +158,43 @@ _UNUSED_LAYERS = 6
 RankAndCount = tuple[int, int]
 
 
-class Validation(Protocol):
-    """An interface of dev sets that measure the quality of a model's weights."""
+class Validation(ABC):
+    """A base class of dev sets that measure the quality of a model's weights."""
+
+    model: nn.Module
+    """The model that receives the weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        event = self.measure(step)
+        return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
+
+    @abstractmethod
+    def measure(self, step: int) -> ValidationEvent:
+        """Measure the model with its current weights, those of a training step, on the dev set."""
+
+
+def validation_event(
+    step: int, loss: float, scores: dict[str, float], contributions: list[float] | None = None
+) -> ValidationEvent:
+    """Return the event of a validation.
+
+    Args:
+        step: the training step of the weights.
+        loss: the mean loss in nats.
+        scores: further measures by name.
+        contributions: the contribution of each dev sentence to the measure that selects the best model; None: unknown.
+    """
+    return ValidationEvent(
+        step=step,
+        loss=loss,
+        perplexity=math.exp(min(loss, 100.0)),
+        scores=scores,
+        standard_error=standard_error(contributions or []),
+        contributions=contributions or [],
+    )
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):

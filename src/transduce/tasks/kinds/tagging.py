@@ -4,8 +4,6 @@ Legend: B rows of tokens, S tokens of a row, C tags.
 """
 
 import hashlib
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +18,19 @@ from transduce.atomic_io import file_sha256, write_file
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
-from transduce.evaluation.significance import standard_error
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
+from transduce.tasks.kinds.encoders import (
+    LabelChoices,
+    LabelingObjective,
+    as_encoder,
+    build_encoder,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -34,15 +38,10 @@ from transduce.tasks.kinds.kind import (
     Reinitialized,
     RunPlacement,
     TaskKind,
+    Validation,
     model_dtype,
     refuse_unused,
-)
-from transduce.tasks.kinds.masked_language_model import (
-    LabelChoices,
-    LabelingObjective,
-    as_encoder,
-    build_encoder,
-    text_length,
+    validation_event,
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
@@ -178,12 +177,12 @@ class TaggingObjective(LabelingObjective):
         return self.model.label_tokens(self.encode(batch)).float()
 
 
-class TaggedDevSet:
+class TaggedDevSet(Validation):
     """A dev set of tagged sentences: it measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = TaggingObjective(self.model, label_smoothing=0.0)
+        self.objective = TaggingObjective(self.model)
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
@@ -191,27 +190,16 @@ class TaggedDevSet:
         self.batches = self.texts.in_order(_DEV_ROWS, resolved.model.pad_id)
         self.has_spans = describe_spans(self.tags)
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev set."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         predicted, loss = self.predict()
         counts = [count_tags(*pair) for pair in zip(predicted, self.right, strict=True)]
         scores = {ACCURACY: _ratio([(each.right, each.words) for each in counts])}
         if self.has_spans:
             scores[F1] = _ratio([_span_terms(each) for each in counts])
         terms = [_span_terms(each) if self.best_by == F1 else (each.right, each.words) for each in counts]
-        contributions = [] if self.best_by == "loss" else _contributions(terms)
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores=scores,
-            validation_seconds=time.monotonic() - started_at,
-            standard_error=standard_error(contributions),
-            contributions=contributions,
-        )
+        return validation_event(step, loss, scores, None if self.best_by == "loss" else _contributions(terms))
 
     def predict(self) -> tuple[list[list[str]], float]:
         """Return the predicted tags of each dev sentence, and the mean loss of a word in nats."""
@@ -400,7 +388,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the words' tags."""
-        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
     def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:

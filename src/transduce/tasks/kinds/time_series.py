@@ -7,7 +7,6 @@ Legend: B windows, S past points, T forecast points, C series.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.series import (
@@ -43,14 +42,16 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     TaskKind,
+    Validation,
     model_dtype,
     refuse_unused,
+    validation_event,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, Objective
 from transduce.training.prefetch import to_device
 from transduce.training.settings import BestBy
 
@@ -226,11 +227,8 @@ _EPOCHS, _MIN_STEPS, _MAX_STEPS = 20, 500, 20_000
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class SeriesObjective:
+class SeriesObjective(Objective[SeriesTransformer]):
     """The training objective of a forecaster: squared errors or negative log-likelihoods of next values."""
-
-    def __init__(self, model: SeriesTransformer) -> None:
-        self.model = model
 
     def loss(self, batch: SeriesBatch) -> Loss:
         """Return the teacher-forced loss: the sum of squared errors, or of negative log-likelihoods in nats."""
@@ -250,13 +248,13 @@ class SeriesObjective:
         return Loss(total, total.detach(), own_losses.numel())
 
 
-class SeriesDevSet:
+class SeriesDevSet(Validation):
     """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
-        model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = SeriesObjective(model)
-        self.forecaster = Forecaster(model, series_card(corpus, resolved))
+        self.model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
+        self.objective = SeriesObjective(self.model)
+        self.forecaster = Forecaster(self.model, series_card(corpus, resolved))
         windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
         self.season = corpus.season
         self.past, self.future = corpus.dev.cut(windows)
@@ -265,20 +263,12 @@ class SeriesDevSet:
             for first in range(0, len(windows), _WINDOWS_A_STEP)
         ]
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev windows."""
-        started_at = time.monotonic()
-        self.objective.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         losses = [self.objective.loss(batch) for batch in self.batches]
         loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores={SKILL: self.score().skill},
-            validation_seconds=time.monotonic() - started_at,
-        )
+        return validation_event(step, loss, {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
         """Score the forecasts that the model makes with its current weights."""
@@ -402,7 +392,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
         """Return the loss function over every next value."""
         assert isinstance(model, SeriesTransformer)
-        return SeriesObjective(model).loss
+        return SeriesObjective(model)
 
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
@@ -452,7 +442,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         """Score the best model's forecasts of the dev part and write the final model card."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
-        dev.objective.model.load_state_dict(best.model.state_dict())
+        dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         hint = f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
