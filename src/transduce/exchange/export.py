@@ -41,9 +41,9 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     """The export format: "ctranslate2", "onnx" or "huggingface"."""
     quantization: str
-    """Storage type of the weights."""
+    """Storage type of the weights, such as "float32" or "int8"."""
     out: str
-    """The folder of the export."""
+    """The path of the folder with the export."""
     bytes: int
     """Total size of the files in bytes."""
     compared_on: str
@@ -160,7 +160,7 @@ def _select_directions(
 
 
 class _Export:
-    """An export in progress: the model, the format and the folder that is written."""
+    """An export in progress: the model, the format, the temporary folder, and the texts to compare on."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return BLEU and chrF of greedy translations by the original and the export; None without references."""
+        """Return BLEU and chrF of greedy translations by the original and the export; None each without references."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None
@@ -265,7 +265,7 @@ def _folder_aside(out: Path) -> Iterator[Path]:
 
 
 def _put(temporary: Path, out: Path) -> None:
-    """Flush a complete export folder to disk, and rename the folder to its final path."""
+    """Flush the files of a complete export to disk, and rename its folder to the final path."""
     for path in temporary.iterdir():
         sync_file(path)
     sync_folder(temporary)

@@ -38,14 +38,14 @@ _PART_STRIDE = 999_999_937
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a sentence of a text, or a part of a sentence that is too long for the model."""
+    """A unit of decoding: a tokenized sentence of a text, or a part of a sentence that is too long for the model."""
 
     text: str
     """The text of the sentence or part."""
     sentence: int
     """Index of the text that the part belongs to."""
     number: int
-    """Index of the part within its text, from 0."""
+    """Index of this sentence or part within its text, from 0."""
     ids: list[int]
     """Token ids of the text with special tokens; only the end symbol if the text has no token."""
     prefix: Sequence[int] = ()
@@ -55,9 +55,11 @@ class Part(NamedTuple):
     protected: tuple[Span, ...] = ()
     """Character spans of the part's text that translation must not change, in order and disjoint."""
     history: tuple[int, ...] = ()
-    """Token ids of earlier sentences of the document, each with a separator, that the model reads before the part."""
+    """Source token ids of earlier sentences of the document, each with a separator, that the model reads before this
+    one.
+    """
     target_history: tuple[int, ...] = ()
-    """Token ids of the translations of the earlier sentences, each with a separator, that precede the translation."""
+    """Target token ids of the translations of these earlier sentences, each with a separator; empty if not read."""
 
     @property
     def source_ids(self) -> list[int]:
@@ -66,7 +68,7 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """The key of the part in dictionaries: the index of its text, and its number within the text."""
+        """The key of the part in dictionaries of results: the index of its text, and its number within the text."""
         return (self.sentence, self.number)
 
     @property
@@ -185,7 +187,7 @@ class DocumentHistories:
     ) -> None:
         self._memory, self._continues = memory, continues
         self.is_sequential = is_sequential
-        """True if a sentence needs the translations of the sentences before it."""
+        """True if the model reads translations of earlier sentences, so that sentences are translated in order."""
 
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts (sentences), each with the preceding sentences of its document as context.
@@ -248,7 +250,7 @@ class History(NamedTuple):
     """Token ids that a model with document context reads before a sentence and before its translation."""
 
     source: Sequence[int] = ()
-    """Token ids of earlier sentences of the document, each with a separator."""
+    """Source token ids of earlier sentences of the document, each with a separator; empty: no context."""
     target: Sequence[int] = ()
     """Token ids of the translations of these sentences, each with a separator, if the model reads them."""
 

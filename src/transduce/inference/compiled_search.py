@@ -53,7 +53,10 @@ _MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search 
 
 
 class CompiledSearch:
-    """A compiled search, equal to `BeamSearch`, `GenerateSearch` or `GreedySearch` (implements `scorer.Search`)."""
+    """A search of a batch by compiled kernels, with the same results as one of the searches in PyTorch.
+
+    These are `BeamSearch`, `GenerateSearch` and `GreedySearch`, whose interface (`scorer.Search`) it has.
+    """
 
     def __init__(
         self,
@@ -86,11 +89,11 @@ class CompiledSearch:
 
     @property
     def rows(self) -> Tensor:
-        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        """The batch indices of the sentences that are still being decoded, int64 (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
-        """Run at most `steps` decoding steps of the compiled search."""
+        """Run at most `steps` decoding steps of the compiled search; fewer if all sentences finish before."""
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
@@ -149,7 +152,7 @@ class CompiledSearch:
         return found
 
     def best(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished sentence at a batch index."""
+        """Return the n best hypotheses of the finished or abandoned sentence at a batch index, best first."""
         if index in self._abandoned:
             return self._abandoned[index][: self.beam.n_best]
         return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]

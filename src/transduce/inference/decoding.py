@@ -58,7 +58,7 @@ from transduce.text.vocabulary import Vocabulary
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
-    """Catch out-of-memory errors in a `with` block, and raise one that names the search settings to lower."""
+    """Return a context manager that turns out-of-memory errors into one that names the search settings to lower."""
     return explain_out_of_memory(
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
@@ -123,7 +123,7 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
 
 
 class _GenerationConfig(msgspec.Struct, frozen=True):
-    """The keys of `generation_config.json` that set defaults of search."""
+    """The keys of a model folder's `generation_config.json` that set defaults of search; others are ignored."""
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
@@ -156,13 +156,13 @@ class SentenceBatch(NamedTuple):
     source_ids: Sequence[Sequence[int]]
     """Token ids of each source sentence, with the end symbol."""
     prefixes: Sequence[Sequence[int]]
-    """Token ids that each sentence's hypotheses start with."""
+    """Target token ids that each sentence's hypotheses start with; an empty list: no prefix."""
     phrases: Sequence[Sequence[Phrase]]
-    """Phrases that each sentence's translation must contain."""
+    """Phrases that each sentence's translation must contain, each as its alternative token sequences."""
     sentences: Sequence[int]
     """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
-    """Token ids that no hypothesis contains after its prefix."""
+    """Target token ids that no hypothesis contains after its prefix."""
 
 
 def start_search(

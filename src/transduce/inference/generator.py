@@ -58,7 +58,7 @@ class Continuation(msgspec.Struct, frozen=True):
     text: str
     """The generated text without the prompt."""
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
-    """The generated tokens as the vocabulary spells them."""
+    """The generated tokens as the vocabulary spells them, without the prompt's."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The model's own log-probability of each token, in nats, before sampling settings are applied.
 
@@ -77,10 +77,10 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A prompt with its continuations."""
+    """A prompt with the continuations that a language model generated for it."""
 
     prompt: str
-    """The start of the text."""
+    """The start of the text, as it was passed."""
     continuations: tuple[Continuation, ...]
     """As many continuations as requested; from beam search, best first."""
 
@@ -94,14 +94,14 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class TextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """The probability that a language model assigns to a text."""
+    """The probability that a language model assigns to a text, from which perplexity is computed."""
 
     tokens: int = msgspec.field(name="pieces")
-    """Number of tokens scored."""
+    """Number of tokens scored: all but the first start token."""
     characters: int
     """Number of characters of the text."""
     nats: float
-    """Sum of the negative log-probabilities of all tokens, in nats."""
+    """Sum of the negative log-probabilities of all scored tokens, in nats."""
 
     pieces = renamed_attribute("pieces", "tokens")
 
@@ -407,9 +407,12 @@ class Generator:
         one_line: bool,
         reserved: ReservedCapacity | None = None,
     ) -> Search:
-        """Return the search that continues prompts, before its first step.
+        """Return the search that continues prompts, before its first step: a compiled one if kernels support it.
 
-        `reserved` is the capacity for prompts that join the search later.
+        `reserved` is the capacity for prompts that join the search later; None: no later prompts.
+
+        Raises:
+            TransduceError: a minimum length is set although texts cannot end before the maximum length.
         """
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
@@ -495,7 +498,7 @@ class ContinuousGeneration:
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Create an empty group of prompts; `join` adds prompts."""
+        """Create a group without prompts for a language model; `join` adds prompts."""
         self._generator = generator
         self._batches: list[_GrowingBatch] = []
         self._prompts: dict[int, _Prompt] = {}  # that are being continued, by number
@@ -593,7 +596,7 @@ class ContinuousGeneration:
 
 
 class _GrowingBatch:
-    """A batch of prompts that one search continues, which prompts of another search may join."""
+    """A batch of prompts that one search continues, and into which prompts of another search can be moved."""
 
     def __init__(self, search: Search, settings: SearchSettings, numbers: Sequence[int]) -> None:
         self.search = search
@@ -665,7 +668,7 @@ def _texts_at_once(search: SearchSettings) -> int:
 
 
 def _width_of(search: SearchSettings) -> int:
-    """Return the number of texts that are continued for each prompt: beam hypotheses or samples."""
+    """Return the number of texts that are generated for each prompt: beam hypotheses or samples."""
     return max(search.beam_size, search.n_best)
 
 

@@ -22,7 +22,7 @@ MAX_SHOWN = 5  # line numbers, and letters
 
 
 class LineWarnings:
-    """A collector of the numbers of problematic lines, with one warning for each kind of problem."""
+    """A collector of line numbers with translation problems; `str` gives one warning for each kind of problem."""
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Pa
 
 
 class LoadOptions(TypedDict, total=False):
-    """Keyword arguments of `load`, which documents them, for models of any kind."""
+    """Types of the keyword arguments of `load` for models of any kind; its docstring explains them."""
 
     precision: Precision | str
     device: str
@@ -154,7 +154,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class TranslatorOptions(LoadOptions, total=False):
-    """Keyword arguments of `load`, which documents them, for translation models."""
+    """Types of the keyword arguments of `load` for translation models; its docstring explains them."""
 
     source_language: str | None
     target_language: str | None
@@ -292,7 +292,7 @@ _UNSPLIT = TextSettings(split_sentences="never", lines="join")
 
 
 class PipelineOptions(TypedDict, total=False):
-    """Keyword arguments of a call of `TranslationPipeline`, which documents them."""
+    """Types of the keyword arguments of a call of `TranslationPipeline`, whose docstring explains them."""
 
     num_beams: int | None
     num_return_sequences: int

@@ -20,7 +20,7 @@ class Sentence(NamedTuple):
     """A sentence of a text, or a part of a sentence that is too long for the model."""
 
     text: str
-    """The sentence without the spaces and the layout around it."""
+    """The text of the sentence, without the spaces, emoji and layout around it."""
     offsets: Sequence[int]
     """The character offset in the source text of each character of the sentence, and of the sentence's end."""
     protected: tuple[Span, ...] = ()
@@ -48,7 +48,7 @@ class SegmentedText(NamedTuple):
     source: str
     sentences: list[Sentence]
     gaps: list[Gap]
-    """The gap before each sentence, and the one after the last; one more than there are sentences."""
+    """The layout before each sentence, and after the last one; one item more than there are sentences."""
     protected: Sequence[Span] = ()
     """Character spans of the source that translation must not change, in order and disjoint."""
 

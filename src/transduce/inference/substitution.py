@@ -45,12 +45,12 @@ _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*
 
 
 class TermModel(NamedTuple):
-    """The functions of a translation model that term insertion needs."""
+    """The functions of a translation model that the insertion of glossary terms into translations needs."""
 
     vocabulary: Vocabulary
-    """The target vocabulary."""
+    """The model's target vocabulary."""
     score: Scoring
-    """Scores pairs of source and translation, with the length penalty of the search."""
+    """Scores pairs of source and translation, with the length penalty of the search, to find and rank positions."""
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
@@ -63,16 +63,16 @@ class Draft(NamedTuple):
     part: Part
     """The sentence, or part of a long one, that was translated."""
     alternative: Alternative
-    """One of the alternative translations of the sentence."""
+    """One of the alternative translations of the sentence, which lacks terms."""
 
 
 class _Position(NamedTuple):
     """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
-    """Alternative spans for the term, each of one word or more."""
+    """Alternative character spans of the translation for the term, each of one word or more; the preferred first."""
     term: Term
-    """The glossary term."""
+    """The glossary term, whose target form replaces one of the spans."""
     repeats: tuple[Span, ...]
     """Spans of further occurrences of the replaced word that also depend on the term, such as a repeated name."""
 
@@ -143,7 +143,7 @@ def _is_allowed(changed: Score, search: SearchSettings) -> bool:
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
-    """Return a translation with other alternatives, without duplicates."""
+    """Return a translation with these alternatives instead of its own; of equal texts only the first is kept."""
     different: dict[str, Alternative] = {}
     for each in alternatives:
         different.setdefault(each.text, each)
@@ -217,7 +217,10 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether one word loses so much log-probability without a term that it must be the term's translation."""
+    """Return whether one word's loss, in nats, without a glossary term is so high that it must translate the term.
+
+    `losses` has the loss of each word; below `MIN_LOSS_NATS`, all other words must lose less than half as much.
+    """
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
@@ -284,7 +287,7 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
 
 
 def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
-    """Yield variants of a text with all terms inserted; each varies the way of inserting one of the terms."""
+    """Yield texts with all terms inserted, each of which varies the span or form of one of the terms."""
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
@@ -295,7 +298,7 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
 
 
 def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
-    """Return the ways to insert a term, the preferred first; each way is a list of spans and their replacements."""
+    """Return the ways to insert a term, the preferred first; each is a list of character spans and their new texts."""
     ways = product(position.spans, position.term.targets[:_MAX_FORMS])
     return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 

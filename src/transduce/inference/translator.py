@@ -92,11 +92,11 @@ def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> Searc
 
 
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
-"""A function that searches for the translations of parts and returns them by key."""
+"""A function that searches for the translations of parts (sentences), and returns them by part key."""
 
 
 class TranslateOptions(TypedDict, total=False):
-    """Keyword arguments of a call of `Translator`, which documents them."""
+    """Types of the keyword arguments of a call of `Translator`, whose docstring explains them."""
 
     beam_size: int | None
     length_penalty: float | None
@@ -159,7 +159,7 @@ class Translator:
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.context: DocumentContext | None = None
-        """The context that the model reads of a document; None: the model translates each sentence by itself."""
+        """How many earlier sentences of a document the model reads; None: it translates each sentence by itself."""
         self._set_tokenizer(tokenizer, target_language)
 
     examples = renamed_attribute("examples", "datastore")
@@ -212,7 +212,7 @@ class Translator:
 
     @property
     def device(self) -> torch.device:
-        """The device that the model computes on."""
+        """The PyTorch device that the models compute on."""
         return self.model.source_weight.device
 
     @property
@@ -579,7 +579,10 @@ class Translator:
         return align_spans(self, checked, one_per_sentence("list of spans", len(checked), spans), as_glossary(glossary))
 
     def term_model(self, search: SearchSettings) -> TermModel:
-        """Return the functions of the model (score, translate) that the insertion of glossary terms needs."""
+        """Return the functions of the model (score, translate) that the insertion of glossary terms needs.
+
+        They score and translate as a search with these settings does, each text as one sentence.
+        """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 

@@ -54,7 +54,7 @@ class WordMaps(NamedTuple):
     heads: Matrix
     """Attention of each target word to each source word, (heads, target words, source words)."""
     nowhere: Matrix
-    """Attention to the end symbol, (heads, target words, 1), which is high for words without a counterpart."""
+    """Attention of target words to the end symbol, (heads, target words, 1), high for words without a counterpart."""
 
     def only(self, heads: Matrix) -> "WordMaps":
         """Return the cross-attention of only the heads with these indices, which count over all layers."""
@@ -100,16 +100,16 @@ def neighbor_features(answer: Matrix) -> Matrix:
 
 
 _Counts = dict[str, tuple[int, int]]
-"""A map from a word to the number of its linked occurrences and the number of all its occurrences."""
+"""For each word, the number of its linked occurrences, and that of all its occurrences."""
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of how often words are linked in known alignments, from which lexical features are computed."""
 
     sources: _Counts
-    """Numbers of linked occurrences and of all occurrences of each source word."""
+    """For each source word, the number of its linked occurrences and of all its occurrences."""
     targets: _Counts
-    """Numbers of linked occurrences and of all occurrences of each target word."""
+    """For each target word, the number of its linked occurrences and of all its occurrences."""
     pairs: dict[str, _Counts]
     """For each source word, the numbers of linked and of all its occurrences with each target word in one sentence
     pair.
@@ -246,7 +246,7 @@ class WordPair(msgspec.Struct, frozen=True):
     cut_target: bool = False
     """True to split target tokens that span several words, as `cut_source` does in the source."""
     continues: bool = False
-    """True if the pair continues the document of the pair before it, which some models read as context."""
+    """True if the pair continues the document of the pair before it, so that this is read as context."""
 
 
 def word_pair(
@@ -278,7 +278,7 @@ class _Side(NamedTuple):
     ids: list[int]
     """Token ids with the end symbol and other special tokens, after those of the document context."""
     spelling: Matrix
-    """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
+    """Matrix of 1 where a token spells (part of) a word, and 0 elsewhere, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
@@ -360,7 +360,7 @@ _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
 """Number of rounds of expectation maximization; with more, rare words become translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""Prior weights, relative to attention, that a target word and that a source word have no counterpart."""
+"""Prior weights, relative to attention, that a target word, or a source word, has no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
 """Two probabilities: a link is made if the target word comes from the source word with more than the first, or vice
@@ -370,7 +370,7 @@ _MIN_CHANCE = 1e-5
 
 
 class ReferenceAlignment(msgspec.Struct, frozen=True):
-    """A sentence pair whose word alignment is known."""
+    """A sentence pair whose word alignment is known, such as one made by hand."""
 
     pair: WordPair
     links: Links
@@ -381,32 +381,32 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Heads and word translation probabilities that `learn_word_statistics` chose for one model, to align words."""
 
     num_layers: int
-    """Number of decoder layers of the model."""
+    """Number of decoder layers of the model, to check that the statistics fit it."""
     num_heads: int
-    """Number of heads per layer."""
+    """Number of attention heads per layer of the model."""
     chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head) of the heads whose mean attention is used."""
+    """Pairs (layer, head), from 0, of the cross-attention heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
-    """The probability of each target word given a source word; the empty word stands for none."""
+    """The probability of each target word given a source word, by source word; "" stands for no source word."""
     sources: dict[str, dict[str, float]]
-    """The probability of each source word given a target word; the empty word stands for none."""
+    """The probability of each source word given a target word, by target word; "" stands for no target word."""
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The heads and regression weights that `choose_heads` learned for one model, to align words."""
 
     num_layers: int
-    """Number of decoder layers of the model."""
+    """Number of decoder layers of the model, to check that the weights fit it."""
     num_heads: int
-    """Number of heads per layer."""
+    """Number of attention heads per layer of the model."""
     chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head) of the heads that are used, best aligner first."""
+    """Pairs (layer, head), from 0, of the cross-attention heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
     """Weights of the second regression, which also has the first regression's probabilities around each pair."""
     words: LinkCounts | None = None
-    """Counts of linked words in the known alignments; None in files of versions that did not count them."""
+    """Counts of linked words in the known alignments; None in files of older versions, which lack them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
@@ -588,7 +588,10 @@ def _expectation_maximization(
 
 
 def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior: Matrix) -> Matrix:
-    """Return the probability that no given word, or each given word, generated each word, (words, 1 + givens)."""
+    """Return the probability that no word, or each given word, generated each word, (words, 1 + givens).
+
+    `table` has the probabilities of words given others, and `prior`, of the same shape, those by attention.
+    """
     chances = np.array([[table.get(given, {}).get(word, 0.0) for given in ("", *givens)] for word in words])
     posterior = (chances.reshape(prior.shape) + _MIN_CHANCE) * prior
     return np.asarray(posterior / posterior.sum(axis=1, keepdims=True))

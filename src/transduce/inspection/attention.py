@@ -83,7 +83,7 @@ Weights = npt.NDArray[np.float32]
 
 
 AttentionKind = Literal["memory", "encoder", "decoder"]
-"""Cross-attention (`memory`), or the self-attention of the encoder or the decoder."""
+"""The kind of attention: cross-attention (`memory`), or self-attention of the encoder or the decoder."""
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
@@ -109,9 +109,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     source_ended: bool = True
     """True if the last source token is the end symbol, which a forecaster's points in time lack."""
     target_of_tokens: bool = False
-    """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
+    """True if every target token stands for itself (as a parser's tree symbols), and is not part of a word."""
     marks: tuple[str, ...] = ()
-    """Special tokens, which spell no word, of a model that reads one text."""
+    """Special tokens, which spell no word, in a model that reads one text; empty for a sentence pair."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -200,7 +200,7 @@ class WordAttention(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: Weights
-    """Attention weights, (target words, source words)."""
+    """Attention weights from 0 to 1, (target words, source words)."""
 
     def _repr_html_(self) -> str:
         return shaded_table(self.target_words, self.source_words, self.weights)

@@ -67,7 +67,7 @@ class LayerType(NamedTuple):
     run: Callable[[Tensor, int], Tensor]
     """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
-    """Function that returns a computation of one layer for n positions of width d, which is timed."""
+    """Function of n and d that returns a computation of one layer for n positions of width d, to be timed."""
 
 
 def compare_layers(
@@ -333,7 +333,7 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 
 
 def training_flops(preset: str) -> float:
-    """Return the floating-point operations of the matrix multiplications of a run of the paper.
+    """Return the floating-point operations of the matrix multiplications of a training run of the paper.
 
     There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
     Attention scores and attention's weighted sums, which depend on the lengths, are left out.

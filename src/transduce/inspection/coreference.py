@@ -51,7 +51,7 @@ class _Reading(NamedTuple):
     first: int
     """Position of the sentence's first token among all tokens that the model reads."""
     left_to_right: bool
-    """True if each position attends to earlier positions only."""
+    """True if each position attends to itself and earlier positions only, as in a decoder."""
 
 
 def pronoun_attention(

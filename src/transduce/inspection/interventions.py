@@ -32,14 +32,17 @@ class Head(NamedTuple):
     layer: int
     """Layer number from 0."""
     head: int
-    """Head number from 0."""
+    """Number of the head in its layer, from 0."""
 
 
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes under which a sentence is translated again; none by default. Several changes are combined."""
+    """Changes of a model, its output or its input, under which a sentence is translated again; none by default.
+
+    Several changes are combined.
+    """
 
     heads_off: tuple[Head, ...] = ()
-    """Heads whose output is replaced by zeros."""
+    """Attention heads whose output is replaced by zeros."""
     step: int | None = None
     """A position in the translation, in tokens from 0, at which `force` and `forbid` act; the tokens before it are
     kept.
@@ -61,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
     score: float
-    """The log-probability divided by the length penalty."""
+    """The log-probability in nats divided by the length penalty, by which search ranks."""
 
     pieces = renamed_attribute("pieces", "tokens")
     piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")

@@ -26,13 +26,13 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A curve through points, with its name in the legend."""
+    """A curve of a chart through points (x, y), with its name in the legend."""
 
     name: str
     x: Numbers
     y: Numbers
     color: int | None = None
-    """Number of the color; None: the curve's number in its panel. Curves of one thing share a color."""
+    """Number of the color; None: the curve's number in its panel. Curves of the same run share a color."""
     dashed: bool = False
     """True to draw dashes, which also leave a curve below them visible."""
     marked: bool = False
@@ -79,11 +79,11 @@ class WordLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A picture of one or more panels."""
+    """A picture of one or more panels (curves, heat maps or lines between words)."""
 
     panels: tuple[Curves | HeatMap | WordLines, ...]
     columns: int = 3
-    """Maximum number of panels in a row."""
+    """Maximum number of panels beside each other."""
 
 
 def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
@@ -169,7 +169,7 @@ _NO_MATPLOTLIB = (
 
 
 def check_picture(path: Path) -> None:
-    """Check that a picture can be rendered, before its chart is computed.
+    """Raise an error, before a chart is computed, if its picture could not be written to this path.
 
     Raises:
         TransduceError: the suffix is not supported, or matplotlib is missing.
@@ -281,7 +281,7 @@ _FAINTEST = 0.02  # lines of less weight are not drawn
 
 
 def _plot_word_lines(axes: Any, panel: WordLines) -> None:
-    """Draw lines between two columns of words, as Figures 3 to 5 of "Attention Is All You Need" do."""
+    """Draw lines between two columns of words with matplotlib, like Figures 3 to 5 of "Attention Is All You Need"."""
     from matplotlib.lines import Line2D
 
     axes.set(title=panel.title, xlim=(-0.1, 1.1), ylim=(max(len(panel.left), len(panel.right)) - 0.5, -0.5))
@@ -489,7 +489,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
 
 
 def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> list[str]:
-    """Return lines with the column names written vertically, or none if a column stands for several values."""
+    """Return lines of text with the column names written vertically; none if a column stands for several values."""
     if not names or step > 1:
         return []
     lines = []

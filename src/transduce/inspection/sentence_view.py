@@ -27,7 +27,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The words that one attention head attends to most from the pronoun's position."""
+    """The word and the candidate that one attention head attends to most from a pronoun's position."""
 
     layer: int
     """Layer number from 0."""
@@ -38,7 +38,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     """Attention (0 to 1) to the word with the most attention."""
     candidate: int
-    """Index of the candidate with the most attention."""
+    """Index, in the list of possible antecedents, of the candidate with the most attention."""
     candidate_weight: float
     """Attention to all words of that candidate."""
     points: bool
@@ -57,7 +57,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     antecedent: int | None = None
     """Index of the candidate that the pronoun refers to; None if it is unknown."""
     left_to_right: bool
-    """True if the model had read nothing after the pronoun."""
+    """True if the model attends from left to right, so that it has not read what follows the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
@@ -68,7 +68,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """A pointer (the words attended to most) for every attention head, layer by layer."""
+        """For every attention head, layer by layer, the word and candidate that it attends to most."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -105,7 +105,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
-        """Return a text for the terminal with a line per head, which is marked if it points to the antecedent."""
+        """Return a text for the terminal with a line per head, marked if the head points to the antecedent."""
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
@@ -132,9 +132,9 @@ class PronounPair(msgspec.Struct, frozen=True):
     """Attention of the same model from a pronoun in two sentences, in which the pronoun refers to different words."""
 
     one: PronounAttention
-    """Attention in the first sentence."""
+    """Attention from the pronoun in the first sentence."""
     other: PronounAttention
-    """Attention in the second sentence."""
+    """Attention from the pronoun in the second sentence."""
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:
@@ -217,7 +217,7 @@ class Step(msgspec.Struct, frozen=True):
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
-    """The likeliest tokens at this position, likeliest first."""
+    """The likeliest tokens at this position, likeliest first, with their probabilities."""
 
     piece = renamed_attribute("piece", "token")
 
@@ -226,12 +226,12 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """A hypothesis that the beam kept at some step: its parent and one more token."""
 
     parent: int
-    """Index in the list of nodes; -1 for the root, which has no token."""
+    """Index of the parent in the list of nodes; -1 for the root, which has no token."""
     token: str = msgspec.field(name="piece")
     log_probability: float
     """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
-    """True if the hypothesis was finished here, by the end symbol or the length limit."""
+    """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
     """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
     best: bool = False
@@ -255,16 +255,16 @@ class WordAlignment(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """Attention weights, (target words, source words), rounded to three decimals."""
+    """The weight of each pair of words, (target words, source words), rounded to three decimals."""
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
     """The contributions of source words to target words by one method of attribution, as shares of each target word."""
 
     method: str
-    """The name of the method, as in `attribute`."""
+    """The name of the method of attribution, such as "value"."""
     words: WordAlignment
-    """The words and the shares."""
+    """The words, and the share of each source word in each target word."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,19 +286,19 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     words: WordAlignment
     encoder: AttentionBytes
-    """Encoder self-attention: source tokens to source tokens."""
+    """Encoder self-attention: from source tokens to source tokens."""
     decoder: AttentionBytes
-    """Decoder self-attention: each predicted token to the start symbol and the tokens before it."""
+    """Decoder self-attention: from each predicted token to the start symbol and the tokens before it."""
     memory: AttentionBytes
-    """Cross-attention: each predicted token to the source tokens."""
+    """Cross-attention: from each predicted token to the source tokens."""
     tree: tuple[TreeNode, ...]
     """Nodes of the hypothesis tree, parents before children."""
     coreference: PronounAttention | None = None
-    """Attention from a pronoun to earlier words, if one was asked for."""
+    """Attention from a pronoun to earlier words; None unless it was requested."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of source words to target words by several methods; empty unless requested."""
     label: str = ""
-    """The name of the model on a page with several models."""
+    """The name of the model on a page with several models; empty: none."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -334,7 +334,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     weights: AttentionBytes
     """The attention of every layer and head, (layers, heads, rows, columns)."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of the words read to each prediction by several methods; empty unless requested."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""

@@ -15,7 +15,7 @@ from transduce.search.selection import IMPOSSIBLE
 
 
 class Rule(Protocol):
-    """An interface of objects that change the logits of a decoding step before selection."""
+    """An interface of objects that change the logits of a decoding step before tokens are selected."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return the logits as this rule changes them.
@@ -34,7 +34,7 @@ class Forbid(Rule):
         self.ids = list(ids)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of the forbidden tokens to minus infinity."""
+        """Set the logits (B, W, V) of the forbidden tokens to minus infinity, in place, and return the logits."""
         logits[..., self.ids] = IMPOSSIBLE
         return logits
 
@@ -47,14 +47,14 @@ class MinimumLength(Rule):
         self.eos_id = eos_id
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Forbid the end symbol while hypotheses are shorter than the minimum length."""
+        """Set the logit of the end symbol to minus infinity while hypotheses have less than the minimum length."""
         if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = IMPOSSIBLE
         return logits
 
 
 class ExtraEndTokens(Rule):
-    """A rule that treats further tokens as the end symbol."""
+    """A rule that treats further tokens as the end symbol, for models with several of them."""
 
     def __init__(self, eos_id: int, more_ids: Sequence[int], *, summed: bool) -> None:
         """Treat `more_ids` as end symbols.
@@ -84,7 +84,7 @@ class NoRepeatedNgrams(Rule):
         self.length = length
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Forbid every token that would complete an n-gram a second time."""
+        """Set the logits of tokens that would complete an n-gram a second time to minus infinity."""
         if tokens.shape[-1] < self.length:
             return logits
         runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
