@@ -226,12 +226,8 @@ class DocumentHistories:
                     memory.clear()
                 chains.append((memory, []))
             chains[-1][1].append(part)
-        for number in range(max((len(parts_of_document) for _, parts_of_document in chains), default=0)):
-            active = [
-                (memory, parts_of_document[number])
-                for memory, parts_of_document in chains
-                if number < len(parts_of_document)
-            ]
+        for number in range(max((len(sentences) for _, sentences in chains), default=0)):
+            active = [(memory, sentences[number]) for memory, sentences in chains if number < len(sentences)]
             yield [memory.add_history(part) for memory, part in active]
             for memory, part in active:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
