@@ -128,7 +128,7 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in portions, groups of consecutive lines that are translated and written together.
+    """Yield the lines of a shard in portions: groups of lines that are translated and written together.
 
     Args:
         lines: all lines of the input.
