@@ -584,7 +584,9 @@ class Translator:
         They score and translate as a search with these settings does, each text as one sentence.
         """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
-        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
+        return TermModel(
+            self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, self.target_language
+        )
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores lists of sources and translations as a search with these settings ranks.

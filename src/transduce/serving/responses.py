@@ -145,6 +145,8 @@ class _Exchange:
             MutableHeaders(scope=message).update(_CROSS_ORIGIN)
         async with asyncio.timeout(self._seconds):
             await self._send(message)
+        if message.get("more_body"):
+            await asyncio.sleep(0)  # lets the server notice a closed connection, to which nothing more is written
 
 
 # --- server-sent events ---
