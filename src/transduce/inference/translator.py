@@ -1,7 +1,7 @@
 """Translate texts with a trained encoder-decoder model: the class `Translator`."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypedDict, overload
 
@@ -15,6 +15,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
+    DocumentHistories,
     DocumentMemory,
     Documents,
     History,
@@ -75,69 +76,6 @@ from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
-
-
-class _Histories:
-    """The preceding sentences of documents that a model reads as context, for texts that are translated together."""
-
-    def __init__(
-        self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
-    ) -> None:
-        self._memory, self._continues = memory, continues
-        self.is_sequential = is_sequential
-        """True if the model reads translations of earlier sentences, so that sentences are translated in order."""
-
-    def with_history(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts (sentences), each with the preceding sentences of its document as context.
-
-        They are unchanged if the model reads no context, or if it also reads translations of these sentences, which do
-        not exist yet.
-        """
-        memory = self._memory
-        if memory is None or self.is_sequential:
-            return list(parts)
-        result = []
-        for is_first, part in self._in_order(parts):
-            if is_first:
-                memory.clear()
-            result.append(memory.add_history(part))
-            memory.append(part)
-        return result
-
-    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
-        """Yield groups of parts (sentences) that can be translated together.
-
-        If the model reads translations as context, a group may need the translations of earlier groups.
-
-        Args:
-            parts: the parts of all texts, without empty ones, in order.
-            translations: the translations so far, which the caller completes after each group.
-        """
-        if self._memory is None or not self.is_sequential:
-            yield list(parts)
-            return
-        chains = list[tuple[DocumentMemory, list[Part]]]()
-        for is_first, part in self._in_order(parts):
-            if is_first or not chains:
-                memory = copy.copy(self._memory)
-                if is_first:
-                    memory.clear()
-                chains.append((memory, []))
-            chains[-1][1].append(part)
-        for number in range(max((len(chain) for _, chain in chains), default=0)):
-            active = [(memory, chain[number]) for memory, chain in chains if number < len(chain)]
-            yield [memory.add_history(part) for memory, part in active]
-            for memory, part in active:
-                memory.append(part, translations[part.key].text if part.key in translations else "")
-
-    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
-        """Yield each part (sentence), after a boolean that is True if the part begins a document."""
-        text = -1
-        for part in parts:
-            # Texts without parts may end a document, too.
-            is_first = not all(self._continues[text + 1 : part.sentence + 1])
-            text = max(text, part.sentence)
-            yield is_first, part
 
 
 def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
@@ -757,7 +695,7 @@ class Translator:
         parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
-    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
+    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> DocumentHistories:
         """Return the document context of texts to translate, starting with the sentences before the first text.
 
         The context is empty if the model reads none. Without `documents`, each text is a document.
@@ -772,12 +710,12 @@ class Translator:
             )
         memory = self.document_memory()
         if self.context is None or memory is None:
-            return _Histories(None, continues)
+            return DocumentHistories(None, continues)
         earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
-        return _Histories(memory, continues, is_sequential=self.context.on_target)
+        return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return the translations of parts (sentences), by part key, from a search without observer and glossary."""
