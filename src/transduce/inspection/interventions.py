@@ -93,7 +93,7 @@ def intervene(
         translator: a translator with a Transformer.
         source: a sentence that the model translates unsplit.
         change: the intervention.
-        search: search settings; None: the translator's. Sampling is refused.
+        search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of both searches, and may stop them.
 
     Raises:

@@ -270,7 +270,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """An inspected sentence: its translation, and how the model and the search produced it."""
 
     model: str
-    """Size of the model in one line."""
+    """A description of the model in one line: layers, width, heads and number of parameters."""
     source: str
     translation: str
     score: float
