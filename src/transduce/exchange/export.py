@@ -247,6 +247,9 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
 
     Parent folders that were created are removed too if they are empty.
+
+    Raises:
+        TransduceError: the temporary folder cannot be created.
     """
     temporary = out.with_name(f".partial-{out.name}")
     created = [parent for parent in out.parents if not parent.exists()]  # innermost first

@@ -165,7 +165,7 @@ class DocumentMemory:
         """Append the parts of a text, each with the sentence of the text's translation at the same position.
 
         If the translation has another number of sentences than the text has parts, the text is recorded as one
-        sentence.
+        sentence. `target_language`, None if unknown, decides how the translation is divided into sentences.
         """
         sentences = [translation] * len(parts)
         if len(parts) > 1 and self._context.on_target:

@@ -618,10 +618,11 @@ class Translator:
             source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
                 same padded length.
             search: the search settings.
-            prefixes: token ids that each sentence's hypotheses start with.
-            phrases: phrases that each sentence's hypotheses must contain.
-            indices: index of each sentence in the whole input, which seeds its random numbers in sampling.
-            observer: called after each step; sentences that it stops may have no hypothesis.
+            prefixes: token ids that each sentence's hypotheses start with; None: no prefixes.
+            phrases: phrases that each sentence's hypotheses must contain; None: no phrases.
+            indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
+                0.
+            observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
         """
         if not source_ids:
             return []
@@ -639,7 +640,8 @@ class Translator:
     ) -> list[SegmentedText]:
         """Divide texts into sentences and layout; sentences that are too long for the model are cut into parts.
 
-        The measured lines of training decide whether `auto` splits a text into sentences.
+        The measured lines of training decide whether `auto` splits a text into sentences. The protected spans of a text
+        are found if `protected`, or its entry, is None.
         """
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
@@ -662,7 +664,10 @@ class Translator:
         ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
-        """Return whether a text is exactly one sentence for the model, without layout around it and protected spans."""
+        """Return whether a text is exactly one sentence for the model, without layout around it and protected spans.
+
+        The settings decide how texts are divided; None: the translator's defaults.
+        """
         (segmented,) = self._segment([text], text_settings or self.text, None)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
@@ -696,6 +701,9 @@ class Translator:
         """Return the document context of texts to translate, starting with the sentences before the first text.
 
         The context is empty if the model reads none. Without `documents`, each text is a document.
+
+        Raises:
+            TransduceError: the numbers of texts and of their entries in `documents` differ.
         """
         continues = [False] * texts if documents is None else list(documents.continues)
         if len(continues) != texts:

@@ -121,7 +121,8 @@ class Completions:
         Args:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
-            report: receives the final part of a single growing completion; called in the event loop.
+            report: receives the final part of a single growing completion; called in the event loop; None: no progress
+                is reported.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.

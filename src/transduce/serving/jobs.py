@@ -1,4 +1,4 @@
-"""Jobs: the sentences of one request that go through the decoding threads."""
+"""Represent requests as jobs: the sentences of one request for one model, which the decoding threads decode."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -303,7 +303,8 @@ class Detector:
 
         Args:
             codes: canonical codes of the served languages.
-            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`.
+            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`, else
+                scripts tell languages apart; None: no profiles.
         """
         self.codes = list(codes)
         profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}

@@ -121,7 +121,11 @@ class LibreTranslateHandlers:
         )
 
     async def detect(self, request: Request) -> Response:
-        """Answer `POST /detect` with the languages that a text may be in, likeliest first."""
+        """Answer `POST /detect` with the languages that a text may be in, likeliest first.
+
+        Raises:
+            RequestError: the request is invalid, or the text is too long.
+        """
         message = await self.checks.read(request, DetectRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))

@@ -65,6 +65,9 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     """Return the typed message in a JSON object, in which no key may occur twice.
 
     Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+
+    Raises:
+        RequestError: the body is not such an object in UTF-8, or does not fit the message.
     """
     try:
         result = msgspec.json.decode(body, type=message, strict=False)
@@ -83,7 +86,11 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
 
 
 def read_form(body: bytes) -> "_Fields":
-    """Return the fields of an URL-encoded form in UTF-8: for each name (without "[]"), a list of its values."""
+    """Return the fields of an URL-encoded form in UTF-8: for each name (without "[]"), a list of its values.
+
+    Raises:
+        RequestError: the form is not UTF-8, or has too many fields.
+    """
     try:
         pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except UnicodeDecodeError:
@@ -198,6 +205,9 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 
     A field becomes a list if it occurs several times or the message has only a list there. An empty field counts as
     unset if the message's field is not a text.
+
+    Raises:
+        RequestError: a field occurs too often, or the fields do not fit the message.
     """
     hints = get_type_hints(message)
     values_by_name: dict[str, Any] = {}
@@ -331,7 +341,11 @@ class Inflater(Decoder):
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded."""
+        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded.
+
+        Raises:
+            RequestError: the data is not compressed as the header says.
+        """
         if max_bytes <= 0:
             return b""
         try:

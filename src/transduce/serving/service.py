@@ -206,7 +206,7 @@ class Service:
         Args:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
-            report: receives the progress of each line, in the event loop.
+            report: receives the progress of each line, in the event loop; None: no progress is reported.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -260,7 +260,11 @@ class Service:
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
     ) -> Job:
-        """Return a job for the queue with all sentences of a request that one model translates."""
+        """Return a job for the queue with all sentences of a request that one model translates.
+
+        Raises:
+            RequestError: the model cannot write the terms of the request's glossary.
+        """
         positions = [
             (index, line)
             for index, planned in enumerate(planned_texts)
@@ -374,7 +378,7 @@ class _Reporter:
             lines: the lines of the job, in order; a key is the index of the text and the line's index in the text.
             report: receives the progress in the event loop.
             glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
-                is reported before the end.
+                is reported before the end. None: no terms.
             text_settings: the settings of the request; they decide which lines are plain sentences.
         """
         self._model = model

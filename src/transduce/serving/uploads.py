@@ -149,7 +149,12 @@ class DocumentTranslation:
         return translations
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
-        """Wait until the queue has a free slot, then translate the request and return the answers."""
+        """Wait until the queue has a free slot, then translate the request and return the answers.
+
+        Raises:
+            RequestError: the deadline of the document has passed, or the request is refused.
+            ClientGoneError: the translation was canceled.
+        """
         while not self._canceled.done():
             if time.monotonic() >= self._deadline:
                 raise deadline_error()
