@@ -59,7 +59,7 @@ class Part(NamedTuple):
     one.
     """
     target_history: tuple[int, ...] = ()
-    """Target token ids of the translations of these earlier sentences, each with a separator; empty if not read."""
+    """Target token ids of the translations of earlier sentences, each with a separator; empty if not read."""
 
     @property
     def source_ids(self) -> list[int]:

@@ -205,7 +205,7 @@ def with_warnings(
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: each argument if it is set, else that of the manifest.
 
-    A language is None if neither specifies it, or if the folder has no manifest.
+    A language is None if neither specifies it. A folder without a manifest specifies none.
 
     Raises:
         TransduceError: the manifest is damaged.

@@ -157,7 +157,7 @@ class Translator:
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
-        """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
+        """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
         self.context: DocumentContext | None = None
         """How many earlier sentences of a document the model reads; None: it translates each sentence by itself."""
         self._set_tokenizer(tokenizer, target_language)

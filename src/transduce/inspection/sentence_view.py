@@ -232,7 +232,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
-    """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
+    """For a finished hypothesis, the log-probability divided by the length penalty, which ranks it; else None."""
     best: bool = False
     """True if the node is part of the translation."""
 

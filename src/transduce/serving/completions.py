@@ -58,9 +58,9 @@ class CompletionRequest(NamedTuple):
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends (stop sequences); they are not part of it."""
     sampling: Mapping[str, float | None] = {}
-    """Sampling settings `temperature`, `top_p`, `top_k`, `min_p` and `seed`, which only language models use."""
+    """Sampling settings `temperature`, `top_p`, … and `seed`, which only language models use; None: the default."""
     penalties: Mapping[str, float | None] = {}
-    """Penalties `frequency_penalty` and `presence_penalty`, which only language models use."""
+    """`frequency_penalty` and `presence_penalty`, which only language models use; None: the default."""
     with_tokens: bool = False
     """True if the completions should contain their tokens with log-probabilities."""
 
@@ -296,7 +296,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: no report."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch: only maximum length and seed may differ."""

@@ -333,7 +333,7 @@ class Operation(NamedTuple):
     answer: type | str
     """Type of a successful response's JSON, or the content type of a response that is not JSON."""
     message: type | None = None
-    """Type of the request: the body of a POST, the query of a GET."""
+    """Type of the request: the body of a POST, the query of a GET; None: the request has neither."""
     needs_key: bool = False
     """True if requests need a key when the server has API keys."""
     streams: bool = False

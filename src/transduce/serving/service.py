@@ -57,11 +57,11 @@ class TranslationRequest(NamedTuple):
     format: TextFormat = "text"
     alternatives: int = 0
     timeout_seconds: float | None = None
-    """The client's own time limit, which can only shorten the server's deadline."""
+    """The client's own time limit, which can only shorten the server's deadline; None: the server's."""
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Glossary that replaces the models' own glossaries; a glossary without terms disables them."""
+    """Glossary that replaces the models' own; one without terms disables them; None: the models' own."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
@@ -99,12 +99,11 @@ class Answer(NamedTuple):
     alternatives: list[str]
     source: str
     detected: DetectedLanguage | None
-    """The detected source language if the request left it open."""
+    """The detected source language; None if the request named the language."""
     quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
-    """Warning, such as "looks English, not German", if the text seems not to be in the language that the request names.
-    """
+    """A reason such as "looks English, not German" if the text seems to be in another language; else None."""
     tokens: tuple[TokenProbability, ...] = ()
     """The tokens of the best translation, if the request asked for them."""
     is_complete: bool = True
@@ -136,7 +135,7 @@ class Catalog(NamedTuple):
     generators: Sequence[ServedGenerator] = ()
     """Language models, each with a different name."""
     profiles: LanguageProfiles | None = None
-    """Language profiles for detection."""
+    """Language profiles of the models for language detection; None: only those of the package."""
     api_keys: Sequence[str] = ()
     """Valid API keys; if there are none, requests need no key."""
 
