@@ -48,7 +48,7 @@ def measure(repetitions: int) -> list[Row]:
     }
     rows = []
     for radius in RADII:
-        window = Window(radius, causal=False, present=None, relative=None)
+        window = Window(radius, causal=False, present=None, bias=None)
         times = {n: milliseconds(lambda x=inputs[n]: attention(x, mask=window), repetitions) for n in LENGTHS}  # type: ignore[misc]  # noqa: B023
         for length, own in times.items():
             name, peer = f"radius {radius}, {length} positions", full.get(length)

@@ -20,7 +20,7 @@ import torch
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.select import quantize, start_fast
-from transduce.model.backend import BatchSearchOptions
+from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults

@@ -25,7 +25,8 @@ from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import BatchSearchOptions, using_backend
+from transduce.model.backend import using_backend
+from transduce.model.batch_search import BatchSearchOptions
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import choose_kernels

@@ -9,7 +9,8 @@ import msgspec
 import torch
 from decoding_worker import Clock, read_plan, resident_bytes, serve
 
-from transduce.inference.decoding import SentenceBatch, find_compiled_search, start_search
+from transduce.inference.compiled_search import find_compiled_search
+from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model

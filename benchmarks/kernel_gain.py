@@ -22,7 +22,7 @@ import torch
 from training_settings import RATE, batch_of, optimizer_settings
 from training_worker import Ids
 
-import transduce.inference.decoding
+import transduce.inference.compiled_search
 import transduce.inference.scorers
 import transduce.kernels.select
 from transduce.inference.scorers import EncoderDecoderScorer
@@ -159,7 +159,7 @@ def decoding_without(*groups: str) -> Iterator[None]:
     select = transduce.kernels.select
     with ExitStack() as stack:
         if "compiled search" in groups:
-            stack.enter_context(patch.object(transduce.inference.decoding, "find_batch_search", none))
+            stack.enter_context(patch.object(transduce.inference.compiled_search, "find_batch_search", none))
         if "compiled steps" in groups:
             stack.enter_context(patch.object(select, "_find_compiled", lambda _: "switched off"))
         if "top-k" in groups:
@@ -176,7 +176,7 @@ def search(model: Transformer, sentences: int, beam_size: int) -> None:
     sources = torch.randint(4, VOCABULARY, (sentences, TOKENS), generator=torch.Generator().manual_seed(1))
     limits = SequenceLimits(model.config.start_id, model.config.eos_id, torch.full((sentences,), TOKENS))
     scorer, beam = EncoderDecoderScorer(model, sources), BeamOptions(beam_size=beam_size, n_best=1, alpha=0.6)
-    found: Any = transduce.inference.decoding.find_compiled_search(scorer, limits, beam)
+    found: Any = transduce.inference.compiled_search.find_compiled_search(scorer, limits, beam)
     if found is None and beam_size == 1:
         found = GreedySearch(scorer, limits, take_argmax)
     elif found is None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
+from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder

@@ -1,4 +1,4 @@
-"""Detect the machine's cores, instruction sets and GPU, and name the precisions that models compute in.
+"""Detect the machine's cores, instruction sets and GPU, name precisions, and recognize exhausted memory.
 
 Defaults that change results depend only on this detection.
 """
@@ -8,7 +8,8 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -232,3 +233,28 @@ def describe(machine: Machine) -> str:
     return f"{platform.system()} {platform.machine()}, {machine.device}, {threads}" + (
         f", {' and '.join(extras)}" if extras else ""
     )
+
+
+# --- exhausted memory ---
+
+
+@contextmanager
+def explain_out_of_memory(sentence: str) -> Iterator[None]:
+    """Raise a `TransduceError` with the message `sentence` if the body of `with` runs out of memory.
+
+    Raises:
+        TransduceError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TransduceError(sentence) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "DefaultCPUAllocator" in str(error) or "could not create a memory object" in str(error)

@@ -4,17 +4,19 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 import torch
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
 from transduce.demonstration.grammar import generate
@@ -27,8 +29,13 @@ from transduce.inspection.attribution import Method
 from transduce.inspection.plots import SUFFIXES
 from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
+from transduce.model.config import OWN_NAMES
+from transduce.model.feed_forward import ACTIVATIONS
 from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
+from transduce.tasks.settings import options as setting_options
+from transduce.tasks.settings.reading import struct_of
+from transduce.tasks.settings.structs import Settings
 from transduce.training.choices import PRESETS
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -115,6 +122,65 @@ def test_a_mistyped_word_gets_one_line_and_code_2(capsys: Capture, arguments: li
     assert captured.out == ""
 
 
+# --- suggested commands ----------------------------------------------------------------------------------------
+
+
+PLUGIN = """
+import torch
+from transduce import register
+
+@register("activation", "cubed_for_suggestions")
+def cubed(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+"""
+
+
+def test_the_command_that_training_suggests_works_as_it_is(
+    capsys: Capture, toy_corpus: Path, write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, out = write_lines("my plugin.py", PLUGIN.split("\n")), tmp_path / "my model"
+    settings = ["model.activation=cubed_for_suggestions", "tokenizer.vocabulary_size=320", "model.d_model=16"]
+    try:
+        assert main([
+            "train", "--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en"), "--steps", "1",
+            *(word for setting in settings for word in ("--set", setting)), "--out", str(out), *COMPUTING,
+            "--plugin", str(plugin), "--ui-language", "en",
+        ]) == 0  # fmt: skip
+        (command,) = re.findall(r"Try: (.*)$", capsys.readouterr().err, re.MULTILINE)
+        words = shlex.split(command)
+        assert words == [
+            "transduce", "translate", str(out), "--ui-language", "en", "--plugin", str(plugin)
+        ]  # fmt: skip
+        feed(monkeypatch, "你好\n".encode())
+        assert main(words[1:]) == 0
+        lines = str(write_lines("lines.zh", ["你好"] * 40))
+        assert main([*words[1:], lines, "--workers", "2", *COMPUTING]) == 0  # in processes that need the plugin, too
+    finally:
+        OWN_NAMES["activation"].discard("cubed_for_suggestions")
+        ACTIVATIONS.pop("cubed_for_suggestions", None)
+    assert common_options() == ""
+
+
+@pytest.mark.parametrize(
+    ("argument", "posix", "windows"),
+    [
+        ("models/a-b", "models/a-b", "models/a-b"),
+        ("my model", "'my model'", '"my model"'),
+        ("C:\\models\\a", "'C:\\models\\a'", "C:\\models\\a"),
+        ("a&b", "'a&b'", '"a&b"'),
+        ("模型", "'模型'", "模型"),
+    ],
+)
+def test_suggested_commands_quote_as_the_system_does(
+    argument: str, posix: str, windows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell_word(argument) == posix
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.argument_checks._IS_WINDOWS", True)
+        assert shell_word(argument) == windows
+    assert shell_word("-m") == "./-m"
+
+
 # --- train -----------------------------------------------------------------------------------------------------
 
 
@@ -143,17 +209,20 @@ def test_train_with_a_settings_file_set_and_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both set when to stop"),
-        (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
-        (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
-        (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
+        (["--steps", "5", "--minutes", "1"], "`--steps` (5) and `--minutes` (1.0) both set when to stop"),
+        (["--steps", "0"], "`--steps` must be greater than 0, but is 0"),
+        (["--minutes", "-1"], "`--minutes` must be greater than 0, but is -1.0"),
+        (["--minutes", "nan"], "`--minutes` must be finite, but is nan"),
         (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
+        (["--set", "training.steps=0"], "`training.steps` must be greater than 0, but is 0"),
+        (["--mix", "old:2"], "`--mix` takes the folder of a run and a share between 0 and 1"),
+        (["--mix", "old:0.5", "--monolingual", "x"], "`--monolingual` is for one pair of languages, but `--mix` names"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`--threads` must be at least 1, but is 0"),
         (["--device", "tpu"], "`--device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
-        (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
+        (["--languages", "zh", "English"], "`--languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],
             "/dev/null is a pipe or a device, but text is read several times: write it to a file.",
@@ -386,7 +455,7 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
 
 def test_a_demonstration_that_cannot_be_leaves_nothing(capsys: Capture, tmp_path: Path) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
-    assert capsys.readouterr().err == "transduce: `training.steps` must be greater than 0, but is 0.\n"
+    assert capsys.readouterr().err == "transduce: `--steps` must be greater than 0, but is 0.\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -468,12 +537,41 @@ def test_help_is_printed_without_importing_torch() -> None:
 
 
 def test_options_offer_what_the_package_has() -> None:
-    assert tuple(KINDS) == offered.TASK_KINDS
+    assert tuple(KINDS) == setting_options.TASK_KINDS
     assert tuple(PREPARED_KINDS) == offered.PREPARED_KINDS
-    assert tuple(PRESETS) == offered.PRESETS
+    assert tuple(PRESETS) == setting_options.PRESETS
     assert offered.EXPORT_FORMATS == FORMATS
     assert offered.QUANTIZATIONS == QUANTIZATIONS
     assert get_args(Style) == offered.TUTORIAL_STYLES
     assert get_args(Method) == offered.ATTRIBUTION_METHODS
     assert offered.PICTURE_SUFFIXES == SUFFIXES
     assert (offered.DEMO_STEPS, offered.GENERATED_TOKENS) == (STEPS, DEFAULT_LENGTH)
+
+
+@pytest.mark.parametrize("table", [setting_options.OPTIONS, offered.SEARCH_OPTIONS])
+def test_an_option_takes_what_its_setting_holds(table: dict[str, setting_options.SettingOption]) -> None:
+    for name, option in table.items():
+        hint: Any = Settings
+        for key in option.setting.split("."):
+            hint = get_type_hints(struct_of(hint) or Settings)[key]
+        kinds = [each for each in get_args(hint) if each is not type(None)] if type(None) in get_args(hint) else [hint]
+        is_list = "nargs" in option.form or option.form.get("action") == "append"
+        assert is_list == (getattr(kinds[0], "__origin__", None) is tuple), name
+        assert (option.form == setting_options.FLAG) == (kinds[0] is bool), name
+        if kinds[0] in (int, float):
+            assert option.form["type"] is kinds[0], name
+
+
+def test_a_message_names_options_that_were_passed_and_settings_that_a_file_sets(
+    capsys: Capture, toy_corpus: Path, tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "m")]
+    assert main(["train", *out, "--mix", "old:0.3"]) == 2
+    by_options = "transduce: `--mix` adds text of earlier runs to new text: name that by `--source` and `--target`.\n"
+    assert capsys.readouterr().err == by_options
+    settings = tmp_path / "settings.toml"
+    settings.write_text("training.minutes = 3\n", "utf-8")
+    assert main(["train", str(settings), *out, "--source", str(toy_corpus / "train.zh"), "--steps", "5"]) == 2
+    assert "line 1: `--steps` (5) and `training.minutes` (3.0) both set when to stop" in capsys.readouterr().err
+    assert main(["train", str(settings), *out]) == 2
+    assert "name it by `data.source` and `data.target`.\n" in capsys.readouterr().err

@@ -17,6 +17,8 @@ from sacrebleu import __version__ as sacrebleu_version
 from transduce.errors import TransduceError
 from transduce.evaluation import Score, ScoreReport, score
 from transduce.evaluation.scores import mean_words_per_line
+from transduce.ui_language import localized
+from transduce.ui_language_choice import use_ui_language
 
 ENGLISH = [
     "I really care about your future.",
@@ -188,7 +190,7 @@ def test_text_and_notebook_forms() -> None:
     assert lines[:2] == [str(report.bleu), str(report.chrf)]
     assert lines[2].startswith("4 sentences, 0 equal to the reference; 20 tokens against 20, brevity penalty 1.000")
     assert lines[-1] == f"warning: {report.warnings[0]}"
-    assert "decoding: name=&lt;x&gt;<br>warning: The hypotheses look" in report._repr_html_()
+    assert "decoding: name=&lt;x&gt;<br>warning: 4 of 4 lines of the hypotheses end" in report._repr_html_()
 
 
 def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +198,7 @@ def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest
     references = [f"This is line {number}." for number in range(150)]
     with caplog.at_level(logging.DEBUG):
         (warning,) = score(output, references, target_language="en").warnings
-    assert warning.startswith("The hypotheses look tokenized, as 150 of 150 lines end in")
+    assert warning.startswith("150 of 150 lines of the hypotheses end in a space")
     assert caplog.records == []
     assert score(output, references, target_language="en", tokenize="none").warnings == ()
 
@@ -209,6 +211,8 @@ def test_a_few_lines_with_a_loose_full_stop_are_no_reason_to_warn() -> None:
 def test_empty_lines_are_noticed() -> None:
     report = score(["", "He has left."], ["She is here.", "He has left."], target_language="en")
     assert report.warnings == ("Empty lines among the hypotheses: 1 of 2.",)
+    with use_ui_language("zh"):
+        assert localized(report.warnings[0]) == "译文里有空行：2 行中有 1 行。"
     assert score(["", " "], ["a", "b"], target_language="en").bleu.value == 0
 
 

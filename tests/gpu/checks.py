@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.inference.decoding import CompiledSearch, find_compiled_search
+from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import search as gpu_search

@@ -11,7 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.inference.decoding import CompiledSearch, find_compiled_search, scored_for
+from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
+from transduce.inference.decoding import scored_for
 from transduce.inference.scorers import EncoderDecoderScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.selection import NativeReductions

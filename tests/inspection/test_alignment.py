@@ -101,7 +101,7 @@ def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
     chosen = alignment_error(align_pairs(translator, pairs, choose_heads(translator, learnt)), expected)
     assert chosen < 0.2
     assert chosen < plain
-    assert chosen < head_errors(translator, rest).min()
+    assert chosen < head_errors(word_maps(translator, pairs), rest).min()
 
 
 def test_counts_of_links_by_hand() -> None:

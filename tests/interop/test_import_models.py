@@ -13,7 +13,8 @@ from torch import Tensor
 
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
-from transduce.inference.decoding import CompiledSearch, SentenceBatch, find_compiled_search, start_search
+from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
+from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.decoding import find_compiled_search
+from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.prepacked import PREPACKABLE

@@ -17,7 +17,7 @@ from transduce.evaluation.scores import score_labels
 from transduce.inference.classifier import Classifier
 from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.classification import ClassificationObjective
-from transduce.tasks.kinds.masked_language_model import build_encoder
+from transduce.tasks.kinds.encoders import build_encoder
 from transduce.tasks.settings.reading import make_settings, put_setting, to_toml
 
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]

@@ -308,7 +308,7 @@ def test_alignments_use_the_attention_of_translation_with_context(trained: Path,
             model.decode(torch.tensor([[model.config.start_id, *row.target[:-1]]]), memory, mask, trace=trace)
         heads = trace.memory[0][0].double().numpy()[:, row.target_context :, row.source_context :]  # (H, T, S)
         source, target = (
-            _tokenize(side, text, words, (), cut=False).shares
+            _tokenize(side, text, words, (), cut=False).spelling
             for side, text, words in (
                 (translator.tokenizer.source, pair.source, pair.source_words),
                 (translator.tokenizer.target, pair.target, pair.target_words),

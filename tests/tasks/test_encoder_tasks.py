@@ -26,7 +26,8 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective, build_encoder
+from transduce.tasks.kinds.encoders import build_encoder
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
@@ -694,7 +695,10 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
         ),
         ({"task": {"kind": "masked-language-model", "context": 4}}, r"`task.context` must be at least 5 here"),
         ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
-        ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: name it with --source"),
+        (
+            {"task": {"kind": "masked-language-model"}},
+            r"masked language model learns from text: name it by `data.source`",
+        ),
         ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),
         ({"task": {"kind": "classification"}, "model": {"kind": "decoder"}}, r"takes encoder"),
         ({"task": {"kind": "classification"}, "model": {"tie_output": False}}, r"`model.tie_output` means nothing"),

@@ -1,6 +1,7 @@
 """Test which settings may change when a run is resumed, and which may not."""
 
 import gzip
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transduce.tasks.train import train
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import Choice
 from transduce.training.loop import TrainResult
+from transduce.training.schedule import constant_weight_decay
 
 
 def test_steps_may_be_set_again(trained: Path) -> None:
@@ -23,6 +25,25 @@ def test_steps_may_be_set_again(trained: Path) -> None:
     changed = apply_changes(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
     assert (changed.training.steps, changed.training.patience, changed.training.report_every) == (120, 0, 7)
     assert (changed.model, changed.data, changed.tokenizer) == (stored.model, stored.data, stored.tokenizer)
+
+
+def test_a_weight_decay_that_was_chosen_follows_the_number_of_steps(trained: Path, tmp_path: Path) -> None:
+    stored = read_stored(trained / "settings.toml")
+    before = stored.training.weight_decay
+    assert stored.training.steps == 80
+    assert before
+    longer = apply_changes(stored, {"training": {"steps": 800}}).training
+    assert longer.weight_decay == constant_weight_decay(
+        800, schedule="linear", peak=longer.learning_rate or 0.0, warmup_steps=longer.warmup_steps or 0
+    )
+    assert longer.weight_decay < before / 5
+    assert apply_changes(stored, {"training": {"steps": 80}}) == stored
+    again = apply_changes(stored, {"training": {"steps": 800}})
+    assert apply_changes(again, {"training": {"steps": 80}}).training.weight_decay == pytest.approx(before)
+    path = tmp_path / "settings.toml"
+    text = (trained / "settings.toml").read_text("utf-8")
+    path.write_text(re.sub(r"^weight_decay = .*$", "weight_decay = 0.5", text, flags=re.MULTILINE), "utf-8")
+    assert apply_changes(read_stored(path), {"training": {"steps": 800}}).training.weight_decay == 0.5
 
 
 def test_steps_replace_minutes(trained: Path, tmp_path: Path) -> None:
@@ -106,7 +127,7 @@ def test_a_run_resumes_with_its_files_elsewhere_and_under_other_names(
         with gzip.open(second / f"{name}.gz", "wb") as file:
             file.write((first / name).read_bytes())
         (first / name).unlink()
-    with pytest.raises(TransduceError, match=r"dev\.zh, a file of the run's dev set, is not there any more: pass"):
+    with pytest.raises(TransduceError, match=r"dev\.zh, a file of the run's dev set, is not there any more: set"):
         go_on(10, "")
     go_on(10, "{}.gz")
     monkeypatch.chdir(tmp_path)
@@ -167,5 +188,5 @@ def test_steps_are_recorded_as_before_by_as_many_processes(
 def test_damaged_settings_are_refused(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(damage)
-    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read as the settings of a run"):
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be read"):
         read_stored(path)

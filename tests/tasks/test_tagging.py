@@ -17,7 +17,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
 from transduce.tasks.kinds.classification import ClassificationKind
-from transduce.tasks.kinds.masked_language_model import LabelChoices
+from transduce.tasks.kinds.encoders import LabelChoices
 from transduce.tasks.kinds.tagging import TaggingKind, _contributions, _read_parts
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.settings.reading import make_settings

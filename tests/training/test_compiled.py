@@ -11,10 +11,10 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.model import attention
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.transformer import Transformer
-from transduce.training.engine import compile_layers
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.loss_spikes import find_origin
 from transduce.training.prefetch import PrefetchedBatches, to_device
@@ -65,8 +65,10 @@ def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges = attention._ranges
-    monkeypatch.setattr(attention, "_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda")))
+    ranges = attention._block_ranges
+    monkeypatch.setattr(
+        attention, "_block_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda"))
+    )
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
     monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model(attention_window=4, num_encoder_layers=1, num_decoder_layers=1)

@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.training import engine, loop
-from transduce.training.checkpoint import Checkpoint, Rows, RunState, save_checkpoint
+from transduce.training import loop
+from transduce.training.checkpoint import Checkpoint, Rows, RunState, save_checkpoint, save_together
 from transduce.training.distributed import Processes, join_processes
-from transduce.training.engine import save_together
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -145,7 +144,7 @@ def test_those_that_do_not_save_are_met_where_the_first_cannot(tmp_path: Path, m
     def full(*_: object, **__: object) -> None:
         raise TransduceError("The disk is full.")
 
-    monkeypatch.setattr(engine, "save_checkpoint", full)
+    monkeypatch.setattr("transduce.training.checkpoint.save_checkpoint", full)
     together = Counting()
     with pytest.raises(TransduceError, match="The disk is full"):
         save_together(tmp_path, checkpoint(None), together, keep=1)

@@ -4,16 +4,20 @@ import argparse
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
+from transduce.argument_checks import use_common_options
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, labeled, localized, ui_language
+from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
@@ -127,7 +131,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     lines, line, columns = [], "", 0
     for unit in re.findall(_UNIT, " ".join(text.split())):
-        taken = sum(2 if character >= "\u2e80" else 1 for character in unit)
+        taken = columns_of(unit)
         if line and columns + taken > width:
             lines.append(line.rstrip())
             line, columns = "", 0
@@ -251,8 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with use_ui_language("auto"):
-        set_ui_language(_take_ui_language(arguments))
-        return _explained(arguments)
+        language = _take_ui_language(arguments)
+        set_ui_language(language)
+        with use_common_options([] if language == "auto" else [(_UI_LANGUAGE, language)]):
+            return _explained(arguments)
 
 
 def _explained(arguments: list[str]) -> int:
@@ -281,7 +287,7 @@ def _explained(arguments: list[str]) -> int:
         sys.stderr.write(localized(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n"))
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.interruption import is_out_of_memory
+        from transduce.machine import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -298,18 +304,34 @@ def _explained(arguments: list[str]) -> int:
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
-    """Return an error's message in which options replace the names of Python arguments that they set.
+    """Return an error's message in which options replace the names of the settings or Python arguments that they set.
 
-    A message that names none of the options passed is returned as it is: its names may be those of a settings file.
+    If a settings file or --set is passed, settings whose options are not passed keep their names. If no option of a
+    Python argument that the message names is passed, Python arguments keep their names.
     """
     message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
-    options = {f"`{name}`": f"--{name.replace('_', '-')}" for name in re.findall(r"`([a-z_]+)`", message)}
+    # The table that a setting belongs to is one of a settings file.
+    names = set(re.findall(r"`([a-z_.]+)`(?! belongs to the table)", error.args[0]))
+    if verb not in VERBS or not names:
+        return message
+    from transduce.commands.options import option_of
+    from transduce.tasks.settings.options import OPTIONS
+
     passed = {argument.partition("=")[0] for argument in arguments}
-    if verb in VERBS and passed.intersection(options.values()):
-        for name, option in options.items():
-            if option in build_parser(verb)._option_string_actions:
-                message = message.replace(name, f"`{option}`")
+    options_of_settings = {option.setting: name for name, option in OPTIONS.items()}
+    if "--mix" in passed and "--corpus" not in passed:
+        options_of_settings["data.corpora"] = "mix"
+    of_settings = {name: option_of(options_of_settings[name]) for name in names & options_of_settings.keys()}
+    of_arguments = {name: option_of(name) for name in names - of_settings.keys()}
+    if "--set" in passed or any(argument.endswith(".toml") for argument in arguments):
+        of_settings = {name: option for name, option in of_settings.items() if option in passed}
+    if not passed.intersection(of_arguments.values()):
+        of_arguments = {}
+    existing = build_parser(verb)._option_string_actions
+    for name, option in {**of_settings, **of_arguments}.items():
+        if option in existing:
+            message = message.replace(f"`{name}`", f"`{option}`")
     return message
 
 
@@ -353,7 +375,24 @@ def _run(arguments: list[str]) -> int:
         for path in options.plugin:
             load_plugin(path)
     _, run = _functions_of(verb)
-    return run(options)
+    with _exit_on_sigterm(), use_common_options(("--plugin", path) for path in options.plugin):
+        return run(options)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception in the body of `with`, so that partial output and child processes are removed.
+
+    Training, experiments and the server handle the signal in their own way.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:

@@ -409,14 +409,21 @@ def _tokenized_warning(name: str, lines: Sequence[str], tokenizer: str) -> str |
     if tokenizer == "none" or count < min(TOKENIZED_LINES, TOKENIZED_SHARE * len(lines)):
         return None
     return (
-        f"The {name} look tokenized, as {count:,} of {len(lines):,} lines end in a space and a full stop: "
+        f"{count:,} of {len(lines):,} lines of {_the(name)} end in a space and a full stop, so they look tokenized: "
         "undo the tokenization, or score tokenized files with the tokenizer 'none'."
     )
 
 
 def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
     count = sum(not line.strip() for line in lines)
-    return f"Empty lines among the {name}: {count:,} of {len(lines):,}." if count else None
+    return f"Empty lines among {_the(name)}: {count:,} of {len(lines):,}." if count else None
+
+
+def _the(name: str) -> str:
+    """Return the name of a list of lines with its article; the usual names are messages with translations."""
+    if name == "hypotheses":
+        return "the hypotheses"
+    return "the references" if name == "references" else f"the {name}"
 
 
 # --- accuracy of labels ---

@@ -154,7 +154,7 @@ class Original:
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
-        """The source vocabulary for each target language of the export, or the only source vocabulary.
+        """The source vocabularies to compare with: one for each target language of the export, or only one.
 
         A vocabulary for a target language puts the language's token before each sentence.
         """
@@ -194,7 +194,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of how closely an exported model's log-probabilities and translations agree with its original's."""
 
     sentences: int
-    """Number of sentences compared."""
+    """Number of sentences (or prompts) compared."""
     log_probabilities: int
     """Number of log-probabilities compared: of each token and end symbol in the original's translations and in random
     targets.
@@ -208,7 +208,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as lines of text; `name` names the weights, such as "float32" or "int8"."""
+        """Return the statistics as two lines of text; `name` names the weights, such as "float32" or "int8"."""
         largest, mean = self.largest_difference, self.mean_difference
         compared = f"{self.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
         return [
@@ -256,7 +256,7 @@ def compare_models(
 
 
 class Comparison:
-    """The differences between an exported model and its original on all compared sentences."""
+    """The differences between a model that generates text and its export on all compared sentences."""
 
     def __init__(self) -> None:
         self.own_differences: list[_Difference] = []
@@ -277,7 +277,7 @@ class Comparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original; `name` names its weights in messages.
+        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
 
         Raises:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
@@ -332,7 +332,7 @@ def _differences(
 
 
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether two greedy translations are equal or diverge at a tie of the original model."""
+    """Return whether two greedy translations are equal, or diverge where the original's choices are tied."""
     if list(ours) == list(theirs):
         return True
     common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
@@ -362,13 +362,13 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
     logits.
     """
     largest_difference: float
-    """Largest absolute difference over all outputs."""
+    """Largest absolute difference over all outputs of all texts."""
     same_choices: int
     """Number of texts with the same most probable token at each position and the same most probable class, up to ties.
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as lines of text; `name` names the weights, such as "float32"."""
+        """Return the statistics as two lines of text; `name` names the weights, such as "float32"."""
         each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
         return [
             f"{name}: largest differences of {each}",
@@ -394,7 +394,9 @@ class EncoderComparison:
         self._agreeing: list[bool] = []
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
-        """Add the difference of one output tensor of one text.
+        """Record how much one output of one text differs between the original (`ours`) and the export (`theirs`).
+
+        `name` is the name of the output, and `text` the index of the text.
 
         Raises:
             TransduceError: the shapes differ.
@@ -427,7 +429,7 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original; `name` names its weights in messages.
+        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
 
         Raises:
             TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
@@ -503,11 +505,11 @@ class Trial(NamedTuple):
     tokens.
     """
     token_types: Ids
-    """Segment id of each token, for an encoder."""
+    """Segment id of each token, for an encoder; empty for other models."""
     tokens: Sequence[int]
     """Token ids that random targets are drawn from."""
     max_tokens: int
-    """Maximum number of tokens that the model generates."""
+    """Maximum number of tokens that the model generates for a text; 0 for an encoder."""
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
@@ -568,7 +570,10 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as input for the exported tokenizer; for several target languages, add a language token to each."""
+    """Return texts as input for the exported tokenizer.
+
+    If the model has several target languages, a language token is added before each text, one language after the other.
+    """
     if len(original.source_vocabularies) == 1:
         return list(texts)
     tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]
@@ -576,7 +581,7 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return the texts that the exported tokenizer must split as the model's own tokenizer does.
+    """Return those of some texts that the exported tokenizer must split as the model's own tokenizer does.
 
     Texts that contain a language token are left out. Texts that contain the spelling of a special token are left out if
     a tokenizer may read it as this token.

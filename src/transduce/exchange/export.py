@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import sync_file, sync_folder
+from transduce.atomic_io import name_path_in_errors, sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
@@ -41,9 +41,9 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     """The export format: "ctranslate2", "onnx" or "huggingface"."""
     quantization: str
-    """Storage type of the weights."""
+    """Storage type of the weights, such as "float32" or "int8"."""
     out: str
-    """The folder of the export."""
+    """The path of the folder with the export."""
     bytes: int
     """Total size of the files in bytes."""
     compared_on: str
@@ -160,7 +160,7 @@ def _select_directions(
 
 
 class _Export:
-    """An export in progress: the model, the format and the folder that is written."""
+    """An export in progress: the model, the format, the temporary folder, and the texts to compare on."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return BLEU and chrF of greedy translations by the original and the export; None without references."""
+        """Return BLEU and chrF of greedy translations by the original and the export; None each without references."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None
@@ -247,6 +247,9 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
 
     Parent folders that were created are removed too if they are empty.
+
+    Raises:
+        TransduceError: the temporary folder cannot be created.
     """
     temporary = out.with_name(f".partial-{out.name}")
     created = [parent for parent in out.parents if not parent.exists()]  # innermost first
@@ -256,7 +259,8 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
     try:
-        yield temporary
+        with name_path_in_errors(out):
+            yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # fails if a parent holds the export or other files
@@ -265,7 +269,7 @@ def _folder_aside(out: Path) -> Iterator[Path]:
 
 
 def _put(temporary: Path, out: Path) -> None:
-    """Flush a complete export folder to disk, and rename the folder to its final path."""
+    """Flush the files of a complete export to disk, and rename its folder to the final path."""
     for path in temporary.iterdir():
         sync_file(path)
     sync_folder(temporary)

@@ -211,11 +211,11 @@ class Exporter(Protocol):
 
     @property
     def title(self) -> str:
-        """The name of the format in messages."""
+        """The name of the export format in messages."""
 
     @property
     def quantizations(self) -> Sequence[str]:
-        """The storage types of weights; the first is float32."""
+        """The names of the storage types of weights that the format supports; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
         """Write all files of the export to an empty folder.
@@ -453,7 +453,7 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return a hint for an error message: the other formats that support a model."""
+    """Return a hint for an error message: the formats other than `name` that support a model, if any."""
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 
@@ -473,7 +473,7 @@ def _task_document(folder: Path) -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy files between folders, as far as they exist; refuse links out of the source folder."""
+    """Copy the named files between folders, as far as they exist; refuse links out of the source folder."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

@@ -32,7 +32,7 @@ class ImportReport(msgspec.Struct, frozen=True):
     """A description of an imported model, which `import_model_folder` returns."""
 
     folder: str
-    """The new model folder."""
+    """The path of the new model folder."""
     model_type: str
     """The `model_type` of the Hugging Face folder, such as "marian"."""
     kind: str
@@ -40,9 +40,9 @@ class ImportReport(msgspec.Struct, frozen=True):
     num_parameters: int
     """Number of parameters."""
     source_language: str | None
-    """Default source language, if known."""
+    """Code of the default source language; None: unknown."""
     target_language: str | None
-    """Default target language, if known."""
+    """Code of the default target language; None: unknown."""
     languages: tuple[str, ...]
     """Language codes that the model can translate between; empty for models without language tags."""
 
@@ -64,8 +64,8 @@ def import_model_folder(
     Args:
         folder: a folder with config.json, model.safetensors and the tokenizer's files.
         out: the folder to create; it must not hold a model.
-        source_language: default source language, for models with language tags.
-        target_language: default target language, for models with language tags.
+        source_language: default source language, for models with language tags; None: as the folder specifies.
+        target_language: default target language, for models with language tags; None: as the folder specifies.
 
     Returns:
         A description of the imported model.
@@ -130,7 +130,7 @@ def _settings(search: SearchSettings) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """Return a search setting as a TOML line."""
+    """Return a search setting as a line of a TOML file."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

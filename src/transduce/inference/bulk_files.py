@@ -66,17 +66,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The search settings and constraints that apply to every line of a file."""
 
     search: SearchSettings
-    """The search settings."""
+    """The search settings for every line."""
     prefix: str = ""
     """Text that every translation must start with; empty: none."""
     phrases: tuple[str, ...] = ()
-    """Phrases that every translation must contain."""
+    """Phrases that every translation must contain, in addition to those of each line; empty: none."""
     terms: tuple[Term, ...] = ()
-    """Glossary terms with the translations that they should get."""
+    """Glossary terms with the translations that they should get; empty: none."""
     redecode: bool = False
     """True if translations with quality warnings are decoded again (re-decoding)."""
     text_settings: TextSettings = TextSettings()
-    """Settings for the lines: whether they are split into sentences, and what in them stays unchanged."""
+    """Settings of how lines are translated: whether they are split into sentences, and what stays unchanged."""
 
     @property
     def glossary(self) -> Glossary | None:
@@ -106,11 +106,13 @@ class Portion(msgspec.Struct, frozen=True):
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
     lines: list[str]
-    """The text of each line."""
+    """The text of each of these lines."""
     phrases: list[list[str]]
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
     before: list[tuple[str, str]] = []
-    """The preceding lines of the same document, with their translations if the model reads these."""
+    """The preceding lines of the same document, which the model reads as context, with their translations if it reads
+    these.
+    """
 
 
 def portion_size(device: str) -> int:
@@ -126,7 +128,7 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in portions, groups of consecutive lines that are translated and written together.
+    """Yield the lines of a shard in portions: groups of lines that are translated and written together.
 
     Args:
         lines: all lines of the input.
@@ -241,7 +243,7 @@ def translate_portions(translator: Translator, job: Job, portions: Iterable[Port
 
 
 def parse_line_shard(text: str) -> Shard:
-    """Parse a shard from a text such as "1/4".
+    """Parse "I/N", such as "1/4", as a shard: the Ith of N equal shares of a file's lines.
 
     Raises:
         TransduceError: the text is not a shard.
@@ -291,11 +293,11 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lines: int = 0
     """Number of finished lines of the input."""
     size_bytes: int = 0
-    """Size in bytes of the output for the finished lines."""
+    """Size in bytes of the output file up to the end of the finished lines, where writing resumes."""
     input_sha256: str = ""
-    """SHA-256 digest of the finished lines of the input."""
+    """SHA-256 digest of the finished lines of the input, to check that a resumed run has the same input."""
     options_sha256: str = ""
-    """SHA-256 digest of everything that determines the output: models and settings."""
+    """SHA-256 digest of models and settings, to check that a resumed run would give the same output."""
 
 
 class ResumableFile:
@@ -329,7 +331,7 @@ class ResumableFile:
         self._lock, self._is_open = ExitStack(), False
 
     def __enter__(self) -> Self:
-        """Return this file; the end of the `with` block releases the file's lock."""
+        """Return this output file; the end of the `with` block releases the file's lock."""
         return self
 
     def __exit__(
@@ -446,24 +448,26 @@ _DONE, _FAILED = b"+", b"-"
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The model and settings that a worker process loads."""
+    """The model and settings that a worker process loads, as sent to it by the main process."""
 
     folders: list[str]
-    """Model folders, as for `load`."""
+    """Model folders; several form an ensemble."""
     job: Job
-    """The search settings and constraints of the lines."""
+    """The search settings and constraints that apply to every line."""
     precision: str = "auto"
     device: str = "auto"
     threads: int = 1
     """Number of compute threads of each worker process."""
     source_language: str | None = None
-    """Source language, for models with language tags."""
+    """Source language code, for models with language tags; None: the model's default."""
     target_language: str | None = None
-    """Target language, for models with language tags."""
+    """Target language code, for models with language tags; None: the model's default."""
     tag: str | None = None
-    """Tag of the texts, for models that were trained on tagged corpora."""
+    """Tag of the texts, for models that were trained on tagged corpora; None: texts without a tag."""
     datastore: str | None = None
     """Path of a datastore file for kNN retrieval; None: no retrieval."""
+    plugins: tuple[str, ...] = ()
+    """Python files that register components of the models."""
 
 
 class _Worker:
@@ -572,10 +576,13 @@ def _work(connection: Connection, settings_json: bytes) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
+    from transduce.model.build import load_plugin
 
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
     try:
+        for path in settings.plugins:
+            load_plugin(path)
         translator = open_translator(
             settings.folders,
             precision=settings.precision,

@@ -32,15 +32,15 @@ class Classification(msgspec.Struct, frozen=True):
     text: str
     """The classified text."""
     label: str
-    """The most probable class."""
+    """The name of the most probable class."""
     probability: float
-    """The probability of `label`."""
+    """The probability of the class `label`, from 0 to 1."""
     probabilities: Mapping[str, float]
-    """The probability of each class, most probable first."""
+    """The probability of each class by its name, most probable first; they sum to 1."""
 
 
 class Classifier:
-    """An encoder with named classes. Call it with a text or a list of texts."""
+    """An encoder that predicts the class of a text, with the names of the classes. Call it with a text or a list."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str], *, length: int) -> None:
         """Create a classifier.
@@ -73,7 +73,7 @@ class Classifier:
     @overload
     def __call__(self, text: list[str] | tuple[str, ...]) -> list[Classification]: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Classification | list[Classification]:
-        """Return the class of a text, or of each text in a list, in order."""
+        """Return the predicted class of a text, or of each text in a list, in order, with all probabilities."""
         texts = as_texts(text)
         probabilities = self.probabilities(texts)
         classifications = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]

@@ -54,13 +54,13 @@ class Datastore(NamedTuple):
 
     @property
     def examples(self) -> NeighborIndex:
-        """Return `neighbors`, under its old name."""
+        """The attribute `neighbors` under its old name, with a deprecation warning."""
         warn_renamed("examples", "neighbors")
         return self.neighbors
 
     @property
     def judged(self) -> int:
-        """Return `tuning_tokens`, under its old name."""
+        """The attribute `tuning_tokens` under its old name, with a deprecation warning."""
         warn_renamed("judged", "tuning_tokens")
         return self.tuning_tokens
 
@@ -121,14 +121,14 @@ def build_datastore(
 
 
 class _Pair(NamedTuple):
-    """The token ids of a sentence pair as the model reads them."""
+    """The token ids of a sentence pair, with document context, as the model reads them."""
 
     source: list[int]
-    """The source after its document context, with the end symbol."""
+    """Token ids of the document context, then of the source, with its end symbol."""
     target_context: list[int]
-    """Translations of the context, which the model reads before the target."""
+    """Token ids of the translations of the context, which the decoder reads before the target; empty: none."""
     target: list[int]
-    """The target, with the end symbol."""
+    """Token ids of the target, with the end symbol."""
 
 
 def _usable_pairs(

@@ -30,7 +30,7 @@ class TokenStates(msgspec.Struct, frozen=True):
     """The tokens of a text, including special tokens, with the encoder's output vector (state) for each token."""
 
     tokens: tuple[str, ...]
-    """The tokens as the vocabulary spells them."""
+    """The L tokens of the text, special tokens included, as the vocabulary spells them."""
     states: Tensor
     """The output of the encoder's last layer for each of L tokens, (L, D), float32 on the CPU."""
 
@@ -108,7 +108,10 @@ class Embedder:
         return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
 
     def _each_batch(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Return the texts in batches of similar lengths: their indices, padded token ids (B, S), and token states."""
+        """Return batches of texts of similar length, to encode them together with little padding.
+
+        Each has the indices of its texts, their padded token ids, (B, S), and token states, (B, S, D).
+        """
         found = []
         for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
             ids = pad([rows[index] for index in batch], self.model.config.pad_id, torch.device("cpu"))

@@ -133,7 +133,10 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
-    """Return the search settings to report with a score: those that are not the defaults, and a few always."""
+    """Return the search settings to report with a score, by name.
+
+    These are the settings without their default value, and always beam size, length penalty and precision.
+    """
     defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
     changed = {name: value for name, value in used.items() if value != defaults[name]}
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}

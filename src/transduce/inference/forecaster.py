@@ -32,7 +32,7 @@ class Forecast(NamedTuple):
     """A forecast of one or several time series, in their original units."""
 
     columns: tuple[str, ...]
-    """Names of the series."""
+    """Names of the series, in the order of the last dimension of `values`."""
     values: Numbers
     """The forecast values, float64, (steps, series), or (windows, steps, series) for several windows."""
     low: Numbers | None = None

@@ -20,23 +20,16 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import (
-    CompiledSearch,
-    build_rules,
-    explain_search_out_of_memory,
-    find_compiled_search,
-    run_joining,
-    scored_for,
-)
+from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, scored_for
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.machine import Precision
-from transduce.model.backend import JoinableSearch, ReservedCapacity
+from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
-from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder
-from transduce.model_folder.safety import read_toml
+from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
@@ -64,7 +57,7 @@ class Continuation(msgspec.Struct, frozen=True):
     text: str
     """The generated text without the prompt."""
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
-    """The generated tokens as the vocabulary spells them."""
+    """The generated tokens as the vocabulary spells them, without the prompt's."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The model's own log-probability of each token, in nats, before sampling settings are applied.
 
@@ -83,10 +76,10 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A prompt with its continuations."""
+    """A prompt with the continuations that a language model generated for it."""
 
     prompt: str
-    """The start of the text."""
+    """The start of the text, as it was passed."""
     continuations: tuple[Continuation, ...]
     """As many continuations as requested; from beam search, best first."""
 
@@ -100,14 +93,14 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class TextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """The probability that a language model assigns to a text."""
+    """The probability that a language model assigns to a text, from which perplexity is computed."""
 
     tokens: int = msgspec.field(name="pieces")
-    """Number of tokens scored."""
+    """Number of tokens scored: all but the first start token."""
     characters: int
     """Number of characters of the text."""
     nats: float
-    """Sum of the negative log-probabilities of all tokens, in nats."""
+    """Sum of the negative log-probabilities of all scored tokens, in nats."""
 
     pieces = renamed_attribute("pieces", "tokens")
 
@@ -219,7 +212,8 @@ class Generator:
             prompt: the start of the text; an empty prompt starts a new line.
             search: search settings.
             one_line: end each continuation at the end of its line.
-            observer: called after each step with the new tokens; if it abandons the only row, the continuations end.
+            observer: called after each step with the new tokens; if it abandons the only row, the continuations end;
+                None: no observer.
 
         Raises:
             TransduceError: a setting is not supported by language models.
@@ -413,9 +407,12 @@ class Generator:
         one_line: bool,
         reserved: ReservedCapacity | None = None,
     ) -> Search:
-        """Return the search that continues prompts, before its first step.
+        """Return the search that continues prompts, before its first step: a compiled one if kernels support it.
 
-        `reserved` is the capacity for prompts that join the search later.
+        `reserved` is the capacity for prompts that join the search later; None: no later prompts.
+
+        Raises:
+            TransduceError: a minimum length is set although texts cannot end before the maximum length.
         """
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
@@ -501,7 +498,7 @@ class ContinuousGeneration:
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Create an empty group of prompts; `join` adds prompts."""
+        """Create a group without prompts for a language model; `join` adds prompts."""
         self._generator = generator
         self._batches: list[_GrowingBatch] = []
         self._prompts: dict[int, _Prompt] = {}  # that are being continued, by number
@@ -599,7 +596,7 @@ class ContinuousGeneration:
 
 
 class _GrowingBatch:
-    """A batch of prompts that one search continues, which prompts of another search may join."""
+    """A batch of prompts that one search continues, and into which prompts of another search can be moved."""
 
     def __init__(self, search: Search, settings: SearchSettings, numbers: Sequence[int]) -> None:
         self.search = search
@@ -671,7 +668,7 @@ def _texts_at_once(search: SearchSettings) -> int:
 
 
 def _width_of(search: SearchSettings) -> int:
-    """Return the number of texts that are continued for each prompt: beam hypotheses or samples."""
+    """Return the number of texts that are generated for each prompt: beam hypotheses or samples."""
     return max(search.beam_size, search.n_best)
 
 
@@ -755,8 +752,7 @@ def _read_context(folder: Path, config: ModelConfig) -> int:
     if not (folder / SETTINGS_FILE).is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
         return most if context is None or config.positions == "learned" else context
-    task = read_toml(folder, SETTINGS_FILE).get("task")
-    context = task.get("context") if isinstance(task, dict) else None
-    if not isinstance(context, int) or context < 2:
+    context = read_run_setting(folder, "task.context", int)
+    if context is None or context < 2:
         return most
     return min(context, most) if config.positions == "learned" else context

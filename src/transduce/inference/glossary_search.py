@@ -229,7 +229,7 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
 
 
 def _location_prefix(term: Term) -> str:
-    """Return the file and line where a term was read, as the start of an error message."""
+    """Return "LOCATION: ", the file and line where a term was read, to start an error message; empty if it has none."""
     return f"{term.location}: " if term.location else ""
 
 
@@ -242,7 +242,7 @@ _MIN_NATS = 0.25
 _ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
 
 Translations = dict[tuple[int, int], Translation]
-"""Translations by the keys of their parts."""
+"""Translations of sentences, by the key of their `Part`: text index and part number."""
 
 
 def translate_with_terms(

@@ -37,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """A text whose masks are filled by the most probable tokens, with further candidates."""
+    """A text whose masks are filled by the most probable tokens, with further candidates for each mask."""
 
     text: str
     """The text with the most probable token at each mask."""

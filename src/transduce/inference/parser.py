@@ -45,7 +45,7 @@ class Parse(msgspec.Struct, frozen=True):
     log_probability: float
     """Log-probability of the whole output, including the tokens of the words, in nats."""
     ended: bool
-    """False if the maximum length truncated the tree, which was then closed."""
+    """False if the maximum length truncated the tree, whose open brackets were then closed."""
 
     def __str__(self) -> str:
         """Return the tree in bracket notation; an empty text for a sentence without words."""
@@ -73,7 +73,7 @@ class Parser:
         Args:
             model: a model trained on linearized trees.
             tokenizer: the tokenizer that the model was trained with.
-            search: search settings, of which only `beam_size` and `length_penalty` are used.
+            search: search settings, of which only `beam_size` and `length_penalty` are used; None: the defaults.
 
         Raises:
             TransduceError: the vocabulary has no tree symbols.
@@ -118,7 +118,7 @@ class Parser:
         return parses
 
     def linearize(self, sentence: str) -> tuple[list[int], list[int], Parse]:
-        """Return the token ids of a sentence, the token ids that the parser writes for it, and the parse.
+        """Return the source token ids of a sentence, the target token ids that the parser writes for it, and the parse.
 
         Raises:
             TransduceError: the sentence has no words.
@@ -130,7 +130,7 @@ class Parser:
         return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
-        """Return the sentences that have words, each with its token ids and its index in the input."""
+        """Return the sentences (lists of words) that have words, tokenized; each knows its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
@@ -197,7 +197,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 
 
 def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
-    """Return how many brackets the symbols of a tree token close and open, and how many tags they contain."""
+    """Return how many brackets a token's tree symbols close and open, and how many words they tag."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

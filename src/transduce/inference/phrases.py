@@ -60,7 +60,7 @@ def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
 
 
 def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a prefix that a translation must start with, without whitespace at its ends.
+    """Return the target token ids of a prefix that translations must start with; spaces at its ends are dropped.
 
     Raises:
         TransduceError: the prefix has characters that are not in the vocabulary.

@@ -56,12 +56,12 @@ class ProtectedRun(NamedTuple):
 
 
 class MaskedPart(NamedTuple):
-    """A part of a text whose protected spans are replaced by placeholders or left out."""
+    """A sentence whose protected spans (text to be copied) are replaced by placeholders or left out."""
 
     original: Part
-    """The part with its full text and protected spans."""
+    """The sentence (or part of a long one) with its full text and protected spans."""
     masked: Part
-    """The part as the model translates it, without these spans."""
+    """The same sentence as the model translates it, with placeholders or without the spans."""
     runs: tuple[ProtectedRun, ...]
     """The runs of protected spans that were replaced or left out, in order."""
 
@@ -124,7 +124,7 @@ def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
 
 @lru_cache(maxsize=16)
 def _scripts(vocabulary: Vocabulary) -> frozenset[str]:
-    """Return the scripts of the letters in a vocabulary's tokens."""
+    """Return the scripts (such as "CJK" or "LATIN") of the letters in a vocabulary's tokens."""
     characters = set("".join(map(vocabulary.token, range(vocabulary.size))))
     return frozenset(map(_script, filter(str.isalpha, characters)))
 
@@ -157,7 +157,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the subspans of `run` that are outside of `spans`, which are in order and disjoint."""
+    """Yield what of the character span `run` is outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]
@@ -279,9 +279,9 @@ class SpanModel(NamedTuple):
     """The functions of a translation model that are needed to translate texts with protected spans."""
 
     search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
-    """Translates parts, and returns their translations by key, except for parts that an observer stopped."""
+    """Translates parts, and returns the translations by part key; parts that an observer stopped are missing."""
     score: Scoring
-    """Scores pairs of source and translation, to find where spans without a placeholder belong in the translation."""
+    """Scores pairs of source and translation, to find where spans without a placeholder belong."""
     can_score: Callable[[str, str], bool]
     """Returns whether a source and its translation are short enough for `score`."""
 
@@ -295,7 +295,7 @@ class Placeholders:
         self._joins_words = is_unspaced_language(target_language)
 
     def has_spans(self, part: Part) -> bool:
-        """Return whether a part has protected spans, or characters that the vocabulary lacks."""
+        """Return whether a sentence has protected spans, or characters that the vocabulary lacks."""
         return bool(_spans_of(part, self._tokenizer))
 
     def translate(self, parts: Iterable[Part], model: "SpanModel") -> dict[tuple[int, int], Translation]:
@@ -367,7 +367,11 @@ class Placeholders:
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with protected spans inserted, and each span as a pair: in the source, in the target."""
+        """Return the text of a translation with protected spans inserted, and the position of each span.
+
+        A position is a pair of character spans, in the source and in the text. `placed` are the spans with their
+        offsets in `text`, the translation without spans.
+        """
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
@@ -462,18 +466,18 @@ _SENTENCE_MARKS = frozenset(".!?,;:。！？，；：…")
 
 
 class _Side(NamedTuple):
-    """The neighbors of a protected span on one side, in the source and in the translation."""
+    """The neighbors of a protected span on its left or right side, in the source and in the translation."""
 
     target: str
     """The neighboring character in the translation; empty at the start or end of the translation."""
     source: str
     """The neighboring character in the source, apart from spaces; empty at the start or end of the source."""
     spaced: bool
-    """True if the source has a space on this side."""
+    """True if the source has a space between the neighbor and the span."""
     edge: str
-    """The first or last character of the protected span, on this side."""
+    """The first character of the protected span (on its left side) or the last (on its right side)."""
     comes_before: bool
-    """True for the side before the span."""
+    """True if this is the side before the span, False for the side after it."""
 
     @property
     def clings(self) -> bool:

@@ -52,12 +52,12 @@ _WRITTEN = re.compile(
 
 
 class _Number(NamedTuple):
-    """A number, date or time in a text, or adjacent numbers that may form a single one."""
+    """A number, date or time that a text contains, or adjacent numbers that may form a single one."""
 
     text: str
-    """The number as the text writes it."""
+    """The number, date or time as the text writes it."""
     kind: str | None
-    """"date", "clock" (time of day), "groups" (numbers separated by spaces), or None."""
+    """The kind of number: "date", "clock" (time of day), "groups" (numbers separated by spaces), or None (plain)."""
     scaled: bool
     """True if the next character multiplies the number, as in 3万 (30,000)."""
 
@@ -181,7 +181,7 @@ UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this lim
 _MAX_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
 _MIN_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
 _MIN_COPIED = 2
-"""Minimum length, in words or unspaced characters, of a translation that is reported as a copy of its source."""
+"""Minimum length, in words or characters of unspaced scripts, of a translation reported as a copy."""
 _MIN_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
@@ -206,7 +206,7 @@ class QualityWarning(msgspec.Struct, frozen=True):
     * unlikely: the model's own log-probability of the translation is low.
     """
     found: str
-    """The evidence, such as the repeated text or the missing numbers."""
+    """The evidence, such as the repeated text or the missing numbers; empty if the kind says it all."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.found})" if self.found else self.kind
@@ -225,10 +225,10 @@ def find_quality_warnings(
     Args:
         translation: the output of a translator, or a given text with the model's scores.
         source_language: language code of the source. The checks for copied or untranslated text and for numbers run
-            only if both languages are known and differ.
-        target_language: language code of the target.
+            only if both languages are known and differ; None: unknown.
+        target_language: language code of the target; None: unknown.
         unknown_characters: characters of the source that are not in the model's vocabulary.
-        glossary: terms that must be translated as specified.
+        glossary: terms that must be translated as specified; None: no terms.
 
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
@@ -282,7 +282,7 @@ def _unprotected(translation: Translation) -> Translation:
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
-    """Return one warning of each kind, in the order of `WARNING_KINDS`; it joins the evidence of all its kind."""
+    """Return one quality warning of each kind, in the order of `WARNING_KINDS`, which joins the evidence of all."""
     evidence: dict[WarningKind, list[str]] = {}
     for warning in found:
         evidence.setdefault(warning.kind, []).append(warning.found)
@@ -336,7 +336,7 @@ _PLURALS = {"looks": "look", "is": "are"}
 def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
     """Issue one `WrongLanguageWarning` if texts are clearly not in the source language; it shows the first of them.
 
-    Only the first 100 texts are checked.
+    Only the first 100 texts are checked. If the language is None (unknown), there is no warning.
     """
     reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
     found = [(text, reason) for text, reason in reasons if reason is not None]
@@ -356,7 +356,7 @@ def plural(reason: str) -> str:
 
 
 def describe_lost_sentences(source: str, text: str) -> str | None:
-    """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
+    """Return "1 sentence of 2" if a translation surely has fewer sentences than its source; else None."""
     lost = find_lost_sentences(source, text)
     return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
 

@@ -23,7 +23,7 @@ from transduce.text.glossary import Glossary, Term, contains_phrase
 from transduce.text.text_settings import TextSettings
 
 _WIDTH = 8
-"""Minimum beam size of re-decoding."""
+"""Minimum beam size of the second search; a greater beam size of the first search is kept."""
 # Lengths of token n-grams that may not repeat: of the first attempt, and of the second if the first does not help.
 _FORBIDDEN_NGRAMS = (3, 2)
 
@@ -129,7 +129,7 @@ class _Unit(NamedTuple):
     """Index of the text that the sentence belongs to."""
     translation: Translation
     phrases: list[str]
-    """Phrases that the translation must contain."""
+    """Phrases that the sentence's translation must contain."""
 
 
 def _redecode_units(

@@ -30,7 +30,7 @@ from transduce.search.scorer import Scorer
 from transduce.search.selection import log_sum_exp
 
 Ids = Sequence[Sequence[int]]
-"""Token ids of sentences, with their end symbols."""
+"""Token ids of several sentences, one list each, with end symbols."""
 
 FORMAT_VERSION = 1
 CARD = "transduce.examples"
@@ -43,15 +43,15 @@ _MAX_DIFFERENCE = 0.1  # relative norm of the difference between states computed
 
 
 class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Metadata of a datastore: its size and its interpolation parameters."""
+    """Metadata of a datastore file: its size and the parameters of interpolation."""
 
     format_version: int = FORMAT_VERSION
     pairs: int
-    """Number of sentence pairs."""
+    """Number of stored sentence pairs."""
     weight: float
     """Interpolation weight of the retrieved neighbors; the model has the weight 1 - weight."""
     temperature: float
-    """Softmax temperature: squared distances are divided by it."""
+    """Temperature of the softmax over retrieved neighbors: squared distances are divided by it."""
 
 
 class DatastoreTensors(NamedTuple):
@@ -64,7 +64,7 @@ class DatastoreTensors(NamedTuple):
     starts: Tensor
     """Offset of the first target token of each of P pairs, and the total N, int64, (P + 1,)."""
     sources: Tensor
-    """Normalized embedding of the source of each of P pairs, float16, (P, D)."""
+    """Normalized embedding of each pair's source, to find similar sources, float16, (P, D)."""
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
@@ -73,18 +73,18 @@ class DatastoreTensors(NamedTuple):
     They are used to check that the datastore belongs to a model.
     """
     first_target: Tensor
-    """Target token ids of the first pair, after those of its document context, int32."""
+    """Target token ids of the first pair, after those of its document context, int32; for the same check."""
 
 
 class RetrievalCandidates(NamedTuple):
     """The stored decoder states among which a sentence's neighbors are searched: those of its selected pairs."""
 
     states: Tensor
-    """Decoder states at the M target positions of the selected pairs, (M, D)."""
+    """Decoder states at the M target positions of the selected pairs, float32, (M, D)."""
     norms: Tensor
-    """Squared norms of the M decoder states, (M,)."""
+    """Squared norms of these M decoder states, (M,), to compute distances."""
     labels: Tensor
-    """The token at each of the M target positions, int64, (M,)."""
+    """The target token that follows each of the M states, int64, (M,)."""
 
 
 class Retriever:
@@ -95,7 +95,7 @@ class Retriever:
     """
 
     def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
-        """Create the search for a batch from the retrieval candidates of each sentence, at least one per sentence."""
+        """Create the nearest-neighbor search of a batch from the candidates of each sentence, at least one for each."""
         self._voters, self._card = list(voters), card
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -153,7 +153,7 @@ class Retriever:
 
 
 class NeighborIndex:
-    """A datastore of sentence pairs for one model; `datastore.py` builds it."""
+    """A datastore of sentence pairs for one model, which finds stored decoder states near given ones."""
 
     def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
         self.tensors, self.card = remembered, card
@@ -172,7 +172,7 @@ class NeighborIndex:
 
     @property
     def max_sentences(self) -> int:
-        """The maximum number of sentences in a batch whose retrieval candidates stay within the memory limit."""
+        """The maximum number of sentences in a batch for which the states of selected pairs fit into about 256 MB."""
         states = self.tensors.states
         elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
         return max(1, int(_MAX_ELEMENTS / max(1.0, elements)))
@@ -212,10 +212,10 @@ class NeighborIndex:
 
 
 class RetrievalScorer(Scorer):
-    """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
+    """A scorer of next tokens that interpolates a model's probabilities with votes of retrieved neighbors."""
 
     def __init__(self, scorer: EncoderDecoderScorer, retriever: Retriever) -> None:
-        """Wrap the scorer of a model, which has not run a step yet."""
+        """Wrap the scorer of a model, which has not run a step yet, and the neighbor search of its batch."""
         self._scorer, self._retriever = scorer, retriever
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> T
 
 
 def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
-    """Read a datastore file for the model that it was built with.
+    """Read a datastore file, check that it belongs to the model, and return its index for retrieval.
 
     Raises:
         TransduceError: the file is not a datastore, or belongs to another model.

@@ -119,7 +119,10 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 
 
 class DecoderOnlyScorer(Scorer):
-    """A scorer for a decoder-only model that continues prompts of at least one token each."""
+    """A scorer of next tokens for a batch of prompts, of at least one token each, with a decoder-only model.
+
+    If a text has filled the model's context, the newest half of it is read again.
+    """
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -212,7 +215,7 @@ _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
-"""A function that searches for translations of one batch of token ids and returns each sentence's hypotheses."""
+"""A function that searches for translations of one batch of token ids, and returns the hypotheses of each sentence."""
 
 
 def batch_invariant_scorer(
@@ -277,7 +280,7 @@ def padded_length(length: int) -> int:
 
 
 class BatchInvarianceCheck:
-    """A check that search results do not depend on the batch size; it runs once for each kind of search."""
+    """A check that search results on this machine do not depend on the batch; it runs once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
         """Create the check for one translator, without running a search yet.
@@ -326,7 +329,7 @@ class BatchInvarianceCheck:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return random sentences with the end symbol, of all lengths that are padded to `bucket_length` tokens."""
+    """Return random source token ids with the end symbol, of all lengths that are padded to `bucket_length` tokens."""
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)

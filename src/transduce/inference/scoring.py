@@ -31,7 +31,7 @@ _CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
-    """An error about a text that is too long to be scored."""
+    """An error about a text with too many tokens to be scored, with the side and number of the text."""
 
     def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
         """Create the error for text `number`, counted from 1, of the sources or the targets."""
@@ -47,7 +47,7 @@ class Score(msgspec.Struct, frozen=True):
     target: str
     """The scored translation."""
     tokens: tuple[str, ...] = msgspec.field(name="pieces")
-    """The target's tokens, without the end symbol."""
+    """The target's tokens as the vocabulary spells them, without the end symbol."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probability of each token and of the end symbol, in nats."""
     score: float
@@ -62,7 +62,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 def as_translation(score: Score) -> Translation:
-    """Return the score of a given translation as a `Translation`, as if search had found it."""
+    """Return the score of a given translation as a `Translation`, for code that takes results of a search."""
     alternative = Alternative(score.target, score.tokens, score.token_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
@@ -182,7 +182,7 @@ def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[in
 
 
 def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of indices of pairs with similar lengths, with a limited number of tokens including padding."""
+    """Yield batches of pairs, as lists of indices, with similar lengths and at most 4,096 tokens including padding."""
     batch: list[int] = []
     longest = 0
     for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
@@ -202,7 +202,10 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged."""
+    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged.
+
+    `generate` decides which tokens are left out of the normalization; None: padding and the start symbol.
+    """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.forbidden_tokens
     if generate is not None:

@@ -26,16 +26,16 @@ from transduce.text.word_spans import Span, overlap, span_in_full_text, token_sp
 _WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
 
 Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
-"""A function that scores translations given their sources."""
+"""A function from sources and translations, two lists, to the score of each pair by a model."""
 
 
 class OcclusionRequest(NamedTuple):
-    """A request to measure how a translation depends on parts of its source, with the source without each part."""
+    """A request to measure how the words of a translation depend on parts of its source, by leaving out each part."""
 
     source: str
     """The complete source text."""
     text: str
-    """The translation."""
+    """The translation of the complete source."""
     without: Sequence[str]
     """The texts of the source without one of its parts, one text for each part."""
 
@@ -128,7 +128,7 @@ class MarkedSentence(NamedTuple):
     spans: Sequence[Span]
     """The marked character spans of the source."""
     is_scored: bool = True
-    """True if the sentence is short enough for the model to score."""
+    """True if source and translation are short enough for the model to score; False: positions are estimated."""
     ties: Sequence[tuple[Span, Span]] = ()
     """Pairs of a character span of the source and one of the translation that are known to correspond."""
 
@@ -188,7 +188,7 @@ def _question_losses(
 
 
 class _Aligner:
-    """An aligner of the marked spans of one sentence with its translation, from outer spans to inner ones."""
+    """A finder of the spans of a translation that correspond to marked spans of its source, outer spans first."""
 
     def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
@@ -325,7 +325,7 @@ class _Aligner:
         return any(other.start < offset < other.end for other in self.placed.values())
 
     def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
-        """Return a span of the translation, extended by adjacent punctuation if the source span has such an edge."""
+        """Return a span of the translation, extended by adjacent punctuation where the source span has some, too."""
         source, text = self.marked.source, self.marked.text
         start, end = target_span
         if not source[span.end - 1].isalnum():
@@ -348,21 +348,21 @@ def _opens(character: str) -> bool:
 _SPECIAL_TOKENS = 4  # that a vocabulary may add to a text: language tags, the end symbol
 
 TranslationOrPair = Translation | tuple[str, str]
-"""A translation, or a pair of a source and its translated text."""
+"""A translation, or a pair (source, translated text)."""
 
 
 class Scorer(Protocol):
-    """A protocol for translators whose scores of sentence pairs are used to align spans."""
+    """An interface of translators whose scores of sentence pairs show how spans correspond."""
 
     tokenizer: Tokenizer
     search: SearchSettings
 
     @property
     def max_scored_tokens(self) -> int:
-        """The maximum number of tokens in a text that the translator can score."""
+        """The maximum number of tokens in a source or translation that the translator can score."""
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores pairs of sources and translations."""
+        """Return a function that scores lists of sources and translations as a search with these settings ranks."""
 
 
 class _Part(NamedTuple):
@@ -397,6 +397,8 @@ def align_spans(
     glossary: Glossary | None,
 ) -> list[list[Span]]:
     """Return, for each translation, the character span of its text that corresponds to each marked span of its source.
+
+    Spans of a glossary's terms, as found in source and translation, are known to correspond; None: no terms.
 
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
@@ -441,7 +443,7 @@ def align_spans(
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
-    """Return the pairs of source and target spans whose text was copied to the translation unchanged.
+    """Return the pairs of source and target character spans whose text was copied to the translation unchanged.
 
     The stored spans refer to the best alternative; in another alternative, some pairs may be missing.
     """
@@ -547,7 +549,7 @@ def _found_parts(each: Translation) -> Iterator[_Part]:
 
 
 class _Stripped(NamedTuple):
-    """A text from which protected spans were removed because they do not show how the words around them correspond."""
+    """A text from which protected (copied) spans were removed, as they do not show how other words correspond."""
 
     text: str
     offsets: Sequence[int]

@@ -34,13 +34,13 @@ class Tagging(msgspec.Struct, frozen=True):
     words: tuple[str, ...]
     """The words of the sentence."""
     tags: tuple[str, ...]
-    """The most probable tag of each word."""
+    """The most probable tag of each word, in the order of `words`."""
     probabilities: tuple[float, ...]
-    """The probability of each word's tag."""
+    """The probability of each word's tag, from 0 to 1."""
 
     @property
     def spans(self) -> list[Span]:
-        """The spans that the tags describe (B-PER, I-PER, …), as kind, first word and the word after the last."""
+        """The spans that tags such as B-PER and I-PER describe: kind, first word, and the word after the last."""
         return spans_of(self.tags)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Tagger:
 
     @torch.inference_mode()
     def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the probability of each tag at each token of rows of token ids, (B, S, C), float32 on the CPU."""
+        """Return the probability of each tag at each token, (B, S, C), float32 on the CPU; `rows` are token ids."""
         config = self.model.config
         states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()

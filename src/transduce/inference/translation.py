@@ -29,7 +29,7 @@ class GrowingText:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, line_feeds: bool = True) -> None:
-        """Create an empty text; unless `line_feeds` is True, spaces replace line feeds, as the source has none."""
+        """Create an empty text; unless `line_feeds` is True (as in the source), spaces replace line feeds."""
         self.vocabulary = vocabulary
         self.shown = ""
         self._line_feeds = line_feeds
@@ -99,11 +99,11 @@ class Translation(msgspec.Struct, frozen=True):
     least 1.
     """
     joined: tuple[tuple[str, str], ...] = ()
-    """The source and translation of each part, if there are several."""
+    """The source and translated text of each part (see `parts`), if there are several; else empty."""
     stopped: bool = msgspec.field(default=False, name="given_up")
-    """True if an observer stopped decoding; then the text is incomplete and may be empty."""
+    """True if an observer stopped decoding, so that the text is incomplete and may be empty."""
     sentences: tuple["Translation", ...] = ()
-    """The translation of each part, if there are several."""
+    """The translation of each part (see `parts`), with its alternatives, if there are several; else empty."""
     positions: tuple[tuple[Span, Span], ...] = ()
     """The character spans of each part in the source and in the best alternative; empty if the only part is the whole
     text.
@@ -115,7 +115,7 @@ class Translation(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: str, text: str) -> "Translation":
-        """Create a translation from a given source and text, without scores."""
+        """Create a translation from a given source and text, without tokens and with the score 0."""
         return cls(source, (Alternative(text=text, tokens=(), token_log_probabilities=(), score=0.0, ended=True),))
 
     @property

@@ -29,6 +29,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import Documents, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_between_words
 from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
@@ -53,7 +54,7 @@ class WordMaps(NamedTuple):
     heads: Matrix
     """Attention of each target word to each source word, (heads, target words, source words)."""
     nowhere: Matrix
-    """Attention to the end symbol, (heads, target words, 1), which is high for words without a counterpart."""
+    """Attention of target words to the end symbol, (heads, target words, 1), high for words without a counterpart."""
 
     def only(self, heads: Matrix) -> "WordMaps":
         """Return the cross-attention of only the heads with these indices, which count over all layers."""
@@ -99,16 +100,16 @@ def neighbor_features(answer: Matrix) -> Matrix:
 
 
 _Counts = dict[str, tuple[int, int]]
-"""A map from a word to the number of its linked occurrences and the number of all its occurrences."""
+"""For each word, the number of its linked occurrences, and that of all its occurrences."""
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of how often words are linked in known alignments, from which lexical features are computed."""
 
     sources: _Counts
-    """Numbers of linked occurrences and of all occurrences of each source word."""
+    """For each source word, the number of its linked occurrences and of all its occurrences."""
     targets: _Counts
-    """Numbers of linked occurrences and of all occurrences of each target word."""
+    """For each target word, the number of its linked occurrences and of all its occurrences."""
     pairs: dict[str, _Counts]
     """For each source word, the numbers of linked and of all its occurrences with each target word in one sentence
     pair.
@@ -245,7 +246,7 @@ class WordPair(msgspec.Struct, frozen=True):
     cut_target: bool = False
     """True to split target tokens that span several words, as `cut_source` does in the source."""
     continues: bool = False
-    """True if the pair continues the document of the pair before it, which some models read as context."""
+    """True if the pair continues the document of the pair before it, so that this is read as context."""
 
 
 def word_pair(
@@ -276,8 +277,8 @@ class _Side(NamedTuple):
 
     ids: list[int]
     """Token ids with the end symbol and other special tokens, after those of the document context."""
-    shares: Matrix
-    """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
+    spelling: Matrix
+    """Matrix of 1 where a token spells (part of) a word, and 0 elsewhere, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
@@ -322,7 +323,10 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
     weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
-    return [_between_words(*example) for example in zip(weights, sources, targets, strict=True)]
+    return [
+        _word_maps(example[:, : len(target.ids), : len(source.ids)], source, target)
+        for example, source, target in zip(weights, sources, targets, strict=True)
+    ]
 
 
 def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool) -> _Side:
@@ -336,14 +340,12 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
     return _Side([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
 
 
-def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention between the words of a pair from that between its tokens, (C, target tokens, source tokens).
-
-    It is summed over the source tokens of a word, and averaged over the target tokens.
-    """
-    unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
-    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
-    return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])
+def _word_maps(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
+    """Return the attention between words, from attention between tokens, (heads, target tokens, source tokens)."""
+    return WordMaps(
+        heads=attention_between_words(weights, target.spelling, source.spelling),
+        nowhere=attention_between_words(weights[:, :, -1:], target.spelling, np.ones((1, 1))),
+    )
 
 
 # --- choosing heads and aligning ---
@@ -358,7 +360,7 @@ _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
 """Number of rounds of expectation maximization; with more, rare words become translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""Prior weights, relative to attention, that a target word and that a source word have no counterpart."""
+"""Prior weights, relative to attention, that a target word, or a source word, has no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
 """Two probabilities: a link is made if the target word comes from the source word with more than the first, or vice
@@ -368,7 +370,7 @@ _MIN_CHANCE = 1e-5
 
 
 class ReferenceAlignment(msgspec.Struct, frozen=True):
-    """A sentence pair whose word alignment is known."""
+    """A sentence pair whose word alignment is known, such as one made by hand."""
 
     pair: WordPair
     links: Links
@@ -379,32 +381,32 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Heads and word translation probabilities that `learn_word_statistics` chose for one model, to align words."""
 
     num_layers: int
-    """Number of decoder layers of the model."""
+    """Number of decoder layers of the model, to check that the statistics fit it."""
     num_heads: int
-    """Number of heads per layer."""
+    """Number of attention heads per layer of the model."""
     chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head) of the heads whose mean attention is used."""
+    """Pairs (layer, head), from 0, of the cross-attention heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
-    """The probability of each target word given a source word; the empty word stands for none."""
+    """The probability of each target word given a source word, by source word; "" stands for no source word."""
     sources: dict[str, dict[str, float]]
-    """The probability of each source word given a target word; the empty word stands for none."""
+    """The probability of each source word given a target word, by target word; "" stands for no target word."""
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The heads and regression weights that `choose_heads` learned for one model, to align words."""
 
     num_layers: int
-    """Number of decoder layers of the model."""
+    """Number of decoder layers of the model, to check that the weights fit it."""
     num_heads: int
-    """Number of heads per layer."""
+    """Number of attention heads per layer of the model."""
     chosen: tuple[tuple[int, int], ...]
-    """Pairs (layer, head) of the heads that are used, best aligner first."""
+    """Pairs (layer, head), from 0, of the cross-attention heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
     """Weights of the second regression, which also has the first regression's probabilities around each pair."""
     words: LinkCounts | None = None
-    """Counts of linked words in the known alignments; None in files of versions that did not count them."""
+    """Counts of linked words in the known alignments; None in files of older versions, which lack them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
@@ -426,7 +428,7 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
     config = translator.model.config
     links = [_link_matrix(item) for item in known]
     maps = list(word_maps(translator, [item.pair for item in known]))
-    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
+    chosen = np.argsort(head_errors(maps, known), kind="stable")[:_MAX_HEADS]
     words = [(_texts(item.pair, "source"), _texts(item.pair, "target")) for item in known]
     counts, features = LinkCounts({}, {}, {}), []
     for sides, link in zip(words, links, strict=True):
@@ -586,7 +588,10 @@ def _expectation_maximization(
 
 
 def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior: Matrix) -> Matrix:
-    """Return the probability that no given word, or each given word, generated each word, (words, 1 + givens)."""
+    """Return the probability that no word, or each given word, generated each word, (words, 1 + givens).
+
+    `table` has the probabilities of words given others, and `prior`, of the same shape, those by attention.
+    """
     chances = np.array([[table.get(given, {}).get(word, 0.0) for given in ("", *givens)] for word in words])
     posterior = (chances.reshape(prior.shape) + _MIN_CHANCE) * prior
     return np.asarray(posterior / posterior.sum(axis=1, keepdims=True))
@@ -702,24 +707,17 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
     return 1.0 - 2.0 * num_correct / total if total else 0.0
 
 
-def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return the alignment error rate of each single head, (layers, heads).
+def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
+    """Return the alignment error rate of each single head, (layers × heads,), from the word maps of known alignments.
 
     Each source word is linked to the target word that pays most attention to it.
     """
-    config = translator.model.config
-    errors = _errors(word_maps(translator, [item.pair for item in known]), known)
-    return errors.reshape(config.num_decoder_layers, config.num_heads)
-
-
-# --- one sentence ------------------------------------------------------------------------------------------------
-
-
-def _errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return the alignment error rate of each head alone, (layers × heads,), for the attention of known pairs."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
+
+
+# --- one sentence ------------------------------------------------------------------------------------------------
 
 
 def _link_sources(head: Matrix) -> Links:
@@ -733,7 +731,11 @@ def _link_sources(head: Matrix) -> Links:
 
 
 def _link_matrix(known: ReferenceAlignment) -> Matrix:
-    """Return the known links as a matrix of 1 and 0, (target words, source words)."""
+    """Return the known links as a matrix of 1 and 0, (target words, source words).
+
+    Raises:
+        TransduceError: a link has a word that does not exist.
+    """
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)
     for source, target in known.links:

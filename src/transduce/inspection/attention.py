@@ -5,7 +5,7 @@ Shapes: N layers, H heads, S source tokens and T target tokens, both with the en
 
 import html
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -70,11 +70,10 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
     return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
 
 
-def page_in_iframe(page: str, *, height_pixels: int = 720) -> str:
+def page_in_iframe(page: str) -> str:
     """Return HTML that shows a page in an iframe of a notebook, so that its style does not affect the notebook."""
-    style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
-    allowed, content = " ".join(("allow-scripts", "allow-downloads")), html.escape(page, quote=True)
-    return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{content}"></iframe>'
+    style, content = "width: 100%; height: 720px; border: 1px solid #ccc", html.escape(page, quote=True)
+    return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{content}"></iframe>'
 
 
 # --- attention weights ---
@@ -83,7 +82,7 @@ Weights = npt.NDArray[np.float32]
 
 
 AttentionKind = Literal["memory", "encoder", "decoder"]
-"""Cross-attention (`memory`), or the self-attention of the encoder or the decoder."""
+"""The kind of attention: cross-attention (`memory`), or self-attention of the encoder or the decoder."""
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
@@ -109,9 +108,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     source_ended: bool = True
     """True if the last source token is the end symbol, which a forecaster's points in time lack."""
     target_of_tokens: bool = False
-    """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
+    """True if every target token stands for itself (as a parser's tree symbols), and is not part of a word."""
     marks: tuple[str, ...] = ()
-    """Special tokens, which spell no word, of a model that reads one text."""
+    """Special tokens, which spell no word, in a model that reads one text; empty for a sentence pair."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -200,7 +199,7 @@ class WordAttention(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: Weights
-    """Attention weights, (target words, source words)."""
+    """Attention weights from 0 to 1, (target words, source words)."""
 
     def _repr_html_(self) -> str:
         return shaded_table(self.target_words, self.source_words, self.weights)
@@ -218,10 +217,40 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
         num_source = len(maps.source_tokens) - maps.source_ended
         columns, targets = group_words(maps.source_tokens[:num_source]), maps.target_tokens[:num_tokens]
         rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
-        return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
-    weights, tokens, _ = maps.of(maps.kinds[0])
-    grouped = _words_without_marks(tokens, maps.marks)
-    return _between_words(weights, grouped, grouped)
+        weights = maps.memory[:, :, :num_tokens, :num_source]
+    else:
+        weights, tokens, _ = maps.of(maps.kinds[0])
+        rows = columns = _words_without_marks(tokens, maps.marks)
+    if not (rows[0] and columns[0]):
+        return WordAttention(columns[0], rows[0], np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32))
+    mean = _average_heads(weights)  # (Q, L)
+    result = attention_between_words(mean, _spelling(rows[1], mean.shape[0]), _spelling(columns[1], mean.shape[1]))
+    return WordAttention(columns[0], rows[0], result.astype(np.float32))
+
+
+def attention_between_words(
+    weights: Weights, queries: npt.NDArray[Any], keys: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return attention between words: averaged over the attending word's tokens, summed over the attended word's.
+
+    Args:
+        weights: attention between tokens, (…, Q, L).
+        queries: how much of each token belongs to each attending word, (words, Q).
+        keys: how much of each token belongs to each attended word, (words, L).
+
+    Returns:
+        (…, attending words, attended words), float64.
+    """
+    means = queries / np.maximum(queries.sum(axis=1, keepdims=True), 1.0)
+    return np.asarray(means.astype(np.float64) @ weights.astype(np.float64) @ keys.T)
+
+
+def _spelling(groups: Sequence[Sequence[int]], num_tokens: int) -> Weights:
+    """Return a matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
+    matrix = np.zeros((len(groups), num_tokens), dtype=np.float32)
+    for row, group in zip(matrix, groups, strict=True):
+        row[group] = 1.0
+    return matrix
 
 
 def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
@@ -229,22 +258,6 @@ def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[t
     words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])
     positions = np.flatnonzero(is_text)
     return words, [positions[group].tolist() for group in groups]
-
-
-def _between_words(
-    weights: Weights, rows: tuple[tuple[str, ...], list[list[int]]], columns: tuple[tuple[str, ...], list[list[int]]]
-) -> WordAttention:
-    """Return the attention between words, averaged over heads, from that of tokens, (layers, heads, queries, keys).
-
-    `rows` and `columns` are the words and, for each word, the indices of its tokens.
-    """
-    result = np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32)
-    if result.size:
-        mean_attention = _average_heads(weights)  # (Q, L)
-        for row, row_group in enumerate(rows[1]):
-            for column, column_group in enumerate(columns[1]):
-                result[row, column] = mean_attention[np.ix_(row_group, column_group)].sum(axis=1).mean()
-    return WordAttention(columns[0], rows[0], result)
 
 
 def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
@@ -263,8 +276,8 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
     weights, tokens, _ = maps.of(kind)
     ends = kind == "encoder" and maps.source_ended and not maps.marks
     words, groups = _words_without_marks(tokens[: len(tokens) - ends], maps.marks)
-    columns = np.stack([weights[..., group].sum(axis=-1) for group in groups], axis=-1)  # (N, H, tokens, words)
-    return words, np.stack([columns[..., group, :].mean(axis=-2) for group in groups], axis=-2)
+    spelling = _spelling(groups, weights.shape[-1])
+    return words, attention_between_words(weights, spelling, spelling).astype(np.float32)
 
 
 def _average_heads(memory: Weights) -> Weights:

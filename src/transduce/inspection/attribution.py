@@ -30,9 +30,9 @@ from transduce.model.transformer import EncoderDecoderLayers
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
 _ATTENTION_POINTS = (0.05, 0.5)
-"""Factors of the attention to source words at which `integrated` averages gradients; chosen as `_EMBEDDING_POINTS`."""
+"""Factors of the attention to source words at which `integrated` averages gradients, chosen as the next ones."""
 _EMBEDDING_POINTS = (0.07, 0.33, 0.67)
-"""Factors of embeddings at which `integrated` averages gradients, chosen by agreement with `occlusion`."""
+"""Factors of word embeddings at which `integrated` averages gradients, chosen to agree with `occlusion`."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
@@ -41,7 +41,7 @@ _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
 The translation is divided only if its gradients take more than the minimum number of floating-point operations.
 """
 _MAX_OPERATIONS = 1e12
-"""Maximum number of floating-point operations of a method when all methods are asked for."""
+"""Maximum number of floating-point operations for which a method is tried when all methods are asked for."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -206,7 +206,7 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class _Subject:
-    """A text and a model's predictions for it, to which the methods of attribution are applied."""
+    """A text and a model's predictions for it, on which the methods of attribution are computed."""
 
     def __init__(self, reading: Reading) -> None:
         if reading.head is None:
@@ -497,7 +497,7 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """What an attention module's output consists of: values of positions, attention weights, and residual input."""
+    """The components of an attention module's output: values of positions, attention weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool

@@ -13,7 +13,6 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 import torch
-from rich.cells import cell_len
 from torch import Tensor
 
 from transduce.errors import TransduceError
@@ -23,7 +22,7 @@ from transduce.inspection.plots import Chart, HeatMap
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
-from transduce.ui_language import localized
+from transduce.ui_language import columns_of, localized, padded
 
 Fill = Literal["zero", "mean"]
 """The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
@@ -79,13 +78,16 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
     """
     rows, columns = ([_part_name(name) for name in names] for names in (rows, columns))
     widths = [
-        max(map(cell_len, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
+        max(map(columns_of, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
     ]
-    margin = max(map(cell_len, rows), default=0)
-    lines = [" " * margin + "".join(f"  {_right(name, width)}" for name, width in zip(columns, widths, strict=True))]
+    margin = max(map(columns_of, rows), default=0)
+    lines = [
+        " " * margin
+        + "".join(f"  {padded(name, width, right=True)}" for name, width in zip(columns, widths, strict=True))
+    ]
     for row, texts in zip(rows, cells, strict=True):
-        drawn = "".join(f"  {_right(text, width)}" for text, width in zip(texts, widths, strict=True))
-        lines.append(row + " " * (margin - cell_len(row)) + drawn)
+        drawn = "".join(f"  {padded(text, width, right=True)}" for text, width in zip(texts, widths, strict=True))
+        lines.append(padded(row, margin) + drawn)
     return "\n".join(lines)
 
 
@@ -94,12 +96,8 @@ def _part_name(name: str) -> str:
     return localized(name) if is_part else name
 
 
-def _right(text: str, width: int) -> str:
-    return " " * (width - cell_len(text)) + text
-
-
 def _cut(text: str) -> str:
-    while cell_len(text) > _MAX_CELL:
+    while columns_of(text) > _MAX_CELL:
         text = text[:-1]
     return text
 
@@ -125,12 +123,12 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     log_probability: float
     """The log-probability of all predictions together in the unchanged model, in nats."""
     heads: tuple[Grid, ...]
-    """The drop in nats without each head, layers × heads, for every kind of attention."""
+    """For each kind of attention, the drop of the log-probability in nats without each head, layers × heads."""
     layers: tuple[Grid, ...]
-    """The drop in nats without each sub-layer and each whole layer, layers × sub-layers, for every stack."""
+    """For each stack, the drop in nats without each sub-layer and each whole layer, layers × sub-layers."""
 
     def draw(self) -> str:
-        """Return the tables as text for a terminal."""
+        """Return the text, the log-probability and the tables of its drops as text for a terminal."""
         head = (
             f"{self.text}  →  {self.answer}\nlog-probability {self.log_probability:.3f} nats; below, how much it drops "
             f"when a part is replaced by {'zeros' if self.fill == 'zero' else 'its mean'} (negative: it rises)"
@@ -302,7 +300,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     clean: str
     corrupted: str
     answers: tuple[str, str]
-    """The answers to the clean and the corrupted text, whose logits are subtracted."""
+    """The answers to the clean and to the corrupted text, whose logits are subtracted from each other."""
     after: str
     """The beginning of the translation, which precedes the answer; empty in other models."""
     clean_difference: float
@@ -315,7 +313,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     """For each kind of attention, the share recovered by patching a head's output at all positions, layers × heads."""
 
     def draw(self) -> str:
-        """Return the tables as text for a terminal."""
+        """Return both texts, their logit differences and the tables of shares as text for a terminal."""
         (one, other), before = self.answers, f"{self.after} " if self.after else ""
         head = (
             f"clean      {self.clean}  →  {before}{one}\ncorrupted  {self.corrupted}  →  {before}{other}\n"
@@ -325,7 +323,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps."""
+        """Return the tables of shares as heat maps with shades from -1 to 1."""
         return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
 
 
@@ -411,6 +409,9 @@ def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
     """Return both texts as the model reads them, and the index of the prediction to compare between them.
+
+    `after` is the beginning of the translation that precedes the compared prediction; None: what both translations
+    begin with.
 
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
@@ -545,7 +546,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     answer: str
-    """The model's output."""
+    """The model's output for the text: a translation, a class, tags, …"""
     stack: str
     """The stack whose layers are read: `encoder` or `decoder`."""
     outputs: tuple[str, ...]
@@ -555,9 +556,9 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
     """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
     probabilities: tuple[tuple[float, ...], ...]
-    """The probability of the model's output at each prediction, (layers, predictions)."""
+    """The probability of the model's own output at each prediction after each layer, (layers, predictions)."""
     ranks: tuple[tuple[int, ...], ...]
-    """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
+    """The rank of the model's own output at each prediction after each layer, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
         """Return a table of each prediction's most probable token after each layer, with its probability in percent."""
@@ -627,7 +628,10 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
 def _candidates(
     reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """Return the candidates of each prediction from their columns and probabilities, (predictions, candidates)."""
+    """Return the most probable tokens (or classes, tags) of each prediction by name, with rounded probabilities.
+
+    `columns` are their indices in the logits.
+    """
     return tuple(
         tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))
         for row, values in zip(columns, chances, strict=True)

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from rich.cells import cell_len
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
 from transduce.model.attention import Window, attend, attend_in_window
 from transduce.training.choices import PRESETS, count_multiplied_weights
-from transduce.ui_language import localized
+from transduce.ui_language import aligned, localized
 
 # --- reports ---
 
@@ -38,12 +37,7 @@ class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         rows = [[localized(_shown(cell)) for cell in row] for row in (self.columns, *self.rows)]
-        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.title, "", *lines, *([""] if self.notes else []), *self.notes])
+        return "\n".join([self.title, "", *aligned(rows), *([""] if self.notes else []), *self.notes])
 
 
 def _shown(cell: Cell) -> str:
@@ -67,7 +61,7 @@ class LayerType(NamedTuple):
     run: Callable[[Tensor, int], Tensor]
     """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
-    """Function that returns a computation of one layer for n positions of width d, which is timed."""
+    """Function of n and d that returns a computation of one layer for n positions of width d, to be timed."""
 
 
 def compare_layers(
@@ -138,7 +132,7 @@ def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
     PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
     a path has log_k(n) layers.
     """
-    window = Window(radius, causal=False, present=None, relative=None)
+    window = Window(radius, causal=False, present=None, bias=None)
 
     def convolution(x: Tensor, layer: int) -> Tensor:
         weight = _weights(x.shape[1], x.shape[1], kernel, seed=layer)
@@ -333,7 +327,7 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 
 
 def training_flops(preset: str) -> float:
-    """Return the floating-point operations of the matrix multiplications of a run of the paper.
+    """Return the floating-point operations of the matrix multiplications of a training run of the paper.
 
     There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
     Attention scores and attention's weighted sums, which depend on the lengths, are left out.

@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.inference.generator import Generator
 from transduce.inference.mask_filler import Filler
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import attention_maps
+from transduce.inspection.attention import attention_between_words, attention_maps
 from transduce.inspection.sentence import sentence_ids
 from transduce.inspection.sentence_view import PronounAttention
 from transduce.text.word_spans import Span, overlap, split_words, token_spans
@@ -51,7 +51,7 @@ class _Reading(NamedTuple):
     first: int
     """Position of the sentence's first token among all tokens that the model reads."""
     left_to_right: bool
-    """True if each position attends to earlier positions only."""
+    """True if each position attends to itself and earlier positions only, as in a decoder."""
 
 
 def pronoun_attention(
@@ -96,7 +96,7 @@ def pronoun_attention(
             "pass a sentence that has one, or list the possible words with `among` (--among)."
         )
     reading = _read(reader, sentence, translation_of)
-    weights = _between_words(reading, spans, sentence, pronoun_index)
+    weights = _from_pronoun(reading, spans, sentence, pronoun_index)
     return PronounAttention(
         words=tuple(words),
         pronoun=pronoun_index,
@@ -194,6 +194,9 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
     """Run the model on the sentence, and return its self-attention weights with the sentence's tokens.
 
     In a translator, the encoder reads the sentence, or the decoder reads it as the translation of `translation_of`.
+
+    Raises:
+        TransduceError: the model or the sentence cannot be inspected.
     """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
@@ -220,7 +223,7 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
     )
 
 
-def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
+def _from_pronoun(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
     """Return the attention from the pronoun (the word with that index) to each word, (layers, heads, words).
 
     The attention is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of
@@ -228,7 +231,6 @@ def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pron
     """
     shared_characters = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, tokens)
     to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)
-    pronoun_weights = shared_characters[pronoun] / max(1.0, shared_characters[pronoun].sum())  # (tokens,)
     last = reading.first + len(reading.tokens)
-    maps = reading.weights[:, :, reading.first : last, reading.first : last].astype(np.float64)
-    return np.asarray(np.einsum("q,nhqk,wk->nhw", pronoun_weights, maps, to_words))
+    maps = reading.weights[:, :, reading.first : last, reading.first : last]
+    return attention_between_words(maps, shared_characters[pronoun, None], to_words)[:, :, 0]

@@ -44,7 +44,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.text.tagged import describe_spans, read_tagged
-from transduce.ui_language import localized
+from transduce.ui_language import aligned, localized
 
 _RESAMPLES, _SEED = 1_000, 12345
 _LOWER_IS_BETTER = ("loss",)
@@ -58,7 +58,7 @@ class _Measured(NamedTuple):
 
     values: dict[str, float]
     counts: dict[str, Floats]
-    """The counts of each sentence, (sentences, counts), for each measure that is computed from sentences."""
+    """For each measure that is computed from sentences, the counts of each sentence, (sentences, counts)."""
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
     """Notes on how the measures were computed, such as sacreBLEU's signatures."""
@@ -133,11 +133,11 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     changes: dict[str, Any]
-    """The settings that make the variant, by dotted names."""
+    """The settings in which the variant differs from the experiment's base settings, by dotted name."""
     seeds: tuple[int, ...]
-    """The seeds of the finished runs."""
+    """The random seeds of the variant's finished runs."""
     values: dict[str, tuple[float, ...]]
-    """The score of each run, by measure."""
+    """The score of each finished run, in the order of `seeds`, by measure such as "BLEU"."""
     minutes: float
     """Mean training time of a run, in minutes."""
 
@@ -160,12 +160,12 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference between a variant's mean score and the first variant's, with its significance."""
+    """The difference of the mean scores of a variant and the first variant, the baseline, with its significance."""
 
     name: str
     baseline: str
     difference: float
-    """The difference of the mean scores; positive: the variant's is higher."""
+    """The variant's mean score less the first variant's; positive: the variant's score is higher."""
     interval_low: float | None = None
     """Lower end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     interval_high: float | None = None
@@ -175,7 +175,7 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     p_seeds: float
     """Two-sided p value of the permutation test over runs (seeds)."""
     min_p_seeds: float = msgspec.field(name="least_p_seeds")
-    """The smallest value that `p_seeds` can have for so many runs."""
+    """The smallest value that `p_seeds` can have for so few runs."""
     verdict: str
     """The conclusion in a few words: "real", "may be due to the seeds", …"""
 
@@ -184,21 +184,21 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of an experiment; `str` formats them as a table."""
 
     measure: str
-    """The measure that the variants are compared by."""
+    """The name of the score, such as "BLEU", by which the variants are compared."""
     measures: tuple[str, ...]
     variants: tuple[VariantResult, ...]
-    """The variants with a finished run."""
+    """The results of the variants that have a finished run, the baseline first."""
     differences: tuple[VariantDifference, ...]
-    """The comparison of each further variant with the first."""
+    """The comparison of each further variant with the first, the baseline."""
     tested_on: str
-    """The texts that the measure was computed on."""
+    """Description of the texts that the measure was computed on."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
 
     def __str__(self) -> str:
-        lines = _aligned(self._rows())
-        lines += ["", *_aligned(self._difference_rows())] if self.differences else []
+        lines = aligned(self._rows())
+        lines += ["", *aligned(self._difference_rows())] if self.differences else []
         return "\n".join([*lines, *self.notes, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _rows(self) -> list[list[str]]:
@@ -261,11 +261,6 @@ _EXPLANATION = (
     "test sentences would change the result of these runs. p (seeds): a permutation test over runs; it says whether "
     "other seeds would. A difference is called real if both are below 0.05 divided by the number of comparisons."
 )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -41,7 +41,7 @@ class BackendChoice(msgspec.Struct, frozen=True):
     reason: str = ""
     """The reason for the choice; empty if it is the fastest backend."""
     refused: dict[str, str] = {}
-    """The reason against each faster backend."""
+    """By name, each faster backend with the reason why it was refused."""
 
     def __str__(self) -> str:
         reasons = [localized(f"not {name}, because {reason}") for name, reason in self.refused.items()]
@@ -53,11 +53,11 @@ class ExtraStatus(msgspec.Struct, frozen=True):
     """The installation status of the packages of one extra of this package, such as `fast`."""
 
     name: str
-    """The name of the extra."""
+    """The name of the extra, such as "fast"."""
     installed: dict[str, str]
-    """The version of each installed package."""
+    """The name and version of each installed package of the extra."""
     missing: tuple[str, ...]
-    """Packages that are missing or too old."""
+    """The packages of the extra that are missing or too old."""
 
     def __str__(self) -> str:
         if self.missing:
@@ -69,7 +69,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The backend that decodes one model on this machine."""
 
     folder: str
-    """The model's folder."""
+    """The path of the model's folder."""
     description: str
     """The model's kind and size, precision and device."""
     decoding: BackendChoice | None
@@ -84,17 +84,17 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an installation; `str` formats it as a few lines."""
 
     versions: dict[str, str]
-    """The versions of transduce, Python, and the required packages."""
+    """The versions of transduce, Python and the required packages, by name."""
     system: str
     """The operating system and processor architecture."""
     device: str
     """The device that is used by default or was requested: "cpu" or "cuda"."""
     threads: int
-    """The number of compute threads."""
+    """The number of compute threads that would be used."""
     processor: tuple[str, ...]
     """The instruction sets that kernels use, such as "AVX2" and "AMX"."""
     limits: dict[str, str]
-    """Environment variables that are set and restrict the hardware that is used."""
+    """Environment variables that restrict the hardware used, with the values that are set."""
     gpus: tuple[str, ...]
     """The names of the GPUs that PyTorch finds."""
     no_gpu: str | None
@@ -102,15 +102,15 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """The default precision with its reason."""
     training: BackendChoice
-    """The backend that trains."""
+    """The backend that would train on this machine."""
     decoding: BackendChoice
-    """The backend that decodes the paper's base model."""
+    """The backend that would decode the paper's base model on this machine."""
     extras: tuple[ExtraStatus, ...]
-    """The state of each extra."""
+    """The installation status of each extra of the package."""
     model: ModelStatus | None = None
     """The backend that decodes the requested model; None if no model was requested."""
     slower: str | None = None
-    """Description of what is slower or missing because this processor or device has no kernels; None: nothing."""
+    """A description of what is slower or missing because this machine has no kernels; None: nothing."""
 
     def __str__(self) -> str:
         return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())

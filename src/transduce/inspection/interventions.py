@@ -32,24 +32,27 @@ class Head(NamedTuple):
     layer: int
     """Layer number from 0."""
     head: int
-    """Head number from 0."""
+    """Number of the head in its layer, from 0."""
 
 
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes under which a sentence is translated again; none by default. Several changes are combined."""
+    """Changes of a model, its output or its input, under which a sentence is translated again; none by default.
+
+    Several changes are combined.
+    """
 
     heads_off: tuple[Head, ...] = ()
-    """Heads whose output is replaced by zeros."""
+    """Attention heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, in tokens from 0, at which `force` and `forbid` act; the tokens before it are
-    kept.
+    """A position in the translation, in tokens from 0, for `force` and `forbid`; None: no token is changed. The tokens
+    before the position are kept.
     """
     force: str | None = None
-    """The token to force at position `step`, as the vocabulary spells it."""
+    """The token to force at position `step`, as the vocabulary spells it; None: no token."""
     forbid: tuple[str, ...] = ()
     """Tokens to forbid at position `step`, as the vocabulary spells them."""
     source: str | None = None
-    """Another source sentence to translate instead, such as a result of `replace_word`."""
+    """Another source sentence to translate instead, such as a result of `replace_word`; None: the same one."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
     score: float
-    """The log-probability divided by the length penalty."""
+    """The log-probability in nats divided by the length penalty, by which search ranks."""
 
     pieces = renamed_attribute("pieces", "tokens")
     piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
@@ -90,7 +93,7 @@ def intervene(
         translator: a translator with a Transformer.
         source: a sentence that the model translates unsplit.
         change: the intervention.
-        search: search settings; None: the translator's. Sampling is refused.
+        search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of both searches, and may stop them.
 
     Raises:

@@ -31,7 +31,7 @@ from transduce.text.word_spans import overlap, split_words, token_spans
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""Factor of the L2 penalty, half the squared weights, which is added to the sum of the losses of all examples."""
+"""Factor of half the squared weights (L2 penalty), added to the sum of the losses of all examples."""
 _STEPS = 60
 
 
@@ -41,7 +41,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     of_words: bool
     """True if every word has a label, False if every text has one."""
     labels: tuple[str, ...]
-    """The labels, most frequent first."""
+    """All different labels, most frequent first."""
     num_train: int
     """Number of words or texts that the probes were fitted to."""
     num_test: int
@@ -49,7 +49,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[str, ...]
     """Names of the layers: `embedding`, `layer 1`, …; a recurrent model has no `embedding`."""
     accuracy: tuple[float, ...]
-    """The share of held-out labels that the probe of each layer finds."""
+    """For each layer, the share of held-out labels that its probe finds, from 0 to 1."""
     control_accuracy: tuple[float, ...]
     """The share of random labels that a probe for them finds; only accuracy above this share comes from the states."""
     majority: float

@@ -37,7 +37,7 @@ class Reading:
     """The tokens and the output of a model for one text, with functions that compute its predictions again."""
 
     model: Any
-    """The model, of any class."""
+    """The model (the PyTorch module), of any class."""
     reader: Reader
     text: str
     answer: str
@@ -53,13 +53,13 @@ class Reading:
     column_name: Callable[[int], str] = str
     """Function from an index in the logits to the name of its token, class or tag."""
     forward: Callable[[int], Tensor]
-    """Function of a number of copies of the text that returns the predicting states, (copies, positions, d_model)."""
+    """Function from a number of copies of the text to the states that predict, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
     """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model); None for
     models without Transformer layers.
     """
     positions: tuple[int, ...] = ()
-    """The position of the state from which each prediction is computed, (predictions,)."""
+    """For each prediction, the position of the state that it is computed from, (predictions,)."""
     head: Callable[[Tensor], Tensor] | None = None
     """Function from predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns); None
     for models without probabilities (vectors, numbers).
@@ -75,7 +75,7 @@ class Reading:
     None if a state depends on later positions too.
     """
     marks: frozenset[str] = field(default_factory=frozenset)
-    """Special tokens of a model that reads one text, which spell no word of it."""
+    """Special tokens, which spell no word, in a model that reads one text; empty for a sentence pair."""
 
     @property
     def stack(self) -> str:
@@ -137,7 +137,7 @@ class Reading:
         return scores.gather(-1, labels[..., None])[..., 0]
 
     def _row_without(self, position: int, removed: Sequence[int]) -> int:
-        """Return the new position of a predicting state after tokens are removed; -1 if the state is removed.
+        """Return the new position of a predicting state after the tokens at `removed` are left out; -1 if it is gone.
 
         A language model then predicts the next token from the state before the removed ones.
         """
@@ -220,7 +220,7 @@ def _read_pair(translator: Translator, source: str, target: str | Sequence[int] 
 
 
 def _read_parse(parser: Parser, sentence: str) -> Reading:
-    """Read a sentence and the linearized tree that a parser writes for it."""
+    """Read a sentence with a parser, and the linearized tree that the parser writes for it."""
     source_ids, tree_ids, parse = parser.linearize(sentence)
     return _encoder_decoder(
         parser, parser.model, sentence, source_ids, [*tree_ids, parser.model.config.eos_id], str(parse)
@@ -230,7 +230,7 @@ def _read_parse(parser: Parser, sentence: str) -> Reading:
 def _encoder_decoder(
     reader: Translator | Parser, model: Any, text: str, source_ids: list[int], target_ids: list[int], answer: str
 ) -> Reading:
-    """Return the reading of an encoder-decoder model, which predicts every target token given the tokens before it."""
+    """Return the reading of an encoder-decoder model, which predicts every target token from those before it."""
     config, device = model.config, model.source_weight.device
     source = pad([source_ids], config.pad_id, device)  # (1, S)
     inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
@@ -381,7 +381,11 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
-    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word."""
+    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word.
+
+    Raises:
+        TransduceError: the sentence is empty or too long.
+    """
     model, words = tagger.model, sentence.split()
     rows = encode_words(tagger.tokenizer.source, [words], tagger.length)
     if not rows:

@@ -49,7 +49,7 @@ class _Site(NamedTuple):
     layer: int = 0
     """The index of this layer's call among the calls of the module in a pass; several layers may share the module."""
     calls: int = 1
-    """The number of calls of the module in one pass."""
+    """The number of calls of the module in one pass of the model."""
 
 
 class Recording(Mapping[str, Tensor]):
@@ -60,7 +60,7 @@ class Recording(Mapping[str, Tensor]):
         self._shapes: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return an activation; the calls of a model that computes step by step are joined along the positions.
+        """Return the activation at a hook point; the calls of step-by-step decoding are joined along the positions.
 
         Raises:
             KeyError: nothing was recorded at this hook point.
@@ -226,7 +226,7 @@ def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Ed
 
 
 def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Apply `act` to a module's first argument by a hook; return the function that removes the hook."""
+    """Register a hook that applies `act` to a module's first argument; return the function that removes the hook."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (act(args[0]), *args[1:])
@@ -235,7 +235,7 @@ def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Apply `act` to a module's (first) output by a hook; return the function that removes the hook."""
+    """Register a hook that applies `act` to a module's (first) output; return the function that removes the hook."""
 
     def hook(_: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return (act(output[0]), *output[1:]) if isinstance(output, tuple) else act(output)
@@ -283,7 +283,10 @@ _WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent at
 
 
 def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Apply `act` to the weights of an attention module by hooks; return the function that removes the hooks."""
+    """Register hooks that apply `act` to an attention module's weights; return the function that removes them.
+
+    The weights are only recorded: what `act` returns is ignored.
+    """
 
     def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > _WEIGHTS_ARGUMENT:
@@ -333,7 +336,11 @@ def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _sites(model: nn.Module) -> list[_Site]:
-    """Return the hook points of a model with their modules, in the order of computation."""
+    """Return the hook points of a model with their modules, in the order of computation.
+
+    Raises:
+        TransduceError: the module is none of the package's models.
+    """
     if isinstance(model, EncoderDecoderLayers):
         config = model.config
         found = [
@@ -361,7 +368,7 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
-    """Yield the hook points of a stack of Transformer layers."""
+    """Yield the hook points, with their modules, of a stack ("encoder" or "decoder") of Transformer layers."""
     if not count:
         return
     calls = count if len(layers) < count else 1  # layers that share their weights are one module
@@ -381,7 +388,7 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
 
 
 def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
-    """Yield the hook points of a sub-layer in a residual connection, with their modules."""
+    """Yield the hook points of a sub-layer and its residual connection, with their modules and kinds of hooks."""
 
     def point(last: str, shape: str, *, can_edit: bool = True) -> HookPoint:
         return HookPoint(f"{name}.{last}", shape, can_edit)

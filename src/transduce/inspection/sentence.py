@@ -269,10 +269,10 @@ def sample_sentences(folder: pathlib.Path) -> list[str]:
 
 
 class _SampleLine(msgspec.Struct):
-    """The samples in a line of metrics.jsonl."""
+    """The sample translations in a line of a run's metrics.jsonl; other keys are ignored."""
 
     samples: list[list[str]] = []
-    """Source, reference and translation of some sentences of the dev set."""
+    """Source, reference and translation of some sentences of the dev set; empty in other lines."""
 
 
 def inspect_text(

@@ -8,14 +8,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.cells import cell_len
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention, page_in_iframe, shaded_table
 from transduce.inspection.page import render_page, render_text_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
-from transduce.ui_language import localized, ui_language
+from transduce.ui_language import columns_of, localized, padded, ui_language
 
 # --- attention from a pronoun ---
 # A model that resolves "it" should have heads that attend to the right noun, and to another noun if the sentence
@@ -27,7 +26,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The words that one attention head attends to most from the pronoun's position."""
+    """The word and the candidate that one attention head attends to most from a pronoun's position."""
 
     layer: int
     """Layer number from 0."""
@@ -38,7 +37,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     """Attention (0 to 1) to the word with the most attention."""
     candidate: int
-    """Index of the candidate with the most attention."""
+    """Index, in the list of possible antecedents, of the candidate with the most attention."""
     candidate_weight: float
     """Attention to all words of that candidate."""
     points: bool
@@ -57,7 +56,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     antecedent: int | None = None
     """Index of the candidate that the pronoun refers to; None if it is unknown."""
     left_to_right: bool
-    """True if the model had read nothing after the pronoun."""
+    """True if the model attends from left to right, so that it has not read what follows the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
@@ -68,7 +67,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """A pointer (the words attended to most) for every attention head, layer by layer."""
+        """For every attention head, layer by layer, the word and candidate that it attends to most."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -105,13 +104,13 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
-        """Return a text for the terminal with a line per head, which is marked if it points to the antecedent."""
+        """Return a text for the terminal with a line per head, marked if the head points to the antecedent."""
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
         for pointer in self.pointers:
-            top_word = f"{_fit(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
-            top_candidate = f"{_fit(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
+            top_word = f"{padded(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
+            top_candidate = f"{padded(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
             mark = f"  {_MARK}" if pointer.points else ""
             lines.append(f"layer {pointer.layer + 1:2}, head {pointer.head + 1:2}   {top_word}   {top_candidate}{mark}")
         if self.antecedent is not None:
@@ -132,9 +131,9 @@ class PronounPair(msgspec.Struct, frozen=True):
     """Attention of the same model from a pronoun in two sentences, in which the pronoun refers to different words."""
 
     one: PronounAttention
-    """Attention in the first sentence."""
+    """Attention from the pronoun in the first sentence."""
     other: PronounAttention
-    """Attention in the second sentence."""
+    """Attention from the pronoun in the second sentence."""
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:
@@ -168,7 +167,7 @@ class PronounPair(msgspec.Struct, frozen=True):
         widths = [_width(each) for each in names]
         for pair in self._heads():
             cells = [
-                f"{_fit(name[each.candidate], width)} {_percent(each.candidate_weight)} {_MARK * each.points:1}"
+                f"{padded(name[each.candidate], width)} {_percent(each.candidate_weight)} {_MARK * each.points:1}"
                 for name, each, width in zip(names, pair, widths, strict=True)
             ]
             both = "  both" if all(each.points for each in pair) else ""
@@ -194,7 +193,7 @@ def _percent(weight: float) -> str:
 
 
 def _width(words: tuple[str, ...]) -> int:
-    return max(map(cell_len, words))
+    return max(map(columns_of, words))
 
 
 # --- data that the page, the terminal and notebooks show ---
@@ -217,7 +216,7 @@ class Step(msgspec.Struct, frozen=True):
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
-    """The likeliest tokens at this position, likeliest first."""
+    """The likeliest tokens at this position, likeliest first, with their probabilities."""
 
     piece = renamed_attribute("piece", "token")
 
@@ -226,14 +225,14 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """A hypothesis that the beam kept at some step: its parent and one more token."""
 
     parent: int
-    """Index in the list of nodes; -1 for the root, which has no token."""
+    """Index of the parent in the list of nodes; -1 for the root, which has no token."""
     token: str = msgspec.field(name="piece")
     log_probability: float
     """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
-    """True if the hypothesis was finished here, by the end symbol or the length limit."""
+    """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
-    """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
+    """For a finished hypothesis, the log-probability divided by the length penalty, which ranks it; else None."""
     best: bool = False
     """True if the node is part of the translation."""
 
@@ -255,23 +254,23 @@ class WordAlignment(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """Attention weights, (target words, source words), rounded to three decimals."""
+    """The weight of each pair of words, (target words, source words), rounded to three decimals."""
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
     """The contributions of source words to target words by one method of attribution, as shares of each target word."""
 
     method: str
-    """The name of the method, as in `attribute`."""
+    """The name of the method of attribution, such as "value"."""
     words: WordAlignment
-    """The words and the shares."""
+    """The words, and the share of each source word in each target word."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """An inspected sentence: its translation, and how the model and the search produced it."""
 
     model: str
-    """Size of the model in one line."""
+    """A description of the model in one line: layers, width, heads and number of parameters."""
     source: str
     translation: str
     score: float
@@ -286,19 +285,19 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     words: WordAlignment
     encoder: AttentionBytes
-    """Encoder self-attention: source tokens to source tokens."""
+    """Encoder self-attention: from source tokens to source tokens."""
     decoder: AttentionBytes
-    """Decoder self-attention: each predicted token to the start symbol and the tokens before it."""
+    """Decoder self-attention: from each predicted token to the start symbol and the tokens before it."""
     memory: AttentionBytes
-    """Cross-attention: each predicted token to the source tokens."""
+    """Cross-attention: from each predicted token to the source tokens."""
     tree: tuple[TreeNode, ...]
     """Nodes of the hypothesis tree, parents before children."""
     coreference: PronounAttention | None = None
-    """Attention from a pronoun to earlier words, if one was asked for."""
+    """Attention from a pronoun to earlier words; None unless it was requested."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of source words to target words by several methods; empty unless requested."""
     label: str = ""
-    """The name of the model on a page with several models."""
+    """The name of the model on a page with several models; empty: none."""
 
     source_pieces = renamed_attribute("source_pieces", "source_tokens")
     target_pieces = renamed_attribute("target_pieces", "target_tokens")
@@ -334,7 +333,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     weights: AttentionBytes
     """The attention of every layer and head, (layers, heads, rows, columns)."""
     attributions: tuple[WordAttribution, ...] = ()
-    """Contributions by several methods, if they were asked for."""
+    """Contributions of the words read to each prediction by several methods; empty unless requested."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
@@ -457,20 +456,16 @@ def draw_attention(attention: WordAttention) -> str:
 
     The darkest shade of a row is its greatest weight.
     """
-    label_width = max((cell_len(word) for word in attention.target_words), default=0)
-    widths = [max(2, cell_len(word)) for word in attention.source_words]
-    header = " ".join(_fit(word, width) for word, width in zip(attention.source_words, widths, strict=True))
+    label_width = max((columns_of(word) for word in attention.target_words), default=0)
+    widths = [max(2, columns_of(word)) for word in attention.source_words]
+    header = " ".join(padded(word, width) for word, width in zip(attention.source_words, widths, strict=True))
     lines = [" " * label_width + "  " + header]
     for word, row in zip(attention.target_words, attention.weights, strict=True):
         maximum = float(row.max(initial=0.0)) or 1.0
         shades = (_SHADES[min(4, int(float(weight) / maximum * 4.999))] for weight in row)
-        cells = " ".join(_fit(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
-        lines.append(" " * (label_width - cell_len(word)) + word + "  " + cells)
+        cells = " ".join(padded(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
+        lines.append(padded(word, label_width, right=True) + "  " + cells)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _fit(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
@@ -502,7 +497,7 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
     names = [step.token for step in steps]
     if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
         names = [f"{output}  {name}" for name, output in zip(names, outputs, strict=True)]
-    width = max(map(cell_len, names), default=0)
+    width = max(map(columns_of, names), default=0)
     lines = []
     for name, step in zip(names, steps, strict=True):
         alternatives = [candidate for candidate in step.candidates if candidate.token != step.token][:_MAX_ALTERNATIVES]
@@ -511,7 +506,7 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
         )
         bar = draw_bar(step.probability, _BAR_CELLS)
         lines.append(
-            f"{_fit(name, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {alternatives_text}"
+            f"{padded(name, width)}  {100 * step.probability:5.1f} %  {padded(bar, _BAR_CELLS)}  {alternatives_text}"
         )
     return "\n".join(line.rstrip() for line in lines)
 

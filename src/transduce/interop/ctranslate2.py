@@ -237,10 +237,10 @@ def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: Sta
     projections = scaled_attention_projections(attention)
     _set_linear(spec.linear[0], join([projections.query, projections.key, projections.value]))
     _set_linear(spec.linear[1], projections.output)
-    if positions.relative is not None:
-        assert isinstance(positions.relative, RelativePositions)
-        spec.relative_attention_bias = positions.relative.weight.detach()
-        spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
+    if positions.bias is not None:
+        assert isinstance(positions.bias, RelativePositions)
+        spec.relative_attention_bias = positions.bias.weight.detach()
+        spec.relative_attention_max_distance = np.int32(positions.bias.max_distance)
 
 
 def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -> None:

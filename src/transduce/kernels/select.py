@@ -35,7 +35,8 @@ from transduce.kernels.prepacked import (
     prepack,
 )
 from transduce.machine import usable_memory
-from transduce.model.backend import BatchSearch, BatchSearchOptions, TrainingKernels
+from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of

@@ -570,8 +570,8 @@ class Window(NamedTuple):
     """True if positions may not attend to later ones."""
     present: Tensor | None
     """The positions that are not padding, boolean (B, L); None: all."""
-    relative: nn.Module | None
-    """The module that computes a relative position bias, if the model has one."""
+    bias: nn.Module | None
+    """The module that computes a bias of attention scores from positions, if the model has one."""
 
     @property
     def block(self) -> int:
@@ -622,21 +622,23 @@ def attend_in_window(
     present = F.pad(present, (block, after))
     outputs: list[Tensor] = []
     parts: list[Tensor] | None = None if weights_out is None else []
-    for first, last in _ranges(blocks, batch * heads * block * span, query.device):
+    for first, last in _block_ranges(blocks, batch * heads * block * span, query.device):
         # (B × N, H, …) with contiguous rows, as fused kernels require.
         block_queries = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
         block_keys, block_values = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
         seen = present[:, first * block : (last - 1) * block + span]
-        mask = _mask(window, seen, (block, span), query.device)
+        mask = _block_mask(window, seen, (block, span), query.device)
         part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_out=parts)
         outputs.append(part.unflatten(0, (batch, last - first)))
     if weights_out is not None and parts:
-        weights_out.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
+        weights_out.append(
+            _as_full_weights(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length)
+        )
     joined: Tensor = torch.cat(outputs, dim=1).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
     return joined[:, :, :length]
 
 
-def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
+def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
     """Return the ranges of blocks, (first, end), that are computed at once.
 
     On a CPU the attention scores of a range fit in its cache; `scores` is the number of scores of one block. A GPU
@@ -648,8 +650,8 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
     return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
 
 
-def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of windowed attention for consecutive blocks, with the relative bias if the model has one.
+def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
+    """Return the mask of windowed attention for consecutive blocks, with the positions' bias if the model has one.
 
     Args:
         window: the window.
@@ -659,13 +661,13 @@ def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch
     """
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
-    if window.relative is None:
+    if window.bias is None:
         return mask
     positions = torch.arange(span, device=device)
-    return BiasedMask(mask.allowed, window.relative(positions[block : 2 * block], positions))
+    return BiasedMask(mask.allowed, window.bias(positions[block : 2 * block], positions))
 
 
-def _as_full(weights: Tensor, length: int) -> Tensor:
+def _as_full_weights(weights: Tensor, length: int) -> Tensor:
     """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L)."""
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import ACTIVATIONS
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.norms import NORMS
 from transduce.model.positions import BIASES
 from transduce.model.recurrent import Recurrent
@@ -158,3 +160,37 @@ def load_plugin(path: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise TransduceError(f"The plugin {path} fails: {type(error).__name__}: {error}.") from error
+
+
+# --- compilation by torch.compile ---
+# Compilation takes about a minute at the start. It pays off on a GPU, where a step otherwise waits for the many small
+# operations between matrix multiplications.
+
+
+_MAX_RECOMPILATIONS = 64
+
+
+def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") -> int:
+    """Compile each encoder and decoder layer in place, for batches of any shape; parameters and their names stay.
+
+    Layers share compiled code, so six layers take as long as one.
+
+    Returns:
+        The number of compiled layers; 0 for a model without such layers, such as a recurrent one.
+
+    Raises:
+        TransduceError: the device is a CPU, which would need a C++ compiler and gain nothing.
+    """
+    if backend == "inductor" and not device.startswith("cuda"):
+        raise TransduceError(
+            f"`training.compile` is true, but the device is {device}: it is for GPUs only. Leave it out."
+        )
+    # Inputs of one row, inputs of equal lengths and disabled dropout are compiled separately. PyTorch's default limit
+    # of 8 would end the run.
+    from torch._dynamo import config  # takes seconds to import
+
+    config.recompile_limit = max(config.recompile_limit, _MAX_RECOMPILATIONS)
+    layers = [module for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)]
+    for layer in layers:
+        layer.compile(dynamic=True, fullgraph=True, backend=backend)
+    return len(layers)

@@ -170,7 +170,7 @@ def _bias(config: ModelConfig, causal: bool) -> nn.Module:
 class StackPositions(nn.Module):
     """A module that makes the mask and the position encodings for the self-attention of all layers of a stack.
 
-    It holds the relative position bias, which the layers share.
+    It holds the rotary positions or the bias of `BIASES`, which the layers share.
     """
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
@@ -178,8 +178,14 @@ class StackPositions(nn.Module):
         self.causal = causal
         self.radius = config.attention_window
         self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
+        # Model folders name the weights of every bias `relative`.
         self.relative = _bias(config, causal) if config.positions in BIASES else None
-        self.is_plain = self.rotary is None and self.relative is None and self.radius is None
+        self.is_plain = self.rotary is None and self.bias is None and self.radius is None
+
+    @property
+    def bias(self) -> nn.Module | None:
+        """The module that makes the term of attention scores that depends on positions; None if there is none."""
+        return self.relative
 
     def forward(
         self,
@@ -211,12 +217,12 @@ class StackPositions(nn.Module):
         rotation = None if self.rotary is None else self.rotary(positions, x.dtype, end)
         if banded and self.radius is not None:
             present = None if mask is None else mask.allowed[:, 0, 0]
-            return Window(self.radius, self.causal, present, self.relative), PositionEffect(rotation)
+            return Window(self.radius, self.causal, present, self.bias), PositionEffect(rotation)
         first_key = 0
         if self.radius is not None:
             mask, first_key = _narrow(mask, window_mask(positions, keys, self.radius))
-        if self.relative is not None:
-            mask = _with_bias(mask, self.relative(positions, keys[..., first_key:]))
+        if self.bias is not None:
+            mask = _with_bias(mask, self.bias(positions, keys[..., first_key:]))
         return mask, PositionEffect(rotation, first_key)
 
 

@@ -161,8 +161,8 @@ class Rotation(NamedTuple):
     def apply(self, x: Tensor) -> Tensor:
         """Rotate queries or keys, (B, H, T, K), by the angles of their positions."""
         first, second = x.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else x.chunk(2, dim=-1)
-        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
-        return torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
+        rotated = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
+        return torch.stack(rotated, dim=-1).flatten(-2) if self.interleaved else torch.cat(rotated, dim=-1)
 
 
 class PositionEffect(NamedTuple):
@@ -212,12 +212,12 @@ class RotaryPositions(nn.Module):
         pair = torch.arange(self.width // 2, dtype=torch.float64)
         frequency = self.base ** (-2.0 * pair / self.width)
         if self.scaling is not None:
-            frequency = _stretched(frequency, self.scaling)
+            frequency = _scaled_frequencies(frequency, self.scaling)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, K / 2)
         return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
-def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+def _scaled_frequencies(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
     """Return frequencies of rotary embeddings for a longer context: low ones are divided by a factor (Llama 3.1)."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context
@@ -271,7 +271,7 @@ BIASES: dict[str, Callable[[ModelConfig, bool], nn.Module]] = {
         bidirectional=not causal,
     )
 }
-"""Functions that build a relative position bias, by its name in the setting `model.positions`.
+"""Functions that build a bias of attention scores from positions, by its name in the setting `model.positions`.
 
 The second argument is True for layers with a look-ahead mask. A bias is a module with the arguments and the result of
 `RelativePositions.forward`.

@@ -34,7 +34,7 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The attention that each source token has received so far, summed over the steps of each hypothesis."""
+    """The sum of attention that each source token has received in each hypothesis, from which a penalty follows."""
 
     def __init__(self, scorer: AttentiveScorer, beta: float) -> None:
         self.scorer = scorer
@@ -55,7 +55,7 @@ class Coverage:
             self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sums of the sentences at these batch indices."""
+        """Keep only the attention sums of the sentences at these batch indices; the others have finished."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
@@ -72,7 +72,7 @@ class Coverage:
 _ROUNDING = 1e-3  # nats
 
 History = tuple[list[int], list[float]]
-"""A hypothesis's tokens and their log-probabilities."""
+"""The token ids of a hypothesis, and the log-probability of each in nats."""
 
 
 def beam_search(
@@ -223,7 +223,7 @@ class BeamSearch:
         ]
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return a sentence's `count` best finished hypotheses without duplicates, taken from its groups in turn.
+        """Return the `count` best finished hypotheses of a sentence without duplicates, taken from its groups in turn.
 
         The group with the best hypothesis comes first.
         """
@@ -301,7 +301,7 @@ class BeamSearch:
         return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences from the batch whose n best are certain, or whose hypotheses have the maximum length."""
+        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length."""
         undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
         for row in undecided:
             if full[row]:
@@ -309,7 +309,7 @@ class BeamSearch:
         self._keep_sentences([row for row in undecided if not full[row]])
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all sentences from the batch except those at these batch indices."""
+        """Remove all sentences from the batch except those at these batch indices, in all tensors and caches."""
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
@@ -354,7 +354,7 @@ def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
 
 
 class LogProbabilities(Scorer):
-    """A scorer that converts another scorer's logits to log-probabilities."""
+    """A scorer that converts another scorer's logits to log-probabilities over the whole vocabulary."""
 
     def __init__(self, scorer: Scorer, *, with_normalizer: bool = False) -> None:
         """Wrap a scorer; `with_normalizer` keeps the log-sum-exp of the newest logits, (B, W, 1), in `normalizer`."""
@@ -402,11 +402,11 @@ class GenerateSearch(BeamSearch):
         super().abandon(sentences)
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return a sentence's `count` best finished hypotheses of all groups, by score, whether or not they ended."""
+        """Return a sentence's `count` best finished hypotheses of all groups by score, whether or not they ended."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps as many of the best as the group is wide."""
+        """Add a hypothesis to its group's finished ones, of which as many of the best stay as the group is wide."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         finished.append(
@@ -441,7 +441,8 @@ class GenerateSearch(BeamSearch):
     def _undecided(self) -> list[int]:
         """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
 
-        This depends on the setting `stop`.
+        Its score is taken at its current length or, with `stop` = never, at the maximum length. With `stop` = full,
+        only groups without enough finished hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []

@@ -35,20 +35,20 @@ class WordContinuations(NamedTuple):
     """
 
     continuing: frozenset[int] = frozenset()
-    """Tokens that continue the preceding word."""
+    """Ids of tokens that continue the preceding word."""
     within: frozenset[int] = frozenset()
-    """Tokens after which the word may continue."""
+    """Ids of tokens after which the word may continue."""
 
 
 class Progress(NamedTuple):
-    """The phrases that a hypothesis has not yet produced, and the phrase that it has begun."""
+    """A hypothesis's progress through its sentence's required phrases: those it lacks, and the one it has begun."""
 
     unmet: frozenset[int]
-    """The numbers of the phrases that the hypothesis does not contain yet."""
+    """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
     tail: tuple[int, ...]
     """The longest suffix of the hypothesis that is a prefix of an unmet phrase, or of one in `closing`."""
     closing: frozenset[int] = frozenset()
-    """The numbers of the phrases that count as met unless the next token continues their last word."""
+    """The indices of the phrases that count as met unless the next token continues their last word."""
 
 
 class PhraseMatcher:
@@ -62,7 +62,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return a hypothesis's progress through the phrases after it is extended by `token`."""
+        """Return the progress of a hypothesis through the required phrases after it is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -132,7 +132,10 @@ class ConstrainedSelection(Selection):
         eos_id: int,
         continuations: WordContinuations | None = None,
     ) -> None:
-        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol."""
+        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol.
+
+        `continuations` are the tokens that continue words, so that phrases are whole words; None: any token may follow.
+        """
         self.matchers = {
             sentence: PhraseMatcher(sentence_phrases, continuations)
             for sentence, sentence_phrases in enumerate(phrases)
@@ -145,7 +148,7 @@ class ConstrainedSelection(Selection):
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Select the best continuations for each number of phrase tokens that are still missing."""
+        """Return the best continuations for each number of phrase tokens still missing, and those that end."""
         selection = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
             if sentence in self.matchers:
@@ -234,7 +237,10 @@ def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Overwrite the first slots of `to` with the candidates at `columns`; empty slots get a total of minus infinity."""
+    """Overwrite one sentence's selected candidates, `to`, with the given candidates at `columns`, in place.
+
+    The remaining slots of `to` get a total of minus infinity, which marks them as unused.
+    """
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -296,7 +302,7 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits of tokens that cannot continue a parse tree to minus infinity, except in ended hypotheses."""
+        """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -325,7 +331,7 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Restrict the mask `allowed` (B, W, V): an incomplete word can continue only with its next token."""
+        """Restrict the mask of allowed tokens, `allowed` (B, W, V), in place: within a word, only its next is left."""
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)

@@ -48,7 +48,7 @@ def greedy_search(
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """Return the most probable token of each hypothesis, (B, W)."""
+    """Return the id of the most probable token of each hypothesis, (B, W), from logits (B, W, V)."""
     return argmax_token(logits)
 
 
@@ -217,7 +217,7 @@ class Draw:
         self.generators = [torch.Generator().manual_seed(number) for number in numbers]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Draw the next tokens, (B, W), from logits (B, W, V); `rows` are the sentences' indices in the input, (B,)."""
+        """Draw the next token ids, (B, W), from logits (B, W, V); `rows` (B,) are sentence indices in the input."""
         drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
@@ -235,7 +235,7 @@ class Draw:
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the random seed of the sentence at this index; it has 32 bits, as PyTorch's generator uses no more."""
+    """Return the random seed, 32 bits, of the sentence at an index of the input, from the seed of the settings."""
     return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 

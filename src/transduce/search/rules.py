@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-
-_IMPOSSIBLE = float("-inf")
+from transduce.search.selection import IMPOSSIBLE
 
 
 class Rule(Protocol):
-    """An interface of objects that change the logits of a decoding step before selection."""
+    """An interface of objects that change the logits of a decoding step before tokens are selected."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return the logits as this rule changes them.
@@ -35,8 +34,8 @@ class Forbid(Rule):
         self.ids = list(ids)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of the forbidden tokens to minus infinity."""
-        logits[..., self.ids] = _IMPOSSIBLE
+        """Set the logits (B, W, V) of the forbidden tokens to minus infinity, in place, and return the logits."""
+        logits[..., self.ids] = IMPOSSIBLE
         return logits
 
 
@@ -48,14 +47,14 @@ class MinimumLength(Rule):
         self.eos_id = eos_id
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Forbid the end symbol while hypotheses are shorter than the minimum length."""
+        """Set the logit of the end symbol to minus infinity while hypotheses have less than the minimum length."""
         if tokens.shape[-1] < self.length:
-            logits[..., self.eos_id] = _IMPOSSIBLE
+            logits[..., self.eos_id] = IMPOSSIBLE
         return logits
 
 
 class ExtraEndTokens(Rule):
-    """A rule that treats further tokens as the end symbol."""
+    """A rule that treats further tokens as the end symbol, for models with several of them."""
 
     def __init__(self, eos_id: int, more_ids: Sequence[int], *, summed: bool) -> None:
         """Treat `more_ids` as end symbols.
@@ -73,7 +72,7 @@ class ExtraEndTokens(Rule):
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the further ones."""
         ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
-        logits[..., self.more_ids] = _IMPOSSIBLE
+        logits[..., self.more_ids] = IMPOSSIBLE
         logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
         return logits
 
@@ -85,13 +84,13 @@ class NoRepeatedNgrams(Rule):
         self.length = length
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Forbid every token that would complete an n-gram a second time."""
+        """Set the logits of tokens that would complete an n-gram a second time to minus infinity."""
         if tokens.shape[-1] < self.length:
             return logits
         runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
         prefix = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
         repeats = (runs[..., :-1] == prefix[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
-        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _IMPOSSIBLE)
+        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, IMPOSSIBLE)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
 
 
@@ -168,7 +167,7 @@ class ForcedPrefix(Rule):
         for rule in self.rules:
             logits = rule.apply(logits, tokens, rows)
         for row, (token, score) in forced.items():
-            logits[row] = _IMPOSSIBLE
+            logits[row] = IMPOSSIBLE
             logits[row, :, token] = score
         return logits
 
@@ -232,7 +231,7 @@ class ForcedToken(Rule):
         position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
         is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
-            forced = torch.full_like(logits, _IMPOSSIBLE)
+            forced = torch.full_like(logits, IMPOSSIBLE)
             forced[..., self.id] = 0.0
             logits = torch.where(is_here[:, None, None], forced, logits)
         return logits

@@ -35,7 +35,7 @@ class Scorer(Protocol):
 
 
 class AttentiveScorer(Protocol):
-    """An interface of scorers that report their attention to the source."""
+    """An interface of scorers that report their attention to the source, for coverage penalties."""
 
     def attention(self) -> Tensor:
         """Return the newest step's attention to each of the S source tokens, float32 (B, W, S), for coverage penalties.
@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class TextObserver(Observer, Protocol):
-    """An observer that also receives the partial translations of texts with several sentences."""
+    """An interface of observers that also receive the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
         """Receive a text's partial translation after a step, if the text has several sentences or spaces to keep.
@@ -79,9 +79,9 @@ class SequenceLimits(NamedTuple):
     """The start and end symbol of hypotheses and their maximum lengths."""
 
     start_id: int
-    """The first input of the decoder."""
+    """The id of the start symbol, the first input of the decoder."""
     eos_id: int
-    """The end symbol."""
+    """The id of the end symbol."""
     max_lengths: Tensor
     """The maximum length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
 
@@ -90,13 +90,13 @@ class Hypothesis(msgspec.Struct, frozen=True):
     """A target sequence that search found, with its log-probability and score."""
 
     ids: tuple[int, ...]
-    """The tokens, without start and end symbols."""
+    """The token ids, without start and end symbols."""
     token_log_probabilities: tuple[float, ...]
     """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
     `ended`.
     """
     score: float
-    """The ranking score: log-probability over the length penalty, plus the coverage penalty."""
+    """The ranking score, in nats: log-probability divided by the length penalty, plus the coverage penalty."""
     ended: bool
     """False if the hypothesis was cut at the maximum length or its sentence was abandoned."""
 
@@ -134,11 +134,11 @@ _UNLIMITED_STEPS = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
-    """A search in progress for the target sequences of a batch."""
+    """An interface of searches in progress, which find target sequences for the sentences of a batch."""
 
     @property
     def rows(self) -> Tensor:
-        """The indices of the sentences that are still decoded, (B,)."""
+        """The indices in the input of the sentences that are still being decoded, int64 (B,)."""
 
     def advance(self, steps: int = 1) -> None:
         """Run one step, or up to `steps` steps if that is faster.
@@ -147,7 +147,7 @@ class Search(Protocol):
         """
 
     def hypotheses(self) -> Tensor:
-        """Return the current hypotheses of each sentence as an `Observer` receives them, (B, W, t)."""
+        """Return the token ids of the current hypotheses of each sentence as an `Observer` gets them, (B, W, t)."""
 
     def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch by index in the input, and count their current hypotheses as results.
@@ -164,7 +164,7 @@ def run_search(search: Search, observer: Observer | None = None) -> list[list[Hy
 
     Args:
         search: a search at its first step or later.
-        observer: is called after every step.
+        observer: is called after every step, and may abandon sentences; None: nothing is called.
 
     Returns:
         The hypotheses of each sentence. An abandoned sentence may have none.
@@ -202,7 +202,7 @@ class Ensemble(Scorer):
 
 
 class MeanAttention(AttentiveScorer):
-    """An attentive scorer that averages the attention of several models."""
+    """An attentive scorer of an ensemble, which averages the attention of its models."""
 
     def __init__(self, scorers: Sequence[AttentiveScorer]) -> None:
         self.scorers = scorers

@@ -127,7 +127,7 @@ def log_sum_exp(logits: Tensor, best: Tensor | None = None) -> Tensor:
 
 
 IMPOSSIBLE = float("-inf")
-"""The score of a candidate that does not exist."""
+"""The score of a candidate that does not exist, and the logit of a token that may not follow."""
 
 
 class Step:
@@ -181,33 +181,33 @@ class Step:
 
 
 class Candidates(NamedTuple):
-    """Candidate continuations of the hypotheses of each sentence; each tensor is (B, n)."""
+    """Candidate continuations of the hypotheses of each of B sentences, n for each; each tensor is (B, n)."""
 
     parents: Tensor
-    """The index of the hypothesis that is continued."""
+    """The index, in its sentence, of the hypothesis that is continued."""
     tokens: Tensor
-    """The token that is appended."""
+    """The id of the token that is appended."""
     token_scores: Tensor
     """The log-probability of the token, in nats."""
     totals: Tensor
     """The log-probability of the hypothesis including the token, in nats; minus infinity for a missing candidate."""
 
     def take(self, order: Tensor) -> "Candidates":
-        """Return the candidates at indices `order` (B, m) of each sentence."""
+        """Return the candidates at the indices `order`, (B, m), of each sentence, in that order."""
         return Candidates(*(values.gather(1, order) for values in self))
 
 
 class SelectedCandidates(NamedTuple):
-    """The selected candidates: those that continue as live hypotheses, and those that end."""
+    """The candidates selected at a step: those that continue as live hypotheses, and those that end."""
 
     live: Candidates
-    """Hypotheses that continue, (B, W)."""
+    """Candidates that stay in the beam, (B, W)."""
     ended: Candidates
-    """Hypotheses that end, (B, n), with equally many slots for each group."""
+    """Candidates that end with the end symbol, (B, n), with equally many slots for each group of the beam."""
 
 
 class Selection(Protocol):
-    """An interface of objects that choose among all continuations of a decoding step."""
+    """An interface of objects that choose, at each decoding step, which continuations a beam keeps."""
 
     def select(self, step: Step) -> SelectedCandidates:
         """Return the candidates that become live hypotheses of the next step, and those that end in this step."""
@@ -221,7 +221,7 @@ class BestSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Select the W best candidates over all hypotheses of each sentence, and those that end."""
+        """Return the W best candidates over all hypotheses of each sentence, and those that end."""
         # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
@@ -246,7 +246,7 @@ class DiverseSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Select the best continuations of each group, one group after another."""
+        """Return the best continuations of each group, and those that end, one group after another."""
         taken = step.logits.new_zeros(
             len(step.logits), step.logits.shape[-1]
         )  # (B, V), how often each token was chosen
@@ -273,7 +273,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     Args:
         step: the hypotheses and the logits of their next tokens.
         count: the maximum number of continuations; there are fewer if not as many exist.
-        costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V).
+        costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V); None: no costs.
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed

@@ -32,7 +32,7 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would e
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
-    """Check that numeric fields hold numbers, since Python callers may pass any type; convert NumPy numbers."""
+    """Raise an error if numeric fields of settings hold anything but numbers; convert NumPy numbers to Python's."""
     for name, hint in _numbers_of(type(settings)).items():
         value, is_whole = getattr(settings, name), hint is not float
         if value is None and hint not in (int, float):
@@ -56,7 +56,7 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 def _check_penalties(settings: "SearchSettings") -> None:
-    """Check the ranges of the penalties of repeated tokens; beam search refuses negative ones."""
+    """Raise an error if a penalty of repeated tokens is out of range; beam search refuses negative ones."""
     if not 0.0 < settings.repetition_penalty <= _MAX_TOKEN_PENALTY:
         raise TransduceError(
             f"`repetition_penalty` must be greater than 0 and at most {_MAX_TOKEN_PENALTY}, but is "
@@ -203,7 +203,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def checked_search(search: object) -> SearchSettings:
-    """Return the argument if it is a `SearchSettings`.
+    """Return the argument, checked to be a `SearchSettings`.
 
     Raises:
         TransduceError: the argument is something else.

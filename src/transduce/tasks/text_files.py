@@ -118,7 +118,7 @@ def _store_standard_input(out: Path, format: Format) -> str:
         if format == "tsv" and b"\t" not in line:
             raise TransduceError(
                 "Standard input must hold pairs, tab-separated or as JSON lines, but its first line is neither: name "
-                "files of sentences by --source and --target."
+                "files of sentences by `data.source` and `data.target`."
             )
     path = out.with_name(f"standard-input.{format}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,6 +251,20 @@ class StoredTextFiles:
             return Path(old).exists() and Path(old).samefile(new)
         return content_sha256(new) == state.sha256
 
+    def has_other_content(self, old: str, new: str) -> bool:
+        """Return whether the existing file `new` differs from what the run's file `old` was at the start.
+
+        The content is read only if the size or the modification time differs. Without a stored digest, the size
+        decides.
+        """
+        file = self._files.get(old)
+        if file is None or not Path(new).is_file():
+            return False
+        status = Path(new).stat()
+        if status.st_size == file.size and (status.st_mtime_ns == file.modified_at or not file.sha256):
+            return False
+        return not file.sha256 or content_sha256(new) != file.sha256
+
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
         """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
 
@@ -266,8 +280,8 @@ class StoredTextFiles:
         for path in (*paths["dev_source"], *paths["dev_target"]) if needs_dev else ():
             if path in self._files and self._files[path].is_dev and not Path(path).exists():
                 raise TransduceError(
-                    f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
-                    "--dev-target (in Python: dev_source=, dev_target=) where it is now."
+                    f"{path}, a file of the run's dev set, is not there any more: set `data.dev_source` and "
+                    "`data.dev_target` to where it is now."
                 )
         if data.corpora:
             data, paths = _with_located_corpora(data, paths), {}

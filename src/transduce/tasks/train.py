@@ -15,7 +15,8 @@ from transduce.errors import TransduceError
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
+from transduce.tasks.settings.options import FILES, FOLDERS, OPTIONS, PATHS
+from transduce.tasks.settings.reading import make_settings, put_arguments, put_setting, read_settings
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.synthetic_data import (
     OLD_TEACHER_FOLDER,
@@ -83,12 +84,12 @@ def with_runs(request: RunRequest) -> RunRequest:
             )
         if not data.source:
             raise TransduceError(
-                "`data.mix` adds text of earlier runs to new text: name that by --source and --target."
+                "`data.mix` adds text of earlier runs to new text: name that by `data.source` and `data.target`."
             )
         moved = ("source", "target", "dev_source", "dev_target", "languages")
         corpora = [{name: tables.pop(name) for name in moved if name in tables}]
         corpora += [_mixed_run(each) for each in tables.pop("mix")]
-    tables["corpora"] = [_with_text_of_run(table) for table in corpora]
+    tables["corpora"] = [_with_text_of_run(table, is_mixed=bool(data.mix)) for table in corpora]
     content["data"] = tables
     return msgspec.structs.replace(request, settings=content)
 
@@ -108,8 +109,16 @@ def _mixed_run(text: str) -> dict[str, Any]:
     return {"run": folder, "share": value}
 
 
-def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name."""
+def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any]:
+    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name.
+
+    Args:
+        table: the settings of a corpus.
+        is_mixed: whether `data.mix` names the run, and not a table of the user's.
+
+    Raises:
+        TransduceError: there is no such run, or its text is not in files as it was when the run started.
+    """
     if "run" not in table:
         return table
     folder = Path(table["run"])
@@ -118,19 +127,30 @@ def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
             raise TransduceError(
                 f"A corpus takes its text from `run` ({folder}) or from `{name}`: leave one of them out."
             )
+    remedy = (
+        "name all text by `--corpus NEW_SOURCE NEW_TARGET --corpus OLD_SOURCE OLD_TARGET share=SHARE` instead (in "
+        "Python: corpora=)."
+        if is_mixed
+        else "name the files by `source` and `target` in its table, in place of `run`."
+    )
     if not (folder / SETTINGS_FILE).is_file():
         raise TransduceError(
-            f"{folder} holds no run of `transduce train`, whose training text could be mixed in: name its files by "
-            "--corpus instead."
+            f"{folder} holds no run of `transduce train`, whose training text could be mixed in: {remedy}"
         )
-    data = StoredTextFiles(folder).locate(read_stored(folder / SETTINGS_FILE), needs_dev=False).data
+    stored, old = StoredTextFiles(folder), read_stored(folder / SETTINGS_FILE)
+    data = stored.locate(old, needs_dev=False).data
     if data.has_several_directions or data.prepared is not None:
         reason = "has several language pairs" if data.has_several_directions else "is a prepared corpus"
-        raise TransduceError(f"The training text of the run in {folder} {reason}: name its files by --corpus instead.")
-    for path in (*data.source, *data.target):
+        raise TransduceError(f"The training text of the run in {folder} {reason}: {remedy}")
+    for name, path in zip((*old.data.source, *old.data.target), (*data.source, *data.target), strict=True):
         if not Path(path).exists():
             raise TransduceError(
-                f"{path}, training text of the run in {folder}, is not there any more: name the files by --corpus."
+                f"The run in {folder} was trained on {path}, which does not exist (the current folder is "
+                f"{Path.cwd()}): {remedy}"
+            )
+        if stored.has_other_content(name, path):
+            raise TransduceError(
+                f"The run in {folder} was trained on {name}, but the text in {path} is another one now: {remedy}"
             )
     rest = {name: value for name, value in table.items() if name != "run"}
     languages = {} if data.pair is None else {"languages": list(data.pair)}
@@ -248,35 +268,32 @@ def train(  # noqa: PLR0913  (the command's own options)
             raise TransduceError(f"`{name}` names files and `{other}` holds pairs: pass only one of them.")
     content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
     arguments = {
-        "data.source": _paths(source, "source"),
-        "data.target": _paths(target, "target"),
-        "data.dev_source": _paths(dev_source, "dev_source"),
-        "data.dev_target": _paths(dev_target, "dev_target"),
-        "data.monolingual": _paths(monolingual, "monolingual"),
-        "data.distill_from": _paths(distill_from, "distill_from"),
-        "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.corpora": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
-        "data.mix": None if mix is None else _mix(mix),
-        "data.columns": None if columns is None else as_list(columns, "columns"),
-        "data.weight_column": weight_column,
-        "data.document_column": document_column,
-        "data.context_before": context_before,
-        "data.languages": None if languages is None else as_list(languages, "languages"),
-        "task.kind": task,
-        "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
-        "tokenizer.vocabulary": _paths(vocabulary, "vocabulary"),
-        "tokenizer.user_symbols": None if user_symbols is None else as_list(user_symbols, "user_symbols"),
+        "source": source,
+        "target": target,
+        "dev_source": dev_source,
+        "dev_target": dev_target,
+        "monolingual": monolingual,
+        "distill_from": distill_from,
+        "back_translated": back_translated,
+        "corpus": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
+        "mix": None if mix is None else _mix(mix),
+        "columns": columns,
+        "weight_column": weight_column,
+        "document_column": document_column,
+        "context_before": context_before,
+        "languages": languages,
+        "task": task,
+        "init_from": init_from,
+        "vocabulary": vocabulary,
+        "user_symbols": user_symbols,
         "preset": preset,
-        "training.steps": steps,
-        "training.minutes": minutes,
-        "training.seed": seed,
-        "training.precision": None if precision == "auto" else precision,
+        "steps": steps,
+        "minutes": minutes,
+        "seed": seed,
+        "precision": None if precision == "auto" else precision,
     }
-    if settings is not None and not isinstance(settings, Mapping):
-        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
-    for name, value in (arguments | dict(settings or {})).items():
-        if value is not None:
-            put_setting(content, name, value)
+    _refuse_texts(arguments)
+    put_arguments(content, arguments, settings)
     request = RunRequest(
         settings=content,
         out=as_path(out, "`out`"),
@@ -370,12 +387,14 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
         put_setting(content, f"data.{name}", [str(path)])
 
 
-def _paths(files: Files | None, name: str) -> list[str] | None:
-    paths = None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
-    for path in paths or ():
-        if any(character.isspace() for character in path) and not Path(path).exists():
-            raise TransduceError(
-                f"`{name}` names files, but there is no file {path[:60]!r}: if these are texts, pass pairs of them by "
-                "`pairs`, such as pairs=[(source, target), …]."
-            )
-    return paths
+def _refuse_texts(arguments: Mapping[str, Any]) -> None:
+    """Refuse texts in place of the names of files."""
+    for name, value in arguments.items():
+        if value is None or OPTIONS[name].form not in (FILES, FOLDERS, PATHS):
+            continue
+        for path in map(str, as_paths(value, f"`{name}`")):
+            if any(character.isspace() for character in path) and not Path(path).exists():
+                raise TransduceError(
+                    f"`{name}` names files, but there is no file {path[:60]!r}: if these are texts, pass pairs of them "
+                    "by `pairs`, such as pairs=[(source, target), …]."
+                )

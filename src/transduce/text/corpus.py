@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from transduce.argument_checks import shell_word
 from transduce.errors import TransduceError
 from transduce.text.files import (
     LineBlocks,
@@ -334,7 +335,8 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
     remedy = (
         f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
         if returns
-        else f"find the line that is missing; `transduce doctor --source {source} --target {target}` shows where."
+        else f"find the line that is missing; `transduce doctor --source {shell_word(source)} --target "
+        f"{shell_word(target)}` shows where."
     )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "
@@ -496,7 +498,7 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
     names = " or ".join(f'"{source}" and "{target}"' for source, target in key_pairs)
     raise TransduceError(
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
-        "language codes, pass the two by --languages (`data.languages`), else rename them."
+        "language codes, pass the two by `data.languages`, else rename them."
     )
 
 
@@ -543,8 +545,8 @@ def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, n
             continue
         if name.casefold() in ("weight", "weights"):
             raise TransduceError(
-                f'{where}: the field "{name}" would weight the pair, but no weights are expected: pass '
-                f"`--weight-column {name}` (`data.weight_column`) to use it, or rename it if it means something else."
+                f'{where}: the field "{name}" would weight the pair, but no weights are expected: set '
+                f"`data.weight_column` to {name} to use it, or rename it if it means something else."
             )
         notes.unused_fields[name] = where
 

@@ -241,6 +241,26 @@ def save_checkpoint(
     return final
 
 
+def save_together(
+    folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
+) -> None:
+    """Save a checkpoint: the first process writes all of it, or each process its part if the model is sharded.
+
+    The newest `keep` checkpoints stay, and those of the steps in `averaged`.
+
+    Raises:
+        TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.
+    """
+    if checkpoint.rows is None:
+        try:
+            if processes.is_first:
+                save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged)
+        finally:
+            processes.wait()  # also after a failure: the run may continue and needs all processes
+        return
+    save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged, processes=processes)
+
+
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
     """Run the function `act` in all processes, or only in the first if `alone`, and wait until all are done.
 

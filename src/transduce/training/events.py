@@ -463,7 +463,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Sums(Protocol):
-    """An interface of the sums over one training step, which `engine.StepTotals` implements."""
+    """An interface of the sums over one training step, which `loss.StepTotals` implements."""
 
     @property
     def tokens(self) -> int:

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 
 from transduce.errors import TransduceError
+from transduce.machine import explain_out_of_memory
 
 if TYPE_CHECKING:
     from transduce.training.loss import Loss
@@ -108,21 +108,6 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
         optimizer.discard_gradient()
 
 
-@contextmanager
-def explain_out_of_memory(sentence: str) -> Iterator[None]:
-    """Raise a `TransduceError` with the message `sentence` if the body of `with` runs out of memory.
-
-    Raises:
-        TransduceError: memory ran out.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise TransduceError(sentence) from error
-
-
 def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
     """Return a context that explains exhausted memory in a training step and names the settings that reduce it."""
     return explain_out_of_memory(
@@ -137,13 +122,6 @@ def explain_model_out_of_memory() -> AbstractContextManager[None]:
         "Memory ran out for the model and its optimizer state: lower `model.d_model`, `model.d_ff`, "
         "the numbers of layers or `tokenizer.vocabulary_size`."
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "DefaultCPUAllocator" in str(error) or "could not create a memory object" in str(error)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ passes.
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from transduce.data.batches import Plan
 from transduce.errors import TransduceError
-from transduce.model.feed_forward import Dropout
+from transduce.machine import DTYPES
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
     Best,
@@ -30,9 +30,10 @@ from transduce.training.checkpoint import (
     checkpoint_path,
     differences,
     load_newest,
+    save_together,
 )
-from transduce.training.distributed import current_processes
-from transduce.training.engine import StepTotals, make_optimizer, save_together
+from transduce.training.distributed import Processes, current_processes
+from transduce.training.dropout_monitor import DropoutMonitor
 from transduce.training.events import (
     NO_LOG,
     Durations,
@@ -50,79 +51,11 @@ from transduce.training.interruption import (
     tolerate_full_disk,
     try_batches,
 )
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, StepTotals
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
-from transduce.training.schedule import (
-    VALIDATIONS,
-    Decision,
-    StepClock,
-    default_interval,
-    provisional_steps,
-    validations_until,
-)
+from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
+from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates
-
-# --- dropout that does harm ---
-# A model normally predicts its training text better without dropout. If the opposite is true, the model has come to
-# depend on the noise, as one model that sorts words did: its translations, made without dropout, get worse while the
-# training loss falls. Dropout is then disabled (docs/training.md).
-
-
-# Ratio of losses on the same batches. A step on a text usually lowers the text's loss by a tenth or more.
-_HARM = 1.05
-
-
-class DropoutMonitor:
-    """A monitor of dropout that can disable all dropout modules of a model during a run."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
-        self.is_off = False
-
-    @property
-    def is_active(self) -> bool:
-        """True if the model has active dropout that can be disabled."""
-        return bool(self._modules) and not self.is_off
-
-    def disable(self) -> None:
-        """Disable dropout for the rest of the run."""
-        for module in self._modules:
-            module.set(0.0)
-        self.is_off = True
-
-    @torch.no_grad()
-    def negative_log_likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
-        """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
-
-        Args:
-            losses: the losses of the batches, each computed on iteration.
-        """
-        for module in self._modules:
-            module.eval()
-        try:
-            with torch.compiler.set_stance("force_eager"):  # compiled code is specialized for one of the two modes
-                return sum(float(loss.negative_log_likelihood) for loss in losses)
-        finally:
-            for module in self._modules:
-                module.train()
-
-    def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is higher without it, and return a message with the reason; None: dropout stays.
-
-        Args:
-            step: the last step.
-            sums: the totals of that step, with dropout.
-            without: the summed negative log-likelihood of the same batches without dropout.
-        """
-        if not 0.0 < sums.negative_log_likelihood * _HARM < without < math.inf:
-            return None
-        self.disable()
-        return (
-            f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
-            f"{sums.negative_log_likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, "
-            "so the model has come to depend on the noise (`training.adapt_dropout`)."
-        )
-
 
 # --- safeguards ---
 
@@ -202,6 +135,29 @@ class StepTimer:
         return len(later) >= _SETTLED_STEPS or (len(later) > 1 and sum(later) >= _SETTLED_SECONDS)
 
 
+def make_optimizer(
+    model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
+) -> tuple[Optimizer, Callable[[Any], Loss]]:
+    """Create a model's optimizer; return it and the loss function, wrapped in a module if the model is sharded.
+
+    Raises:
+        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
+            between them.
+    """
+    if processes.count > 1 and RunningStatistics(model).accepted:
+        raise TransduceError(
+            "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
+            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
+        )
+    dtype = DTYPES[settings.precision]
+    if not settings.sharded or processes.count == 1:
+        return FlatOptimizer(model, settings, dtype, processes), loss
+    from transduce.training.sharding import ShardedOptimizer, shard  # imports FSDP, which takes seconds
+
+    sharded = shard(model, loss, dtype, next(model.parameters()).device.type)
+    return ShardedOptimizer(sharded, settings, processes), sharded
+
+
 class Trainer:
     """A training run: the model, its optimizer, the current step and the best validation so far."""
 
@@ -228,7 +184,7 @@ class Trainer:
         self.display = display or ProgressDisplay()
         self.safeguards = safeguards or Safeguards()
         self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
-        self.steps = settings.steps
+        self.plan = StepPlan(settings.steps, settings.time_plan)
         self.step = 0
         self.elapsed_seconds = 0.0
         self._best_model = BestModelTracker(settings)
@@ -238,12 +194,15 @@ class Trainer:
         self.after_first_steps: Callable[[float], None] | None = None
         """A function that is called once with the mean duration of the first steps."""
         self._stopped_by: str | None = None
-        self._clock: StepClock | None = None
-        self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
         self._stop_signaled = False
         self._report = StepSums()
         self._loss_window = LossWindow()
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of the whole run; None while a run with a time budget has not planned it."""
+        return self.plan.steps
 
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint; return False if there is none."""
@@ -265,14 +224,12 @@ class Trainer:
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
-        self.steps = self.settings.steps or state.steps
+        self.plan.steps = self.settings.steps or state.steps
         if self.settings.minutes is not None and not self.settings.time_plan:
             self.time_use = msgspec.structs.replace(
                 self.time_use, overhead_seconds=self.time_use.overhead_seconds + state.overhead_seconds
             )
-            self._plan = [Decision(*each) for each in state.time_plan]
-            if not self._plan and self.steps is not None:  # a run of an earlier version
-                self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
+            self.plan.restore(state.time_plan)
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._best_model.best = Best(
@@ -340,7 +297,7 @@ class Trainer:
             best_step=best.step,
             best_value=best.value,
             elapsed_seconds=self.elapsed_seconds,
-            time_plan=tuple(self._plan),
+            time_plan=tuple(self.plan.decisions),
             reason=reason,
         )
 
@@ -408,7 +365,7 @@ class Trainer:
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
             started_at = time.monotonic()
-            with interruption.abandonable(), self._explaining_exhaustion("step 1"):
+            with interruption.abandonable(), self._explain_out_of_memory("step 1"):
                 self._accumulate_gradient(number % accumulate)
             micro_seconds = min(micro_seconds, time.monotonic() - started_at)
             self.optimizer.discard_gradient()
@@ -453,16 +410,16 @@ class Trainer:
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
-            self._stop_where_nothing_is_learnt()
-            if self._is_due(self.settings.validate_every, last):
-                self._watch_dropout(parts, sums, last=last)
+            self._stop_if_diverged()
+            if self.plan.is_due(self.step, self.settings.validate_every):
+                self._check_dropout(parts, sums, last=last)
                 self._validate(log, interruption)
             self.elapsed_seconds = time.monotonic() - started_at
             if self._stop_signaled:
                 raise AbandonedError
             if (reason := self._best_model.stop_reason() or self._shared_stop()) is not None:
                 return reason
-            if self._is_due(self.settings.save_every, last) and not last:
+            if not last and self.plan.is_due(self.step, self.settings.save_every):
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
         return "finished"
@@ -484,10 +441,10 @@ class Trainer:
         largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
-        with interruption.abandonable(), self._explaining_exhaustion("the largest batch of the corpus"):
+        with interruption.abandonable(), self._explain_out_of_memory("the largest batch of the corpus"):
             try_batches(self.optimizer, self.loss, largest)
 
-    def _explaining_exhaustion(self, what: str) -> Any:
+    def _explain_out_of_memory(self, what: str) -> Any:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
@@ -499,13 +456,13 @@ class Trainer:
         started_at = time.monotonic()
         step, sums = self.step + 1, StepTotals()
         parts: list[MicroBatch] = []
-        with interruption.abandonable(), self._explaining_exhaustion(f"step {step}"):
+        with interruption.abandonable(), self._explain_out_of_memory(f"step {step}"):
             for number in range(self.settings.accumulate):
                 loss, part = self._accumulate_gradient(number)
                 parts.append(part)
                 sums = sums.add(loss)
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
-        rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
+        rate, weight_decay = step_rates(step, self.settings, self.steps, self.plan.decisions)
         mean, limit = sums.total / (sums.divisor or 1.0), self._loss_window.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
@@ -515,12 +472,12 @@ class Trainer:
             self._loss_window.record_accepted(step, mean)
         else:
             self._loss_window.skipped(high=high)
-            self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
+            self._report_skipped_step(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
         self.step = step
         self._stop_signaled = sums.stop > 0 and self.processes.count > 1
         return parts, sums
 
-    def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
+    def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
         """Disable dropout when the loss of the step's batches is higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
@@ -545,7 +502,7 @@ class Trainer:
         torch.manual_seed(_seed(self.settings.seed, position, self.processes.rank))
         return self.loss(batch)
 
-    def _note_skip(self, skipped: SkippedStep) -> None:
+    def _report_skipped_step(self, skipped: SkippedStep) -> None:
         """Print why a training step was skipped, and write its batch and the cause to a file."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
@@ -557,7 +514,7 @@ class Trainer:
         sentence = f"Step {skipped.step:,} changed nothing: {skipped.reason}"
         self.display.say(f"{sentence}. The batch is in {path}." if path else f"{sentence}.")
 
-    def _stop_where_nothing_is_learnt(self) -> None:
+    def _stop_if_diverged(self) -> None:
         verdict = self._loss_window.verdict(self.step)
         if verdict is not None:
             raise TransduceError(
@@ -569,7 +526,7 @@ class Trainer:
         """Start the clock of a run with a time budget, unless the stored plan already decides its steps."""
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
-            self._clock = StepClock(
+            self.plan.clock = StepClock(
                 60.0 * settings.minutes,
                 validates=self.validate is not None or not self.processes.is_first,
                 every=settings.validate_every,
@@ -582,37 +539,23 @@ class Trainer:
         `step_seconds` is the duration of the last step.
         """
         if self.settings.time_plan:
-            self.steps = next((each.steps for each in reversed(self._plan) if each.step <= self.step), None)
-        if self._clock is None:
+            self.plan.follow(self.step)
+        if self.plan.clock is None:
             return
-        self._clock.add_step(step_seconds)
-        if self._plan and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
+        self.plan.clock.add_step(step_seconds)
+        decisions = self.plan.decisions
+        if decisions and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
             return
-        decision = self._clock.decide(self.step, self.elapsed_seconds + self.time_use.overhead_seconds, self._plan)
+        used_seconds = self.elapsed_seconds + self.time_use.overhead_seconds
+        decision = self.plan.clock.decide(self.step, used_seconds, decisions)
         decision = self.processes.broadcast(decision or _NO_DECISION, Decision)
         if decision == _NO_DECISION:
             return
-        if not self._plan:
+        if not decisions:
             self.display.say(
                 f"{self.settings.minutes:g} minutes are about {decision.steps:,} steps at the current speed."
             )
-        self._plan.append(decision)
-        self.steps = decision.steps
-
-    def _is_due(self, every: int | None, last: bool) -> bool:
-        """Return whether a periodic action is due; every=None means twelve times per run, at least 50 steps apart."""
-        if every is None:
-            if self.steps is None:
-                return False
-            if self._plan:
-                return last or validations_until(self.step, self._plan) > self._validations_before()
-            every = default_interval(self.steps)
-        return last or self.step % every == 0
-
-    def _validations_before(self) -> int:
-        """Return how many validations are due before the current step by the run's plan."""
-        known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
-        return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
+        self.plan.add(decision)
 
     def _write_report(self, log: Log) -> None:
         batches_done = self.step * self.settings.accumulate
@@ -634,32 +577,27 @@ class Trainer:
             raise AbandonedError
         started_at = time.monotonic()
         weights = self._averaged_weights()
-        is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
+        is_done = not self.processes.is_first or self._validate_in_first_process(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.broadcast(is_done, bool):
             raise AbandonedError
         self._best_model.best = self.processes.broadcast(self._best_model.best, Best)
         self._validation_due = False
-        if self._clock is not None:
-            self._clock.add_validation(time.monotonic() - started_at)
+        if self.plan.clock is not None:
+            self.plan.clock.add_validation(time.monotonic() - started_at)
 
     def _averaged_weights(self) -> Mapping[str, Tensor]:
         """Return the weights to keep; with `average_checkpoints`, their mean with those of earlier checkpoints."""
         weights = self.optimizer.weights_to_keep()
         if not self.settings.average_checkpoints or not self.processes.is_first:
             return weights
-        steps = self._averaged_steps(self.step - 1, self.settings.average_checkpoints - 1)
+        steps = self.plan.last_saved(self.step - 1, self.settings.save_every, self.settings.average_checkpoints - 1)
         mean, refused = average_weights(weights, self.folder / CHECKPOINTS, steps)
         for sentence in refused:
             self.display.say(f"{sentence} The mean of the last checkpoints leaves it out.")
         return mean
 
-    def _averaged_steps(self, last: int, number: int) -> list[int]:
-        """Return the last `number` multiples, up to the step `last`, of the number of steps between checkpoints."""
-        every = self.settings.save_every or (default_interval(self.steps) if self.steps is not None else None)
-        return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
-
-    def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
+    def _validate_in_first_process(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
         """Validate in the first process; return False if a signal interrupted the validation."""
         if self.validate is None:
             self._keep(weights, None)
@@ -710,7 +648,7 @@ class Trainer:
             best_contributions=best.contributions,
             elapsed_seconds=self.elapsed_seconds,
             overhead_seconds=self.time_use.overhead_seconds,
-            time_plan=list(self._plan),
+            time_plan=list(self.plan.decisions),
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,
@@ -720,7 +658,7 @@ class Trainer:
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS
         # The checkpoint of this step counts itself if it is a regular one.
-        averaged = self._averaged_steps(self.step, self.settings.average_checkpoints)
+        averaged = self.plan.last_saved(self.step, self.settings.save_every, self.settings.average_checkpoints)
         save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints, averaged=averaged)
         self._notify("on_checkpoint", CheckpointEvent(step=self.step, folder=checkpoint_path(folder, self.step)))
 

@@ -6,12 +6,14 @@ Legend: N target positions, D model width, V vocabulary.
 """
 
 import itertools
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.model.backend import Projection, add_product, add_to, backend_in_use, sum_of_gradients
+from transduce.training.distributed import Processes
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
@@ -36,6 +38,54 @@ class Loss(NamedTuple):
     def divisor(self) -> float:
         """The number that turns the sums into means: the weight of the target tokens, or their number."""
         return self.tokens if self.weight is None else self.weight
+
+
+class StepTotals(NamedTuple):
+    """Sums over the micro-batches of a step, in this process (`add`) or in all processes (`sum_over`)."""
+
+    tokens: int = 0
+    divisor: float = 0.0
+    """The sum of the tokens' weights, by which the sums are divided; without weights, the number of tokens."""
+    total: float = 0.0
+    negative_log_likelihood: float = 0.0
+    stop: int = 0
+    """The number of processes that were asked to stop."""
+
+    def add(self, loss: Loss) -> "StepTotals":
+        """Return these totals plus the sums of one more micro-batch."""
+        return StepTotals(
+            self.tokens + loss.tokens,
+            self.divisor + loss.divisor,
+            self.total + float(loss.total.detach()),
+            self.negative_log_likelihood + float(loss.negative_log_likelihood),
+        )
+
+    def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
+        """Sum these totals over all processes; `stop`: a signal asked this process to stop the run."""
+        if processes.count == 1:
+            return self._replace(stop=int(stop))
+        tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])
+        return StepTotals(int(tokens), divisor, total, negative_log_likelihood, int(stops))
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Objective(ABC, Generic[M]):
+    """A base class of training objectives: a function from a batch to the loss of a model."""
+
+    def __init__(self, model: M, *, label_smoothing: float = 0.0) -> None:
+        """Create the objective of a model; `label_smoothing` is ε of section 5.4."""
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, batch: Any) -> Loss:
+        """Return the loss of a batch, as `loss` does."""
+        return self.loss(batch)
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Loss:
+        """Return the loss of a batch, summed over all that the batch has labels of."""
 
 
 def projected_cross_entropy(

@@ -51,12 +51,12 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     r / 100, which include the largest, become 0.73 to 1.27. A smaller one, σ, becomes about 78 σ / r; zero stays zero.
     The computation uses the matrices' dtype.
     """
-    made = matrices.clone()
-    _replace(list(made), scale, matrices.dtype)
-    return made
+    result = matrices.clone()
+    _orthogonalize_in_place(list(result), scale, matrices.dtype)
+    return result
 
 
-def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
+def _orthogonalize_in_place(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
     """Replace matrices (R, C) of equal shape by orthogonalized ones, with singular values close to `scale`.
 
     The computation uses `dtype`.
@@ -72,8 +72,8 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
         gram = x @ x.mT
         # This bound on the largest singular value is tighter than ‖x‖ and saves polynomials. Only zero is clamped.
         shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_MIN_SCALE)
-        make = _by_gram_matrix if by_gram_matrix else _one_by_one
-        result = make(x * shrink, gram * shrink.square(), scale)
+        apply = _by_gram_matrix if by_gram_matrix else _one_by_one
+        result = apply(x * shrink, gram * shrink.square(), scale)
         torch._foreach_copy_(list(matrices), list((result.mT if rows > columns else result).unbind()))
 
 
@@ -179,15 +179,15 @@ class Muon:
     def _update_group(self, names: Sequence[str], update: Tensor) -> None:
         """Orthogonalize, in place, the part of the update vector that belongs to these weights."""
         parts = update.split([self._weights[name].local_shape.numel() for name in names])
-        local_shape = {
+        local_parts = {
             name: part.view(self._weights[name].local_shape) for name, part in zip(names, parts, strict=True)
         }
         if self._gather is None:
-            self._make_orthogonal(local_shape)
+            self._make_orthogonal(local_parts)
             return
-        gathered = {name: self._gather(name, part) for name, part in local_shape.items()}
+        gathered = {name: self._gather(name, part) for name, part in local_parts.items()}
         self._make_orthogonal({name: complete for name, (complete, _) in gathered.items()})
-        for name, part in local_shape.items():
+        for name, part in local_parts.items():
             complete, start = gathered[name]
             part.copy_(complete[start : start + len(part)])
 
@@ -196,30 +196,30 @@ class Muon:
 
         Matrices of equal shape are orthogonalized in one batch.
         """
-        alike: dict[torch.Size, list[Tensor]] = {}
+        by_shape: dict[torch.Size, list[Tensor]] = {}
         for name, weight in weights.items():
             for matrix in weight.split(self._weights[name].rows):
-                alike.setdefault(matrix.shape, []).append(matrix)
-        for shape, matrices in alike.items():
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in by_shape.items():
             scale = _USUAL_UPDATE * math.sqrt(max(shape))
-            _replace(matrices, scale, self._dtype)
+            _orthogonalize_in_place(matrices, scale, self._dtype)
 
     def vectors(self) -> dict[str, Tensor]:
         """Return the optimizer state that a checkpoint stores besides the weights, by name."""
         return {"momentum": self.momentum}
 
 
-def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
+def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_elements: int) -> list[list[str]]:
     """Divide weights into groups, lists of names, that are orthogonalized together.
 
-    A group has `max_parts` elements or slightly more; fewer if processes would otherwise have no group.
+    A group has `max_elements` elements or slightly more; fewer if processes would otherwise have no group.
     """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
-    max_parts = min(max_parts, sum(sizes.values()) // processes)
+    max_elements = min(max_elements, sum(sizes.values()) // processes)
     groups: list[list[str]] = []
-    elements = max_parts
+    elements = max_elements
     for name, size in sizes.items():
-        if elements >= max_parts:
+        if elements >= max_elements:
             groups.append([])
             elements = 0
         groups[-1].append(name)

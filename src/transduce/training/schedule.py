@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step, and the plan of a run with a time budget."""
+"""Learning-rate schedules as pure functions of the step, and the plan of how many steps a run takes."""
 
 import math
 from collections import deque
@@ -154,12 +154,64 @@ def default_interval(steps: int) -> int:
     return max(_MIN_STEPS, math.ceil(steps / VALIDATIONS))
 
 
-def provisional_steps(steps: int) -> int:
-    """Return how many steps earlier versions took before they planned the length of a run with a time budget.
+class StepPlan:
+    """The number of steps of a run, fixed or decided by a clock, and the steps at which periodic actions are due."""
 
-    Those versions stored no plan of the clock.
-    """
-    return max(11, steps // 12)
+    def __init__(self, steps: int | None, decisions: Sequence[tuple[int, int, int]]) -> None:
+        """Create the plan of a run.
+
+        Args:
+            steps: the number of steps; None if a clock decides it.
+            decisions: the decisions of an earlier run with a time budget, which this run repeats.
+        """
+        self.steps = steps
+        self.decisions = [Decision(*each) for each in decisions]
+        self.clock: StepClock | None = None
+        """The clock of a run with a time budget; None for other runs, and for runs that repeat decisions."""
+
+    def restore(self, decisions: Sequence[tuple[int, int, int]]) -> None:
+        """Restore the decisions of an interrupted run with a time budget."""
+        self.decisions = [Decision(*each) for each in decisions]
+        if not self.decisions and self.steps is not None:
+            # Earlier versions stored no decisions. They planned the length of the run after so many steps.
+            self.decisions = [Decision(max(11, self.steps // 12), self.steps, VALIDATIONS)]
+
+    def add(self, decision: Decision) -> None:
+        """Record a decision of the clock."""
+        self.decisions.append(decision)
+        self.steps = decision.steps
+
+    def follow(self, step: int) -> None:
+        """Set the number of steps that was decided by this step in the run that is repeated; None if none was."""
+        self.steps = next((each.steps for each in reversed(self.decisions) if each.step <= step), None)
+
+    def is_due(self, step: int, every: int | None) -> bool:
+        """Return whether a periodic action is due after a step; every action is due after the last one.
+
+        `every` is the number of steps between two actions; None: twelve actions per run, at least 50 steps apart.
+        """
+        if step == self.steps:
+            return True
+        if every is None:
+            if self.steps is None:
+                return False
+            if self.decisions:
+                return validations_until(step, self.decisions) > self._validations_before(step)
+            every = default_interval(self.steps)
+        return step % every == 0
+
+    def _validations_before(self, step: int) -> int:
+        """Return how many validations are due before a step by the decisions."""
+        known = [each for each in self.decisions if each.step < step] or self.decisions[:1]
+        return validations_until(step - 1, [each._replace(validations=known[-1].validations) for each in known])
+
+    def last_saved(self, last: int, every: int | None, number: int) -> list[int]:
+        """Return the last `number` steps of regular checkpoints, up to the step `last`.
+
+        `every` is the number of steps between two checkpoints; None: the default number.
+        """
+        every = every or (default_interval(self.steps) if self.steps is not None else None)
+        return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
 
 
 # --- schedules ---

@@ -51,7 +51,7 @@ class SideFeatures(NamedTuple):
     codes: NDArray[np.int64]
     """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, codes)."""
     words: Ints
-    """The rarest words of each line as numbers by frequency from 1; padded with 0, (lines, words)."""
+    """The rarest words of each line, as ranks by frequency from 1 (most frequent); padded with 0, (lines, words)."""
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
@@ -120,7 +120,7 @@ _MAX_NATS = 5.0  # of one feature
 
 
 class Evidence:
-    """A scorer of whether two lines are translations of each other, learned from the corpus itself."""
+    """A scorer of whether two lines are translations of each other, in nats, learned from the corpus itself."""
 
     def __init__(self, source: SideFeatures, target: SideFeatures, lags: Indices) -> None:
         """Learn which words and lengths correspond from the pairs of source line i and target line i + lags[i].
@@ -393,7 +393,10 @@ def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: i
 
 
 def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int) -> _Path:
-    """Return the lag of each line that maximizes the evidence less the cost of changes of the lag (Viterbi)."""
+    """Return the lag of each source line that maximizes evidence less the cost of lag changes, and its evidence.
+
+    Lags are differences of line numbers, chosen among `lags` by the Viterbi algorithm.
+    """
     nats = np.zeros((size, len(lags) + 1), dtype=np.float32)  # the last column: no corresponding line
     for column, lag in enumerate(lags):
         sources = np.arange(max(0, -lag), max(0, -lag, min(size, target_size - lag)))

@@ -25,7 +25,7 @@ class Example(msgspec.Struct, frozen=True):
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the line number, from 1."""
+    """The file and the line number, from 1, as FILE:LINE."""
     text: str
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check of the corpus."""
+    """The result of one check of a parallel corpus: how many lines are affected, a message and examples."""
 
     name: str
     """Identifier of the check, such as "duplicates", for scripts."""
@@ -62,7 +62,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     source_lines: int
     target_lines: int
     stretches: tuple[Stretch, ...]
-    """Ranges of lines that correspond with the same lag; empty if there are too few lines."""
+    """Ranges of source lines whose translations are shifted equally; empty if files are too short or unrelated."""
     findings: tuple[Finding, ...]
     elapsed_seconds: float
 
@@ -143,13 +143,13 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Side:
-    """The lines of the source or target side, from one or several files."""
+    """The lines of the source or target side of a corpus, from one or several files."""
 
     name: Literal["source", "target"]
     paths: tuple[str, ...]
     lines: list[str]
     starts: tuple[int, ...]
-    """Index of the first line of each file, from 0."""
+    """For each file, the index of its first line in `lines`."""
     notes: LineNotes
 
     def example(self, number: int) -> Example:
@@ -183,7 +183,7 @@ class CorpusText:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """The source and the target side."""
+        """The source and the target side, in this order."""
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
@@ -193,7 +193,7 @@ class CorpusText:
 
     @property
     def pairs(self) -> int:
-        """The number of lines that both sides have."""
+        """The number of line pairs: the number of lines of the shorter side."""
         return min(len(self.source.lines), len(self.target.lines))
 
 

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check of the model doctor, with its message."""
+    """The result of one check of the model doctor, which tests how a model is wired, with its message."""
 
     name: str
     """Identifier of the check, for scripts and tests."""
@@ -43,13 +43,13 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     figure: float | None
     """The measured value; None if the check was skipped or the model raised an error."""
     bar: str
-    """The bound that the figure must meet."""
+    """The bound that the measured value must meet, as text."""
     passed: bool | None
-    """True if the figure meets the bound; None if the check was skipped."""
+    """True if the measured value meets the bound; None if the check was skipped."""
     meaning: str
     """Message on what the result means for the model."""
     follows_from: str = ""
-    """The failed check or known mistake from which a failure probably follows; empty if it has its own cause."""
+    """The name of the failed check or known mistake that probably causes this failure; empty if there is none."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -62,7 +62,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of all checks of one model."""
+    """The results of all checks of one model by the model doctor."""
 
     subject: str
     passed: bool
@@ -77,7 +77,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return [check.name for check in self.checks if check.passed is False]
 
     def causes(self) -> list[str]:
-        """Return what to repair: known mistakes behind failures, and failed checks that follow from nothing else."""
+        """Return the names of what to repair: mistakes behind failures, and failed checks that follow from no other."""
         behind = [mistake.name for mistake in self.mistakes if set(mistake.explains) & set(self.failed())]
         return [*behind, *(check.name for check in self.checks if check.passed is False and not check.follows_from)]
 
@@ -107,7 +107,7 @@ _FOLLOWERS = {
     "source padding": ("batch-mates", "cache"),
     "target padding": ("batch-mates", "cache"),
 }
-"""For each check, the checks that fail because it fails; the most basic check is first."""
+"""For each check, the names of the checks that fail because it fails; the most basic check is first."""
 
 # Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)

@@ -38,10 +38,10 @@ _DROPOUTS = {F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout,
 
 
 class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
-    """A mistake of tutorials that a model makes."""
+    """A mistake that well-known tutorials teach and that the examined model makes."""
 
     name: str
-    """A few words that identify the mistake."""
+    """A few words that identify the mistake, such as "no causal mask"."""
     message: str
     """Message on what the model does, what is right, and how to repair the model."""
     explains: tuple[str, ...]
@@ -112,16 +112,16 @@ def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
 
 
 class _Watch(TorchFunctionMode):
-    """A context that records softmaxes of attention, the products and scalings before them, and dropout."""
+    """A context that records softmaxes of attention, the products and scalings before them, and dropout in a pass."""
 
     def __init__(self) -> None:
         super().__init__()
         self.softmaxes: list[tuple[Tensor, int]] = []
         """The scores and the axis of every softmax over a matrix of queries and keys."""
         self.products: list[tuple[Tensor, int, float]] = []
-        """Products of matrices, with the number of terms of each sum, and what the first factor was multiplied by."""
+        """Matrix products, each with the number of terms of a sum, and with the factor of its first operand."""
         self.scaled: dict[int, tuple[Tensor, float]] = {}
-        """Tensors that were multiplied by a number, by identity, with the number; NaN where it is not known."""
+        """Tensors that were multiplied by a number, by Python identity, with the number; NaN if it is not known."""
         self.has_dropout = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -67,19 +67,19 @@ class Subject:
     reserved_ids: tuple[int, ...] = ()
     """Further special token ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function that computes the results of `logits` position by position, with the cache that decoding uses."""
+    """Function that computes the results of `logits` position by position, with the decoding cache; None: skipped."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function from source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per token in nats."""
+    """Function from source ids (B, S) and target ids with end symbol (B, T) to mean nats per token; None: skipped."""
     label_smoothing: float = 0.0
     """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
     """Function from a length to the sinusoids (length, D) that the model adds; None if the model adds none."""
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
-    """Function that returns the same model, newly initialized, in float32."""
+    """Function that returns a newly initialized model of the same kind, in float32; None: there is none."""
     look_for_mistakes: bool = True
-    """False to leave out the search for mistakes of tutorials, for a model whose parts are tested."""
+    """False to leave out the search for mistakes of tutorials, for models of this package, whose parts are tested."""
     learning_rate: float = 1e-3
     """Adam's learning rate at which a new model memorizes one batch."""
 
@@ -106,7 +106,7 @@ class Measurement(NamedTuple):
     """A check's measurement: the value, the bound that it must meet, and whether it does so."""
 
     value: float
-    """The measured value."""
+    """The measured value, such as the largest change of a logit."""
     bar: str
     """The bound, as text for the report."""
     holds: bool
@@ -114,10 +114,10 @@ class Measurement(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check of the doctor, with the messages for its two outcomes."""
+    """A check of the model doctor: what it measures, and the messages for its two outcomes."""
 
     name: str
-    """Identifier of the check, for scripts and tests."""
+    """Identifier of the check, such as "future", for scripts and tests."""
     tested: str
     """Description of what is changed in the model or its input, and what the figure measures."""
     if_passed: str
@@ -192,7 +192,7 @@ def _with_last(ids: Tensor, last: int) -> Tensor:
 
 
 def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
-    """Return token ids, (B, T), with `columns` columns of padding appended."""
+    """Return token ids, (B, T), with `columns` columns of padding appended on the right."""
     return torch.nn.functional.pad(ids, (0, columns), value=pad_id)
 
 

@@ -18,10 +18,12 @@ from transduce.model.masks import AttentionMask
 from transduce.model.positions import BIASES
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import SETTINGS_FILE, read_model_folder
+from transduce.model_folder.safety import refuse_weights_file
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
@@ -204,6 +206,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
         model = read_model_folder(path).model
         settings = _settings_beside(path)
     elif path.is_file():
+        refuse_weights_file(path, " To examine an `nn.Module` of your own, call `transduce.examine` in Python.")
         settings = make_settings(read_settings(path))
         if "transformer" not in kind_of(settings.task.kind).model_kinds:
             raise TransduceError(
@@ -226,7 +229,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
 def _settings_beside(folder: Path) -> Settings:
     """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
     path = folder / SETTINGS_FILE
-    return make_settings(read_settings(path)) if path.is_file() else Settings()
+    return read_stored(path) if path.is_file() else Settings()
 
 
 def config_from_settings(settings: Settings) -> ModelConfig:

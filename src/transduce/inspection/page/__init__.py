@@ -72,5 +72,5 @@ def _digest(script: str) -> str:
 
 
 def read_part(name: str) -> str:
-    """Return the text of a file of the web page in this folder."""
+    """Return the text of a file of this folder, such as a script of the HTML pages."""
     return (files(__name__) / name).read_text(encoding="utf-8")

@@ -545,9 +545,9 @@ def build_context(
     if config.attention_window is not None:
         masks.append(graph.apply("LessOrEqual", graph.apply("Abs", distance), graph.integer(config.attention_window)))
     bias = build_bias(graph, reduce(lambda left, right: graph.apply("And", left, right), masks))
-    if stack.relative is not None:
-        assert isinstance(stack.relative, RelativePositions)
-        bias = graph.apply("Add", bias, _relative_bias(graph, stack.relative, distance))
+    if stack.bias is not None:
+        assert isinstance(stack.bias, RelativePositions)
+        bias = graph.apply("Add", bias, _relative_bias(graph, stack.bias, distance))
     rotation = None
     if stack.rotary is not None:
         rows = stack.rotary(torch.arange(MAXIMUM_POSITIONS), torch.float32)

@@ -564,14 +564,14 @@ class GrowingTables:
 
     def _make(self, count: int) -> PositionTables:
         """Compute position encoding tables for `count` positions."""
-        rotary, relative = self._positions.rotary, self._positions.relative
+        rotary, bias = self._positions.rotary, self._positions.bias
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)
             angles = torch.cat([rotation.cosine, rotation.sine], dim=1)
-        if relative is not None:
-            distances = torch.arange(1 - count, count if relative.bidirectional else 1)
-            relative_bias = relative(torch.zeros(1, dtype=torch.int64), distances)[0, :, 0]  # (H, distances)
+        if bias is not None:
+            distances = torch.arange(1 - count, count if bias.bidirectional else 1)
+            relative_bias = bias(torch.zeros(1, dtype=torch.int64), distances)[0, :, 0]  # (H, distances)
         return PositionTables(added_encodings.contiguous(), angles.contiguous(), relative_bias.contiguous(), count)
 
 

@@ -30,7 +30,7 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
-from transduce.model.backend import BatchSearchOptions, FoundHypothesis, SearchRules
+from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -170,7 +170,7 @@ def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch
 
 
 class GpuSearch:
-    """A beam or greedy search for a batch on a GPU (implements `model.backend.BatchSearch`)."""
+    """A beam or greedy search for a batch on a GPU (implements `model.batch_search.BatchSearch`)."""
 
     def __init__(self, state: GpuState, options: BatchSearchOptions) -> None:
         """Create a search from a decoding state, which has encoded its sentences and run no step."""

@@ -3,7 +3,6 @@
 Legend: B texts, C classes.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -18,15 +17,24 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
-from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
+from transduce.tasks.kinds.encoders import (
+    LabelChoices,
+    LabelingObjective,
+    as_encoder,
+    build_encoder,
+    describe_encoder,
+    read_store,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -34,16 +42,10 @@ from transduce.tasks.kinds.kind import (
     Reinitialized,
     RunPlacement,
     TextKind,
+    Validation,
     model_dtype,
     pairs_of_files,
-)
-from transduce.tasks.kinds.masked_language_model import (
-    LabelChoices,
-    LabelingObjective,
-    as_encoder,
-    build_encoder,
-    read_store,
-    text_length,
+    validation_event,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
@@ -92,7 +94,7 @@ class ClassificationObjective(LabelingObjective):
         return self.model.classify(self.encode(batch)).float()
 
 
-class LabeledDevSet:
+class LabeledDevSet(Validation):
     """A labeled dev set that measures loss, accuracy and macro F1 of a classifier; all texts count equally."""
 
     def __init__(
@@ -106,14 +108,12 @@ class LabeledDevSet:
     ) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.best_by = best_by
-        self.objective = ClassificationObjective(self.model, label_smoothing=0.0)
+        self.objective = ClassificationObjective(self.model)
         self.batches = batches
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure the loss, the accuracy and the macro F1 of a model with these weights on the dev set."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
         for batch in self.batches:
             logits = self.objective.logits(batch).cpu()
@@ -122,17 +122,8 @@ class LabeledDevSet:
             hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
             predicted += map(str, logits.argmax(-1).tolist())
             right += map(str, labels.tolist())
-        loss = nats / max(1, len(hits))
-        contributions = hits if self.best_by == ACCURACY else []
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=float(torch.tensor(min(loss, 100.0)).exp()),
-            scores={ACCURACY: sum(hits) / max(1, len(hits)), MACRO_F1: score_labels(predicted, right).macro_f1},
-            validation_seconds=time.monotonic() - started_at,
-            standard_error=standard_error(contributions),
-            contributions=contributions,
-        )
+        scores = {ACCURACY: sum(hits) / max(1, len(hits)), MACRO_F1: score_labels(predicted, right).macro_f1}
+        return validation_event(step, nats / max(1, len(hits)), scores, hits if self.best_by == ACCURACY else None)
 
 
 class ClassificationKind(LabelChoices, TextKind):
@@ -230,7 +221,7 @@ class ClassificationKind(LabelChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
-        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
     def training_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
@@ -270,12 +261,10 @@ class ClassificationKind(LabelChoices, TextKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to classifiers."""
-        model = resolved.model
         return CardTexts(
             "A classifier",
             "text-classification",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             "transduce classify THIS_FOLDER < texts.txt",
         )
 
@@ -295,7 +284,9 @@ class ClassificationKind(LabelChoices, TextKind):
             f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
         )
         card = self.card(corpus, resolved, step, summary)
-        return Outcome.of(summary, f"Try: transduce classify {placement.folder}", card, event)
+        return Outcome.of(
+            summary, f"Try: transduce classify {shell_word(placement.folder)}{common_options()}", card, event
+        )
 
 
 def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:

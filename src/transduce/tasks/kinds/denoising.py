@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
@@ -101,9 +102,8 @@ class DenoisingKind(TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text, one per line; some lines are held out if there is no dev set."""
-        files, dev = text_only(data, "denoising model")
-        filters = msgspec.structs.replace(data.filters, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
+        text = text_only(data, "denoising model", msgspec.structs.replace(data.filters, drop_identical=False))
+        return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
         """Return the special tokens that replace the removed tokens of corrupted texts."""
@@ -164,7 +164,8 @@ class DenoisingKind(TextKind):
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
         event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
-        hint = f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR"
+        used = f"{shell_word(placement.folder)}{common_options()}"
+        hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

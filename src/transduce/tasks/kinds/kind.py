@@ -4,26 +4,28 @@ Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind 
 they work on.
 """
 
-import tomllib
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
+from transduce.evaluation.significance import standard_error
 from transduce.exchange.exporters import formats_for
 from transduce.interop.hugging_face.export import automatic_class_for, class_for, has_tokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE
+from transduce.model_folder.read import read_run_setting
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -136,12 +138,9 @@ def continues_training(settings: Settings, kind: str) -> bool:
 def _task_of(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
-        content: dict[str, Any] = tomllib.loads((folder / SETTINGS_FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return read_run_setting(folder, "task.kind", str)
+    except TransduceError:
         return None
-    task = content.get("task", {})
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 # --- interface of a task ---
@@ -155,11 +154,43 @@ _UNUSED_LAYERS = 6
 RankAndCount = tuple[int, int]
 
 
-class Validation(Protocol):
-    """An interface of dev sets that measure the quality of a model's weights."""
+class Validation(ABC):
+    """A base class of dev sets that measure the quality of a model's weights."""
+
+    model: nn.Module
+    """The model that receives the weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        event = self.measure(step)
+        return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
+
+    @abstractmethod
+    def measure(self, step: int) -> ValidationEvent:
+        """Measure the model with its current weights, those of a training step, on the dev set."""
+
+
+def validation_event(
+    step: int, loss: float, scores: dict[str, float], contributions: list[float] | None = None
+) -> ValidationEvent:
+    """Return the event of a validation.
+
+    Args:
+        step: the training step of the weights.
+        loss: the mean loss in nats.
+        scores: further measures by name.
+        contributions: the contribution of each dev sentence to the measure that selects the best model; None: unknown.
+    """
+    return ValidationEvent(
+        step=step,
+        loss=loss,
+        perplexity=math.exp(min(loss, 100.0)),
+        scores=scores,
+        standard_error=standard_error(contributions or []),
+        contributions=contributions or [],
+    )
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -525,14 +556,20 @@ def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
     return DTYPES[resolved.training.precision]
 
 
-def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
+"""Filters that keep all lines, even empty ones."""
+
+
+def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Nothing is held out if there is no dev text.
 
     Raises:
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
     if data.format == "tsv":
         raise TransduceError(
             f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
@@ -544,7 +581,8 @@ def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles |
                 f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
                 f"files in `data.{setting.replace('target', 'source')}`."
             )
-    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+    dev = _both_sides(data.dev_source) if data.dev_source else None
+    return TaskText(files=_both_sides(data.source), dev=dev, filters=filters, hold_out=None)
 
 
 def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
@@ -563,9 +601,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "instead."
         )
     if not data.source:
-        raise TransduceError(
-            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
-        )
+        raise TransduceError("There is no text to learn from: name it by `data.source` and `data.target`.")
 
     def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
@@ -631,12 +667,12 @@ class TextKind(TaskKind[TaskCorpus]):
         if not self.may_be_prepared:
             raise TransduceError(
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
-                "files: name them with --source."
+                "files: name them by `data.source`."
             )
         if settings.init_from is not None:
             raise TransduceError(
                 "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
-                "text with --source."
+                "text by `data.source`."
             )
 
     # --- the text ---

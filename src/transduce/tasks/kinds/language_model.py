@@ -6,15 +6,15 @@ Legend: B windows, T tokens of a window.
 """
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.generator import decode_with_line_feeds, load_generator
@@ -31,12 +31,13 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     TextKind,
+    Validation,
     model_dtype,
     text_only,
+    validation_event,
 )
 from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
-from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
@@ -46,7 +47,7 @@ from transduce.training.choices import (
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
 
 DEFAULT_CONTEXT = 256
@@ -56,12 +57,8 @@ _MAX_DEV_TOKENS = 1_000_000
 BITS_PER_CHARACTER = "bits_per_character"
 
 
-class LanguageModelObjective:
+class LanguageModelObjective(Objective[Decoder]):
     """The training objective of a language model: the cross-entropy of every next token."""
-
-    def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of every next token, summed, from (B, T) inputs and labels."""
@@ -83,34 +80,26 @@ class LanguageModelObjective:
         )
 
 
-class LanguageModelDevSet:
+class LanguageModelDevSet(Validation):
     """A dev text: it measures the loss of a language model per token and per character."""
 
     def __init__(
         self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
     ) -> None:
         self.model = model.to(device=device, dtype=dtype).eval()
-        self.objective = LanguageModelObjective(self.model, label_smoothing=0.0)
+        self.objective = LanguageModelObjective(self.model)
         self.batches = batches
         # Decoded at once, because a row alone would lose the space before its first word.
         tokens = np.concatenate([batch.target.ravel() for batch in batches])
         self.characters = len(decode_with_line_feeds(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev text."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         losses = [self.objective.loss(batch) for batch in self.batches]
         nats = sum(float(loss.negative_log_likelihood) for loss in losses)
         loss = nats / max(1, sum(loss.tokens for loss in losses))
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores={BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)},
-            validation_seconds=time.monotonic() - started_at,
-        )
+        return validation_event(step, loss, {BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)})
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
@@ -140,9 +129,7 @@ class LanguageModelKind(TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text files to read, with filters that keep all lines, even empty ones."""
-        files, dev = text_only(data, "language model")
-        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+        return text_only(data, "language model")
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
@@ -214,7 +201,7 @@ class LanguageModelKind(TextKind):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of every next token."""
         assert isinstance(model, Decoder)
-        return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing).loss
+        return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
         """Return windows of the training text as batches."""
@@ -275,7 +262,7 @@ class LanguageModelKind(TextKind):
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
-        hint = f'Try: transduce generate {placement.folder} "the beginning"'
+        hint = f'Try: transduce generate {shell_word(placement.folder)}{common_options()} "the beginning"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

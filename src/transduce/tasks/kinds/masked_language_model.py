@@ -5,12 +5,8 @@ The trained encoder is a base model for classification.
 Legend: B rows, L tokens of a row, N masked tokens, D model width.
 """
 
-import math
-import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -19,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
-from transduce.data.batches import Batch, LabeledPlan, LabeledTexts
-from transduce.data.prepared import PreparedCorpus
+from transduce.data.batches import Batch
 from transduce.data.sentence_pairs import (
     MaskingSettings,
     PairSettings,
@@ -31,11 +27,21 @@ from transduce.data.sentence_pairs import (
 )
 from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
-from transduce.model.build import AnyModel, build_model
+from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.encoders import (
+    BERT,
+    DEFAULT_CONTEXT,
+    EncoderChoices,
+    as_encoder,
+    build_encoder,
+    describe_encoder,
+    read_store,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     CardTexts,
@@ -43,194 +49,29 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     TextKind,
+    Validation,
     model_dtype,
-    refuse_unused,
     text_only,
+    validation_event,
 )
 from transduce.tasks.kinds.texts import holds_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
 from transduce.text.sentences import read_documents, sentences_of
-from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.training.choices import (
     Choice,
     ChoiceLog,
-    Preset,
     choose_language_model_batch_tokens,
     choose_language_model_preset,
     choose_language_model_steps,
 )
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import to_device
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import OptimizerName
-
-# --- BERT's encoder, which classification and tagging use too ---
-
-# Default maximum number of tokens in a text, including special tokens.
-DEFAULT_CONTEXT = 128
-
-# Settings of BERT's encoder that differ from the defaults.
-BERT: dict[str, object] = {
-    "kind": "encoder",
-    "positions": "learned",
-    "activation": "gelu",
-    "norm_order": "post",
-    "norm_epsilon": 1e-12,
-    "embedding_norm": True,
-    "token_types": 2,
-    "scale_embeddings": False,
-    "output_bias": True,
-    "pooler": True,
-}
-
-# Settings of the vocabulary projection, which these models lack, with values that settings files may contain.
-OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
-
-
-def text_length(model: ModelConfig, context: int | None) -> int:
-    """Return the maximum number of tokens read from a text, including special tokens.
-
-    This is the context, limited to the number of learned positions.
-    """
-    if model.positions != "learned":
-        return DEFAULT_CONTEXT if context is None else context
-    return model.max_positions if context is None else min(context, model.max_positions)
-
-
-def as_encoder(model: AnyModel) -> Encoder:
-    """Return the model with the type `Encoder`; the task's settings guarantee that it is one."""
-    assert isinstance(model, Encoder)
-    return model
-
-
-def build_encoder(config: ModelConfig) -> Encoder:
-    """Build an encoder with random initial weights."""
-    return as_encoder(build_model(config))
-
-
-def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
-    """Open one side of a prepared corpus as memory-mapped sentences."""
-    vocabulary = tokenizer.source if side == "source" else tokenizer.target
-    card = corpus.card.source if side == "source" else corpus.card.target
-    ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
-    offsets = np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r")
-    return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
-
-
-class EncoderChoices:
-    """Default settings that all tasks of a BERT encoder share: its sizes, the schedule and the learning rate."""
-
-    name: ClassVar[str]
-
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
-        return {
-            "num_encoder_layers": preset.num_encoder_layers,
-            "d_model": preset.d_model,
-            "d_ff": 4 * preset.d_model,
-            "num_heads": preset.num_heads,
-            "dropout": 0.1,
-        }
-
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's learning-rate schedule, a linear decay to zero."""
-        return Choice("linear", "a linear decay to zero, as in BERT")
-
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
-    ) -> Choice[float]:
-        """Choose the peak learning rate, which is proportional to 1 / d_model.
-
-        For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
-        weights has five times this rate, and LoRA ten times.
-        """
-        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
-        return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
-
-    def check_projection(self, settings: Settings) -> None:
-        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks; a base model may have it.
-
-        Raises:
-            TransduceError: such a setting differs from its default.
-        """
-        for name, default in OF_PROJECTION.items():
-            is_set = settings.init_from is None and getattr(settings.model, name) not in (None, default)
-            refuse_unused(self.name, {f"model.{name}": is_set})
-
-
-class LabelChoices(EncoderChoices):
-    """Default settings that classification and tagging share, most of them for training from random weights."""
-
-    muon_factor: ClassVar[float]
-    """Muon's peak learning rate, times `d_model`."""
-
-    def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
-        length = DEFAULT_CONTEXT if task.context is None else task.context
-        return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
-
-    def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Choose rotary positions, unless the model is a BERT (post-norm) or its attention does not support them."""
-        width = model.get("d_k") or model["d_model"] // model["num_heads"]
-        score = model.get("attention_score", "scaled")
-        if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
-            return None
-        return Choice("rotary", "a label depends on neighboring words, which learned positions find later")
-
-    @override
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,
-        warmup_steps: int,
-        batch_tokens: int,
-        optimizer: OptimizerName,
-    ) -> Choice[float]:
-        if optimizer == "muon" and settings.init_from is None:
-            return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
-        return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
-
-    @abstractmethod
-    def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:
-        """Return the training texts with their labels."""
-
-    def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts texts."""
-        return LabeledPlan(
-            self.training_texts(corpus, resolved),
-            rows=resolved.micro_batch_tokens,
-            seed=resolved.training.seed,
-            pad_id=resolved.model.pad_id,
-            rank_and_count=rank_and_count,
-        )
-
-    def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory."""
-        return [self.plan(corpus, resolved).largest_batches()]
-
-
-class LabelingObjective:
-    """A base class of the training objectives of classification and tagging."""
-
-    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
-
-    def encode(self, batch: Batch) -> Tensor:
-        """Return the encoder's output for a batch of texts, (B, S, D)."""
-        return self.model.encode(to_device(batch.source, self.model.source_weight.device))[0]
-
 
 # --- running text ---
 # One sentence per line, with the end held out as a dev set.
@@ -284,7 +125,7 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     if len(filled) < 2 * _MIN_SENTENCES:
         raise TransduceError(
             f"Pretraining needs running text of at least {2 * _MIN_SENTENCES} sentences, half of them for "
-            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`data.dev_source`)."
         )
     dev = min(_MAX_DEV_SENTENCES, max(_MIN_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev])
@@ -298,17 +139,13 @@ _FEW_FOLLOWERS = 0.1
 MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
-class MaskedLanguageObjective:
+class MaskedLanguageObjective(Objective[Encoder]):
     """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
 
     The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
     prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
     mean over masked tokens plus the mean over rows.
     """
-
-    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
-        self.model = model
-        self.label_smoothing = label_smoothing
 
     def loss(self, batch: Batch) -> Loss:
         """Return the loss of a batch, whose `negative_log_likelihood` covers the masked tokens only."""
@@ -344,32 +181,26 @@ class MaskedLanguageObjective:
         return states, labels
 
 
-class MaskedDevSet:
+class MaskedDevSet(Validation):
     """A dev text: it measures the accuracy of masked tokens and of next-sentence prediction."""
+
+    model: Encoder
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
         self.objective = MaskedLanguageObjective(self.model)
         self.batches = batches
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev text."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
         nats, hidden, correct, rows, next_correct = sums.tolist()
         loss = nats / max(1, hidden)
         scores = {MASKED_ACCURACY: 100.0 * correct / max(1, hidden)}
         if rows:
             scores[NEXT_ACCURACY] = 100.0 * next_correct / rows
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores=scores,
-            validation_seconds=time.monotonic() - started_at,
-        )
+        return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
         """Return a batch's loss in nats, and its numbers of masked tokens and of next-sentence rows.
@@ -420,9 +251,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text to prepare: all sentences, and the empty lines between documents."""
-        files, dev = text_only(data, "masked language model")
-        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+        return text_only(data, "masked language model")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without space for text between the special tokens.
@@ -502,7 +331,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
-        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""
@@ -559,12 +388,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card for a masked language model."""
-        model = resolved.model
         return CardTexts(
             "A masked language model",
             "fill-mask",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
         )
 
@@ -583,7 +410,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             else f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        hint = f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"'
+        hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

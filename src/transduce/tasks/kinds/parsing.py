@@ -4,14 +4,14 @@ The treebank gives both sides: the words of its trees are the source; words with
 """
 
 import itertools
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from torch import Tensor
+from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import score_trees
@@ -25,6 +25,7 @@ from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
     RunPlacement,
+    Validation,
     model_dtype,
     pairs_of_files,
 )
@@ -57,31 +58,26 @@ _WORDS, _TREES = "{}words.txt", "{}trees.txt"
 F1: Final = "f1"
 
 
-class ParsingDevSet:
+class ParsingDevSet(Validation):
     """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first sentences."""
 
     def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
         self.inner = inner
         assert isinstance(inner.model, Transformer)
+        self.model = inner.model
         self.parser = Parser(inner.model, tokenizer, search=SearchSettings(beam_size=1))
         self.references = references
 
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev set."""
-        event = self.inner.validate(weights, step)
+    @override
+    def measure(self, step: int) -> ValidationEvent:
+        event = self.inner.measure(step)
         if not self.references:
             return event
-        started_at = time.monotonic()
         parses = self.parser.parse([reference.words() for reference in self.references])
         report = score_trees([parse.tree for parse in parses], self.references)
         shown = step // 7 % len(parses)
         sample = (" ".join(parses[shown].words), str(self.references[shown]), str(parses[shown]))
-        return msgspec.structs.replace(
-            event,
-            scores={F1: report.all.f1},
-            samples=[sample],
-            validation_seconds=event.validation_seconds + time.monotonic() - started_at,
-        )
+        return msgspec.structs.replace(event, scores={F1: report.all.f1}, samples=[sample])
 
 
 class ParsingKind(TranslationKind):
@@ -121,7 +117,7 @@ class ParsingKind(TranslationKind):
         """
         data = settings.data
         if not data.source:
-            raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")
+            raise TransduceError("Parsing learns from trees: name a treebank by `data.source`.")
         if data.format not in ("auto", "lines"):
             raise TransduceError(f"A treebank has no other format, but `data.format` is {data.format}: leave it out.")
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
@@ -203,7 +199,7 @@ class ParsingKind(TranslationKind):
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
-        hint = f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}'
+        hint = f'Try: echo "The cat sleeps ." | transduce parse {shell_word(placement.folder)}{common_options()}'
         return Outcome.of(measured, hint, self.card(corpus, resolved, step, report), report)
 
 

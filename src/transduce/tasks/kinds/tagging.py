@@ -4,8 +4,6 @@ Legend: B rows of tokens, S tokens of a row, C tags.
 """
 
 import hashlib
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,17 +14,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
-from transduce.evaluation.significance import standard_error
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
+from transduce.tasks.kinds.encoders import (
+    LabelChoices,
+    LabelingObjective,
+    as_encoder,
+    build_encoder,
+    describe_encoder,
+    text_length,
+)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -34,17 +40,17 @@ from transduce.tasks.kinds.kind import (
     Reinitialized,
     RunPlacement,
     TaskKind,
+    Validation,
     model_dtype,
     refuse_unused,
+    validation_event,
 )
-from transduce.tasks.kinds.masked_language_model import (
-    LabelChoices,
-    LabelingObjective,
-    as_encoder,
-    build_encoder,
-    text_length,
+from transduce.tasks.prepared_folder import (
+    check_stored_file,
+    read_stored_card,
+    tokenizer_settings_of,
+    write_stored_card,
 )
-from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
@@ -124,7 +130,7 @@ def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
     count = min(_MAX_DEV, max(int(len(keys) * _DEV_SHARE), min(_SMALL_DEV, len(keys) // 10)))
     if count == 0:
         raise TransduceError(
-            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or pass --dev-source."
+            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or set `data.dev_source`."
         )
     chosen = set(sorted(keys, key=keys.__getitem__)[:count])
     return {
@@ -144,8 +150,7 @@ def _store(parts: Mapping[str, Sequence[TaggedSentence]], folder: Path) -> dict[
 
 
 def _stored(path: Path, sha256: str | None) -> tuple[TaggedSentence, ...]:
-    if not path.is_file() or file_sha256(path) != sha256:
-        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    check_stored_file(path, sha256)
     decoder = msgspec.json.Decoder(TaggedSentence)
     return tuple(map(decoder.decode, path.read_bytes().split(b"\n")[:-1]))
 
@@ -178,12 +183,12 @@ class TaggingObjective(LabelingObjective):
         return self.model.label_tokens(self.encode(batch)).float()
 
 
-class TaggedDevSet:
+class TaggedDevSet(Validation):
     """A dev set of tagged sentences: it measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = TaggingObjective(self.model, label_smoothing=0.0)
+        self.objective = TaggingObjective(self.model)
         self.tags = corpus.tags
         self.right = [sentence.tags for sentence in corpus.dev]
         self.best_by = resolved.training.best_by
@@ -191,27 +196,16 @@ class TaggedDevSet:
         self.batches = self.texts.in_order(_DEV_ROWS, resolved.model.pad_id)
         self.has_spans = describe_spans(self.tags)
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev set."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         predicted, loss = self.predict()
         counts = [count_tags(*pair) for pair in zip(predicted, self.right, strict=True)]
         scores = {ACCURACY: _ratio([(each.right, each.words) for each in counts])}
         if self.has_spans:
             scores[F1] = _ratio([_span_terms(each) for each in counts])
         terms = [_span_terms(each) if self.best_by == F1 else (each.right, each.words) for each in counts]
-        contributions = [] if self.best_by == "loss" else _contributions(terms)
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores=scores,
-            validation_seconds=time.monotonic() - started_at,
-            standard_error=standard_error(contributions),
-            contributions=contributions,
-        )
+        return validation_event(step, loss, scores, None if self.best_by == "loss" else _contributions(terms))
 
     def predict(self) -> tuple[list[list[str]], float]:
         """Return the predicted tags of each dev sentence, and the mean loss of a word in nats."""
@@ -281,8 +275,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         data = settings.data
         if not data.source:
             raise TransduceError(
-                "Tagging learns from sentences with a tag for each word: name files of columns with --source, or in "
-                "`data.source`."
+                "Tagging learns from sentences with a tag for each word: name files of columns by `data.source`."
             )
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
             if files:
@@ -333,7 +326,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
         card = _StoredCard(digests, tokenizer_settings)
-        write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+        write_stored_card(folder / _FOLDER / _CARD, card)
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
@@ -342,11 +335,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         Raises:
             TransduceError: a stored file is missing or damaged.
         """
-        path = folder / _FOLDER / _CARD
-        try:
-            card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+        card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
         training, dev = (_stored(folder / _FOLDER / f"{name}.jsonl", card.sha256.get(name)) for name in _PARTS)
         return TaggedCorpus(
             tokenizer=load_tokenizer(folder),
@@ -367,7 +356,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         if len(corpus.tags) < 2:
             raise TransduceError(
                 f"Tagging needs at least two different tags, but all words have the tag {corpus.tags[0]}: choose the "
-                "column of the tags by `data.columns` (--columns)."
+                "column of the tags by `data.columns`."
             )
         return msgspec.structs.replace(
             config, num_labels=len(corpus.tags), token_labels=True, masked_language_head=False, pooler=False
@@ -400,7 +389,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the words' tags."""
-        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+        return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
     def training_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:
@@ -427,12 +416,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to taggers."""
-        model = resolved.model
         return CardTexts(
             "A tagger of words",
             "token-classification",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             "transduce tag THIS_FOLDER < sentences.txt",
             "Tags of the dev set",
         )
@@ -447,7 +434,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
         report = dev.report()
-        hint = f'Try: echo "The cat sleeps ." | transduce tag {placement.folder}'
+        hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
         return Outcome.of(f"Dev set: {report}", hint, self.card(corpus, resolved, step, report), report)
 
 

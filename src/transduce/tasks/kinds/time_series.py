@@ -7,7 +7,6 @@ Legend: B windows, S past points, T forecast points, C series.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +14,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.series import (
     Numbers,
@@ -43,14 +43,17 @@ from transduce.tasks.kinds.kind import (
     RankAndCount,
     RunPlacement,
     TaskKind,
+    Validation,
     model_dtype,
     refuse_unused,
+    validation_event,
 )
+from transduce.tasks.prepared_folder import check_stored_file, read_stored_card, write_stored_card
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss
+from transduce.training.loss import Loss, Objective
 from transduce.training.prefetch import to_device
 from transduce.training.settings import BestBy
 
@@ -148,7 +151,7 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
         season=season,
         scale=measure_scale(points, settings.normalization),
     )
-    write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    write_stored_card(folder / _FOLDER / _CARD, card)
     return reopen_series(settings, folder)
 
 
@@ -158,11 +161,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
     Raises:
         TransduceError: the stored numbers are missing or damaged.
     """
-    path = folder / _FOLDER / _CARD
-    try:
-        card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+    card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
     parts = {name: _load(folder / _FOLDER / file, card, name) for name, file in _PARTS.items()}
     past, horizon = settings.past_points, settings.horizon
     return SeriesCorpus(
@@ -210,8 +209,7 @@ def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
 
 
 def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
-    if not path.is_file() or file_sha256(path) != card.sha256[part]:
-        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    check_stored_file(path, card.sha256[part])
     values = np.fromfile(path, np.dtype("<f8")).reshape(-1, len(card.columns)).astype(np.float64)
     return np.split(values, np.cumsum(card.lengths[part])[:-1])
 
@@ -226,11 +224,8 @@ _EPOCHS, _MIN_STEPS, _MAX_STEPS = 20, 500, 20_000
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class SeriesObjective:
+class SeriesObjective(Objective[SeriesTransformer]):
     """The training objective of a forecaster: squared errors or negative log-likelihoods of next values."""
-
-    def __init__(self, model: SeriesTransformer) -> None:
-        self.model = model
 
     def loss(self, batch: SeriesBatch) -> Loss:
         """Return the teacher-forced loss: the sum of squared errors, or of negative log-likelihoods in nats."""
@@ -250,13 +245,13 @@ class SeriesObjective:
         return Loss(total, total.detach(), own_losses.numel())
 
 
-class SeriesDevSet:
+class SeriesDevSet(Validation):
     """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
 
     def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
-        model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
-        self.objective = SeriesObjective(model)
-        self.forecaster = Forecaster(model, series_card(corpus, resolved))
+        self.model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
+        self.objective = SeriesObjective(self.model)
+        self.forecaster = Forecaster(self.model, series_card(corpus, resolved))
         windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
         self.season = corpus.season
         self.past, self.future = corpus.dev.cut(windows)
@@ -265,20 +260,12 @@ class SeriesDevSet:
             for first in range(0, len(windows), _WINDOWS_A_STEP)
         ]
 
+    @override
     @torch.inference_mode()
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev windows."""
-        started_at = time.monotonic()
-        self.objective.model.load_state_dict(weights)
+    def measure(self, step: int) -> ValidationEvent:
         losses = [self.objective.loss(batch) for batch in self.batches]
         loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
-        return ValidationEvent(
-            step=step,
-            loss=loss,
-            perplexity=math.exp(min(loss, 100.0)),
-            scores={SKILL: self.score().skill},
-            validation_seconds=time.monotonic() - started_at,
-        )
+        return validation_event(step, loss, {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
         """Score the forecasts that the model makes with its current weights."""
@@ -324,9 +311,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         }
         refuse_unused(self.name, unusable)
         if not data.source:
-            raise TransduceError(
-                "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
-            )
+            raise TransduceError("A forecaster learns from tables of numbers: name them by `data.source`.")
 
     # --- the corpus ---
 
@@ -402,7 +387,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
         """Return the loss function over every next value."""
         assert isinstance(model, SeriesTransformer)
-        return SeriesObjective(model).loss
+        return SeriesObjective(model)
 
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
@@ -452,9 +437,10 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         """Score the best model's forecasts of the dev part and write the final model card."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
-        dev.objective.model.load_state_dict(best.model.state_dict())
+        dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
-        hint = f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}"
+        used = f"{shell_word(placement.folder)}{common_options()}"
+        hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
 
 

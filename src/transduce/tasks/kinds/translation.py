@@ -5,7 +5,6 @@ Any task with one text as input and another as output is trained this way, such 
 Legend: B batch, S source length, T target length.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -17,8 +16,10 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import temporary_inference_copy
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan, Plan
 from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
@@ -52,6 +53,7 @@ from transduce.tasks.kinds.kind import (
     Validation,
     model_dtype,
     pairs_of_files,
+    validation_event,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
@@ -63,7 +65,7 @@ from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabulary, language_token, tag_token
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
-from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss import Loss, Objective, projected_cross_entropy
 from transduce.training.prefetch import PackedLoss, sentence_weights, to_device
 from transduce.training.settings import BestBy
 
@@ -93,10 +95,10 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
     return torch.cat([start, target[:, :-1]], dim=1)
 
 
-class TranslationObjective:
+class TranslationObjective(Objective[EncoderDecoder]):
     """The training objective of an encoder-decoder model."""
 
-    def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
+    def __init__(self, model: EncoderDecoder, *, label_smoothing: float = 0.0, record: bool = False) -> None:
         """Create the objective.
 
         Args:
@@ -104,13 +106,8 @@ class TranslationObjective:
             label_smoothing: ε of section 5.4.
             record: record training steps on packed batches as graphs (`training/prefetch.py`).
         """
-        self.model = model
-        self.label_smoothing = label_smoothing
+        super().__init__(model, label_smoothing=label_smoothing)
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
-
-    def __call__(self, batch: Batch) -> Loss:
-        """Return the loss of a batch, like `loss`; training calls the object itself, which can also prefetch."""
-        return self.loss(batch)
 
     def prefetch(self, batch: Batch) -> None:
         """Prepare the next batch while the current step runs (`training/prefetch.py`)."""
@@ -181,7 +178,7 @@ def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list
     return found
 
 
-class DevSet:
+class DevSet(Validation):
     """A dev set of translation: it measures the loss on all pairs and scores translations of some.
 
     With several language pairs, each is scored by itself, and the models are compared by the mean of the scores.
@@ -200,7 +197,7 @@ class DevSet:
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
-        self.objective = TranslationObjective(self.model, label_smoothing=0.0)
+        self.objective = TranslationObjective(self.model)
         search = SearchSettings(beam_size=1)
         unsplit = TextSettings(split_sentences="never")
         self.directions = [
@@ -221,15 +218,10 @@ class DevSet:
         self.length_ratio = 1.0
         """The length of the last translations, in characters, divided by that of the references."""
 
-    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev set."""
-        started_at = time.monotonic()
-        self.model.load_state_dict(weights)
-        loss = self._loss()
-        event = ValidationEvent(step=step, loss=loss, perplexity=math.exp(min(loss, 100.0)))
-        if self.directions:
-            event = self._translate(event)
-        return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
+    @override
+    def measure(self, step: int) -> ValidationEvent:
+        event = validation_event(step, self._loss(), {})
+        return self._translate(event) if self.directions else event
 
     @torch.inference_mode()
     def _loss(self) -> float:
@@ -498,7 +490,7 @@ class TranslationKind(TextKind):
         measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
         outcome = Outcome.of(
             chosen + measured,
-            f"Try: transduce translate {placement.folder}{_target_option(resolved.data)}",
+            f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
             self.card(corpus, resolved, step, shown),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),

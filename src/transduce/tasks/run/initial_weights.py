@@ -63,7 +63,7 @@ def check_adaptation(settings: Settings) -> None:
     if training.lora_rank and settings.init_from is None:
         raise TransduceError(
             f"`training.lora_rank` is {training.lora_rank}, which keeps a model's weights fixed, but they would "
-            "be random: name the base model with --init-from, or leave it out."
+            "be random: name the base model by `init_from`, or leave it out."
         )
     if vector_settings is None:
         return
@@ -283,16 +283,16 @@ def load_base_config(folder: Path) -> ModelConfig:
 
 
 def prepare_initial_weights(
-    folder: Path | None,
+    folder: Path,
     resolved: ResolvedSettings,
     tokenizer: Tokenizer | None,
     choice_log: ChoiceLog,
-    reinitialized: Reinitialized = TAKE_ALL,
+    reinitialized: Reinitialized,
 ) -> None:
     """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
 
     Args:
-        folder: the run's folder; None: only update the choice log.
+        folder: the run's folder.
         resolved: the run's settings.
         tokenizer: the tokenizer; None for a task without text.
         choice_log: receives each chosen setting with its value and the reason.
@@ -306,14 +306,13 @@ def prepare_initial_weights(
             f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
         )
     log_adaptation(resolved, choice_log, reinitialized.may_lack)
-    if not needs_stored_weights(resolved) or (folder is None and resolved.word_vectors is None):
+    if not needs_stored_weights(resolved):
         return
     torch.manual_seed(resolved.training.seed)
     model, vectors = _build(resolved, reinitialized, tokenizer), {}
     if resolved.word_vectors is not None and tokenizer is not None:
         vectors = fill_with_vectors(model, resolved, tokenizer, choice_log)
-    if folder is not None:
-        store_initial_weights(folder, model, vectors)
+    store_initial_weights(folder, model, vectors)
 
 
 def build_initial_model(

@@ -288,8 +288,8 @@ _COPIED = (
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
     """Return the tokenizer's settings: the user's, and others chosen by the size of the corpus; log them."""
-    given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
-    by_word, byte_fallback = given_settings.kind == "word", given_settings.byte_fallback
+    specified, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
+    by_word, byte_fallback = specified.kind == "word", specified.byte_fallback
     if by_character:
         choice = Choice(MAX_CHARACTERS, "at most; every character")
     elif by_word:
@@ -297,14 +297,14 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLo
     else:
         choice = choose_vocabulary_size(size)
     return TokenizerSettings(
-        kind=given_settings.kind,
-        vocabulary_size=choice_log.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
-        joint=given_settings.joint,
+        kind=specified.kind,
+        vocabulary_size=choice_log.record("tokenizer.vocabulary_size", specified.vocabulary_size, choice),
+        joint=specified.joint,
         byte_fallback=not (by_character or by_word) if byte_fallback is None else byte_fallback,
-        character_coverage=given_settings.character_coverage,
-        nfc=given_settings.nfc,
+        character_coverage=specified.character_coverage,
+        nfc=specified.nfc,
         keep_spaces=kind_of(settings.task.kind).keeps_spaces,
-        line_feeds=given_settings.line_feeds,
+        line_feeds=specified.line_feeds,
         placeholders=_resolve_placeholders(settings, size, choice_log),
     )
 

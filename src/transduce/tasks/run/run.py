@@ -24,6 +24,7 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.model_folder.write import write_model_folder
@@ -74,7 +75,6 @@ from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
-from transduce.training.engine import compile_layers
 from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
 from transduce.training.forecast import (
     NO_SCORE,
@@ -543,12 +543,12 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
-    training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
+    training, placement, reinitialized = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=reinitialized).to(
         placement.device
     )
-    restrict_training(model, resolved, placement.folder, fresh.may_lack)
+    restrict_training(model, resolved, placement.folder, reinitialized.may_lack)
     if training.compile:
         compile_layers(model, placement.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))

@@ -1,8 +1,8 @@
 """Create, lock and resume the folder of a training run."""
 
 import contextlib
+import math
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,14 +13,23 @@ from safetensors import SafetensorError
 
 from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
-from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.machine import Machine
-from transduce.model_folder.read import CONFIG, MANIFEST, SETTINGS_FILE, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
+from transduce.model_folder.read import (
+    CONFIG,
+    MANIFEST,
+    SETTINGS_FILE,
+    TOKENIZER_CARD,
+    VOCABULARIES,
+    WEIGHTS,
+    read_run_settings,
+)
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
+from transduce.training.schedule import constant_weight_decay
+from transduce.training.settings import TrainingSettings
 
 # --- lock ---
 # Two processes that trained in one folder would overwrite each other's files.
@@ -64,7 +73,7 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
     if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(
             f"{folder} holds no run to resume, and no text is named to start one: name the run's folder with "
-            "--out, or pass --source and --target."
+            "--out, or set `data.source` and `data.target`."
         )
 
 
@@ -164,11 +173,11 @@ def read_stored(path: Path) -> Settings:
         TransduceError: the file is damaged or from another version.
     """
     try:
-        content = with_current_settings(tomllib.loads(path.read_text("utf-8")), warn=False)
+        content = read_run_settings(path.parent)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
         return convert_settings(content | {"training": training})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         own = "Invalid enum value" in str(error) and "$.model" in str(error)
         remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}{remedy}.") from error
@@ -222,7 +231,31 @@ def apply_changes(
     data = content["data"]
     moved = dict(zip(stored.data.source, data["source"], strict=True))
     data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
+    training = content["training"]
+    if training["steps"] != stored.training.steps and _has_chosen_decay(stored.training):
+        training["weight_decay"] = None if training["steps"] is None else _chosen_decay(training)
     return make_settings(content)
+
+
+def _chosen_decay(training: Mapping[str, Any]) -> float:
+    """Return the weight decay that is chosen by default for these settings of training."""
+    return constant_weight_decay(
+        training["steps"],
+        schedule=training["schedule"],
+        peak=training["learning_rate"],
+        warmup_steps=training["warmup_steps"],
+    )
+
+
+def _has_chosen_decay(training: TrainingSettings) -> bool:
+    """Return whether a run's weight decay is the default, which follows from its number of steps.
+
+    Kept for many more steps, such a decay would shrink the weights to almost nothing.
+    """
+    values = msgspec.structs.asdict(training)
+    if training.optimizer != "muon" or None in (values[name] for name in ("steps", "weight_decay", "learning_rate")):
+        return False
+    return math.isclose(values["weight_decay"], _chosen_decay(values), rel_tol=1e-6)
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:

@@ -17,7 +17,7 @@ from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_t
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
-from transduce.model.backend import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
+from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, ReservedCapacity, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
@@ -41,7 +41,7 @@ def supports_compiled_search(vocabulary_size: int, options: BatchSearchOptions) 
 
 
 class NativeSearch:
-    """A beam search, greedy search or sampling of a batch in machine code (implements `model.backend.BatchSearch`)."""
+    """A beam search, greedy search or sampling of a batch in machine code (implements `batch_search.BatchSearch`)."""
 
     def __init__(self, state: NativeState | NativePromptState, options: BatchSearchOptions) -> None:
         """Create a search from a decoding state, which has read its sources or prompts and run no step."""

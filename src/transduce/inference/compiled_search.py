@@ -1,0 +1,352 @@
+"""Run a search by compiled kernels when they support its scorer, rules and options, and let sentences join it.
+
+Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from transduce.acceleration import find_batch_search
+from transduce.inference.scorers import (
+    DecoderOnlyScorer,
+    EncoderDecoderScorer,
+)
+from transduce.model.batch_search import (
+    BatchSearch,
+    BatchSearchOptions,
+    FoundHypothesis,
+    JoinableSearch,
+    RepetitionPenalties,
+    ReservedCapacity,
+    SamplingNumbers,
+    SearchRules,
+)
+from transduce.search.beam import BeamOptions
+from transduce.search.greedy import Draw, make_hypothesis
+from transduce.search.rules import (
+    ExtraEndTokens,
+    Forbid,
+    ForcedPrefix,
+    ForcedToken,
+    GenerateSettings,
+    MinimumLength,
+    NoRepeatedNgrams,
+    Renormalize,
+    RepetitionPenalty,
+    Rule,
+)
+from transduce.search.scorer import (
+    Hypothesis,
+    LengthPenalty,
+    Scorer,
+    Search,
+    SequenceLimits,
+    length_penalty,
+    length_power,
+    run_search,
+)
+
+_MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search has buffers
+
+
+class CompiledSearch:
+    """A search of a batch by compiled kernels, with the same results as one of the searches in PyTorch.
+
+    These are `BeamSearch`, `GenerateSearch` and `GreedySearch`, whose interface (`scorer.Search`) it has.
+    """
+
+    def __init__(
+        self,
+        search: BatchSearch,
+        limits: SequenceLimits,
+        beam: BeamOptions,
+        divisor: LengthPenalty,
+        *,
+        samples: bool = False,
+        reserved: ReservedCapacity | None = None,
+    ) -> None:
+        """Wrap a compiled search that has not run a step yet.
+
+        Args:
+            search: the compiled search.
+            limits: the end symbol, and the maximum lengths.
+            beam: the options of the beam; in sampling, its size is the number of samples of a sentence.
+            divisor: the function of a length that log-probabilities are divided by (length penalty).
+            samples: True if tokens are drawn at random, not ranked.
+            reserved: the capacity for prompts that join the search later; None: only that of the first prompts.
+        """
+        self.search = search
+        self.reserved = reserved
+        self.divisor = divisor
+        self.samples = samples
+        self.beam = beam
+        self.eos_id = limits.eos_id
+        self._abandoned: dict[int, list[Hypothesis]] = {}
+        self._sentences = len(limits.max_lengths)
+
+    @property
+    def rows(self) -> Tensor:
+        """The batch indices of the sentences that are still being decoded, int64 (B,)."""
+        return self.search.active
+
+    def advance(self, steps: int = 1) -> None:
+        """Run at most `steps` decoding steps of the compiled search; fewer if all sentences finish before."""
+        self.search.advance(steps)
+
+    def hypotheses(self) -> Tensor:
+        """Return the tokens of the live (unfinished) hypotheses of B unfinished sentences, best first, (B, W, t).
+
+        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t), padded with end symbols;
+        if none has finished, it is a copy of the best live one. Greedy search and sampling return the tokens unsorted.
+        """
+        tokens, scores = self.search.live()
+        if self.beam.beam_size == 1 or self.samples:
+            return tokens
+        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, tokens.shape[-1])
+        live = tokens.gather(1, order)
+        last = live[:, 0].clone()
+        for row, index in enumerate(self.search.active.tolist()):
+            for finished in self.search.finished(index, 1):
+                last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
+        return torch.cat([live, last[:, None]], dim=1)
+
+    def abandon(self, sentences: Collection[int]) -> None:
+        """Stop decoding the sentences with these batch indices; their finished and live hypotheses become the results.
+
+        Sentences that are not being decoded are ignored.
+        """
+        active = self.search.active.tolist()
+        rows = [row for row, index in enumerate(active) if index in sentences]
+        if not rows:
+            return
+        for row, live in zip(rows, self.search.abandon(rows), strict=True):
+            if self.samples:
+                self._abandoned[active[row]] = [self._hypothesis(each) for each in live]
+                continue
+            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
+            hypotheses = [self._hypothesis(each) for each in results]
+            by_score = self.divisor is length_power  # in `generate`, it does not count whether a hypothesis ended
+            self._abandoned[active[row]] = sorted(
+                hypotheses, key=lambda each: (not by_score and not each.ended, -each.score)
+            )
+
+    def results(self) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each sentence of the batch; an empty list for those still being decoded."""
+        decoding = set(self.search.active.tolist())
+        return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
+
+    def own_lengths(self) -> list[int | None]:
+        """Return how many of the t tokens of `hypotheses` each unfinished sentence has, B numbers; None: all of them.
+
+        The numbers differ only if sentences joined the search after its start.
+        """
+        return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
+
+    def take(self, index: int) -> list[Hypothesis]:
+        """Return the n best hypotheses of the finished sentence at a batch index, and free that index for another."""
+        found = self.best(index)
+        self._abandoned.pop(index, None)
+        return found
+
+    def best(self, index: int) -> list[Hypothesis]:
+        """Return the n best hypotheses of the finished or abandoned sentence at a batch index, best first."""
+        if index in self._abandoned:
+            return self._abandoned[index][: self.beam.n_best]
+        return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]
+
+    def _hypothesis(self, found: FoundHypothesis) -> Hypothesis:
+        tokens, values, ended = found.tokens.tolist(), found.log_probabilities.tolist(), found.ended
+        if self.samples:  # end symbols follow the first one
+            ended = self.eos_id in tokens
+            length = tokens.index(self.eos_id) + 1 if ended else len(tokens)
+            tokens, values = tokens[:length], values[:length]
+        return make_hypothesis(tokens, values, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
+
+
+_REFILL = 4  # new sentences join once a quarter of the batch is finished: reading them costs less together
+_ALL_STEPS = 1 << 30
+
+
+def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
+    """Decode many sentences in one search that new ones join as others finish, and return the hypotheses of each.
+
+    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search that
+    `begin` returns does not support joining or would not be faster; the caller then decodes batch by batch.
+
+    Args:
+        begin: returns a search for the sentences with these indices, before its first step.
+        count: the number of sentences; the first ones should be the longest, because buffers have the size for them.
+        size: the maximum number of sentences that are decoded at once.
+    """
+    search = begin(range(min(size, count)))
+    if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
+        return None
+    if not search.search.gains_by_joining:
+        return None
+    main, results = search.search, dict[int, list[Hypothesis]]()
+    sentence_at = dict(enumerate(range(min(size, count))))  # the sentence at each index of the batch
+    begun = len(sentence_at)
+    main.advance(1)
+    while True:
+        main.advance(_ALL_STEPS, max_unfinished=size - max(1, size // _REFILL) if begun < count else 0)
+        active = set(main.active.tolist())
+        for index in [index for index in sentence_at if index not in active]:
+            results[sentence_at.pop(index)] = search.best(index)
+        if begun == count and not active:
+            return [results[sentence] for sentence in range(count)]
+        free = [index for index in range(size) if index not in sentence_at]
+        joining = range(begun, min(count, begun + len(free)))
+        if not joining:
+            continue
+        begun = joining.stop
+        new = begin(joining)
+        if not isinstance(new, CompiledSearch) or not main.can_absorb(new.search):
+            results |= zip(joining, run_search(new), strict=True)
+            continue
+        new.advance()
+        new_active = new.search.active.tolist()
+        results |= {joining[index]: new.best(index) for index in range(len(joining)) if index not in new_active}
+        indices = free[: len(new_active)]
+        main.absorb(new.search, indices)
+        sentence_at |= {index: joining[own] for index, own in zip(indices, new_active, strict=True)}
+
+
+def find_compiled_search(
+    scorer: Scorer,
+    limits: SequenceLimits,
+    beam: BeamOptions,
+    *,
+    rules: Sequence[Rule] = (),
+    generate: GenerateSettings | None = None,
+    draw: Draw | None = None,
+    reserved: ReservedCapacity | None = None,
+) -> CompiledSearch | None:
+    """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
+
+    It is None if no kernel supports the scorer, model, beam groups or rules, or if the search would need too much
+    memory.
+
+    Args:
+        scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
+        limits: start token, end token and maximum lengths.
+        beam: the beam's size; 1: greedy search.
+        rules: rules applied to the logits in turn.
+        generate: the settings of `GenerateSearch`; None for the paper's search.
+        draw: draws tokens; None for a search of the best hypotheses.
+        reserved: capacity for prompts that join later; None: only that of the first prompts. If no kernel can reserve
+            capacity, the search is made without.
+    """
+    if not isinstance(scorer, EncoderDecoderScorer | DecoderOnlyScorer) or beam.groups > 1:
+        return None
+    longest: list[int] = limits.max_lengths.tolist()
+    if isinstance(scorer, DecoderOnlyScorer) and max(longest) > scorer.remaining_positions + 1:
+        return None  # the texts would be read again, with their first half cut off
+    ranking = "paper" if generate is None else generate.stop
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
+    if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
+        return None
+    divisor = length_penalty if generate is None else length_power
+    kept: ReservedCapacity | None = None
+    greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
+    options = BatchSearchOptions(
+        start_id=limits.start_id,
+        eos_id=limits.eos_id,
+        forbidden_tokens=scorer.forbidden_tokens,
+        max_lengths=longest,
+        beam_size=beam.beam_size,
+        n_best=beam.n_best,
+        penalties=_penalties(divisor, beam.alpha, 1 + (greatest + 2) // 64),
+        rules=compiled_rules._replace(ranking=ranking),
+        sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
+        reserved=reserved,
+    )
+    search = find_batch_search(scorer.state, options)
+    if search is None and reserved is not None:
+        search = find_batch_search(scorer.state, options._replace(reserved=None))
+    elif isinstance(search, JoinableSearch):
+        kept = reserved
+    if search is None:
+        return None
+    return CompiledSearch(search, limits, beam, divisor, samples=draw is not None, reserved=kept)
+
+
+def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
+    """Return the sampling options and the random numbers of `steps` decoding steps, as a compiled search needs them."""
+    sampling = draw.sampling
+    options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return SamplingNumbers(draw.numbers(steps), *options)
+
+
+@lru_cache(maxsize=64)
+def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
+    """Return the divisors of hypothesis scores (length penalties) for 0, 1, … tokens, float64: `blocks` × 64."""
+    return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
+
+
+def _compiled_rules(
+    rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
+) -> SearchRules | None:
+    """Return rules as arguments of a compiled search; None if one has an unknown class, or their order matters.
+
+    Args:
+        rules: the rules, in the order of application.
+        longest: the maximum length of each sentence in tokens.
+        never: token ids to which the model gives no probability; a forced prefix with one of them gives None, too.
+        eos_id: the end symbol.
+        draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
+    """
+    prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
+    inner: Sequence[Rule] = ()  # these do not apply to prefixes
+    if rules and type(rules[0]) is ForcedPrefix:
+        prefixes, inner, rules = rules[0].prefixes, rules[0].rules, rules[1:]
+    certain: list[int] = []
+    (inner, rules), penalties = _without_penalty(inner, rules)
+    found, impossible = SearchRules(penalties=penalties), set(never)
+    for rule in (*inner, *rules):
+        if type(rule) is ExtraEndTokens and rule is rules[0] and rule.summed == draws and rule.eos_id == eos_id:
+            found = found._replace(more_ends=tuple(rule.more_ids))
+        elif type(rule) is Forbid:
+            found = found._replace(forbidden=(*found.forbidden, *rule.ids))
+            impossible |= set() if rule in inner else set(rule.ids)
+        elif type(rule) is MinimumLength and rule.eos_id == eos_id:
+            found = found._replace(min_length=rule.length)
+        elif type(rule) is NoRepeatedNgrams:
+            found = found._replace(no_repeated_ngrams=rule.length)
+        elif type(rule) is ForcedToken and isinstance(rule.position, Tensor):
+            if (rule.position + 1).tolist() != longest:
+                return None
+            found = found._replace(forced_last=rule.id)
+        elif type(rule) is ForcedToken and rule.position == len(certain):
+            certain.append(rule.id)
+        elif type(rule) is Renormalize and rule is rules[-1]:
+            found = found._replace(renormalizes=True)
+        else:
+            return None
+    if any(not impossible.isdisjoint(prefix) for prefix in prefixes):
+        return None
+    forced: Sequence[Sequence[int]] = (
+        [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else ()
+    )
+    return found._replace(forced=forced, certain_count=len(certain))
+
+
+def _without_penalty(
+    inner: Sequence[Rule], rules: Sequence[Rule]
+) -> tuple[tuple[Sequence[Rule], Sequence[Rule]], RepetitionPenalties | None]:
+    """Separate a repetition penalty, if it is the first rule, from the other rules.
+
+    Args:
+        inner: the rules that do not apply within a forced prefix.
+        rules: the other rules.
+
+    Returns:
+        Both kinds of rules without the penalty, and the penalty or None.
+    """
+    penalty = inner[0] if inner else rules[0] if rules else None
+    if type(penalty) is not RepetitionPenalty:
+        return (inner, rules), None
+    penalties = RepetitionPenalties(penalty.before, penalty.repetition, penalty.frequency, penalty.presence)
+    return ((inner[1:], rules) if inner else (inner, rules[1:])), penalties

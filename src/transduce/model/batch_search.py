@@ -1,0 +1,172 @@
+"""The interface of a batch search: kernels that search for a batch of sentences, from the first step to the last.
+
+Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class RepetitionPenalties(NamedTuple):
+    """Penalties of a batch search for tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
+
+    They change log-probabilities in a beam search, logits in greedy search and sampling.
+    """
+
+    before: Sequence[Sequence[int]]
+    """Tokens before the output of each sentence, to which only `repetition` applies."""
+    repetition: float
+    """A factor of negative scores, and a divisor of other scores; greater than 0."""
+    frequency: float
+    """A number that is subtracted for each occurrence of a token in the output."""
+    presence: float
+    """A number that is subtracted once for each token in the output."""
+
+
+class SearchRules(NamedTuple):
+    """The rules of a batch search: permitted, forced and penalized tokens, and the ranking of hypotheses.
+
+    The default is the paper's search without rules.
+    """
+
+    forced: Sequence[Sequence[int]] = ()
+    """The first tokens of each sentence's hypotheses; they keep the model's probability from `certain_count` on."""
+    certain_count: int = 0
+    """The number of first positions at which a forced token has probability 1 instead of the model's."""
+    forced_last: int | None = None
+    """The token at each sentence's maximum length, with probability 1; None: any token."""
+    forbidden: Sequence[int] = ()
+    """Token ids that no hypothesis may contain; their probability stays unused, unless `renormalizes`."""
+    more_ends: Sequence[int] = ()
+    """Token ids that end a hypothesis, besides the end symbol. Search gives the end symbol the greatest of all their
+    probabilities, and sampling gives it their sum.
+    """
+    min_length: int = 0
+    """The number of tokens before which no hypothesis may end."""
+    no_repeated_ngrams: int = 0
+    """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
+    penalties: RepetitionPenalties | None = None
+    """Penalties of tokens that occurred."""
+    renormalizes: bool = False
+    """True if probabilities are normalized over the permitted tokens only."""
+    ranking: Literal["paper", "full", "likely", "never"] = "paper"
+    """`paper`: ended hypotheses rank first, and a sentence is finished once its n best are certain. Other values select
+    the search of Hugging Face's `generate`, with this value of `GenerateSettings.stop`.
+    """
+
+
+class SamplingNumbers(NamedTuple):
+    """The options of a batch search that draws tokens, and its random numbers."""
+
+    uniform: Tensor
+    """Random numbers in [0, 1) by sentence, step and sample, float32 (N, steps, W), for at least max(max_lengths)
+    steps.
+    """
+    temperature: float
+    """Logits are divided by it."""
+    top_k: int
+    """The number of most likely tokens that may be drawn; 0: all."""
+    top_p: float
+    """Only the most likely tokens that together have this probability may be drawn."""
+    min_p: float
+    """Only tokens with at least this share of the greatest probability may be drawn."""
+
+
+class ReservedCapacity(NamedTuple):
+    """The capacity that a batch search reserves for sentences that join the batch later."""
+
+    sentences: int
+    """The maximum number of sentences that are decoded at once."""
+    tokens: int
+    """The maximum number of new tokens of a hypothesis."""
+    positions: int
+    """The maximum number of tokens of a prompt and its continuation."""
+
+
+class BatchSearchOptions(NamedTuple):
+    """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
+
+    start_id: int
+    """The first input of the decoder."""
+    eos_id: int
+    """The end symbol."""
+    forbidden_tokens: Sequence[int]
+    """Token ids whose logits are -inf, so that they have no probability, unlike those of `SearchRules.forbidden`."""
+    max_lengths: Sequence[int]
+    """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
+    beam_size: int
+    """W, the number of hypotheses of each sentence; 1 is greedy search."""
+    n_best: int
+    """The number of hypotheses that must be certain before a sentence is finished."""
+    penalties: Tensor
+    """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
+    rules: SearchRules = SearchRules()
+    """The rules on tokens, and the ranking of hypotheses."""
+    sampling: SamplingNumbers | None = None
+    """Options for drawing `beam_size` samples of each sentence instead of searching for the best hypotheses."""
+    reserved: ReservedCapacity | None = None
+    """Capacity for prompts that join later; None: only for the prompts at the start."""
+
+
+class FoundHypothesis(NamedTuple):
+    """A result of a batch search: the tokens of a hypothesis, their log-probabilities, and whether it ended."""
+
+    tokens: Tensor | NDArray[Any]
+    """Token ids, (t,), with the end symbol if the hypothesis ended."""
+    log_probabilities: Tensor | NDArray[Any]
+    """The log-probability of each token, (t,)."""
+    ended: bool
+    """True if the hypothesis ended with the end symbol; otherwise it was cut."""
+
+
+class BatchSearch(Protocol):
+    """A search in progress: the live hypotheses of a batch, and the best finished ones of every sentence."""
+
+    @property
+    def active(self) -> Tensor:
+        """The batch indices of the sentences that are still decoded, (B,)."""
+
+    def advance(self, steps: int) -> None:
+        """Run at most `steps` decoding steps; the search stops earlier when all sentences are finished."""
+
+    def live(self) -> tuple[Tensor, Tensor]:
+        """Return tokens, int64 (B, W, t), and log-probabilities, (B, W), of the W live hypotheses of each sentence."""
+
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
+        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first.
+
+        Samples are in the order of their random numbers, and end symbols follow the one that ends a sample.
+        """
+
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
+
+
+@runtime_checkable
+class JoinableSearch(BatchSearch, Protocol):
+    """A batch search that other sentences may join while it runs, when some of its sentences are finished."""
+
+    def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
+        """Run at most `steps` decoding steps; stop earlier when at most `max_unfinished` sentences are unfinished."""
+
+    @property
+    def own_lengths(self) -> list[int]:
+        """Return the number of tokens generated so far for each unfinished sentence, in the order of `active`."""
+
+    @property
+    def gains_by_joining(self) -> bool:
+        """Return whether one step for many hypotheses takes much less time than several steps for few."""
+
+    def can_absorb(self, other: Any) -> bool:
+        """Return whether the sentences of another search may join this one."""
+
+    def absorb(self, other: Any, indices: Sequence[int]) -> None:
+        """Move the unfinished sentences of another search, which has taken one step, into this one.
+
+        Args:
+            other: a search for which `can_absorb` holds. It must not be used afterwards.
+            indices: the index in this batch that each of these sentences gets; none of them may be in use.
+        """
