@@ -43,9 +43,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    pairs_of_files,
     validation_event,
 )
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun

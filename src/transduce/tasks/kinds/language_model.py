@@ -33,10 +33,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    text_only,
     validation_event,
 )
-from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
+from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, text_only, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary

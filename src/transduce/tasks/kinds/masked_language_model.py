@@ -50,10 +50,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    text_only,
     validation_event,
 )
-from transduce.tasks.kinds.texts import holds_texts
+from transduce.tasks.kinds.texts import holds_texts, text_only
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings

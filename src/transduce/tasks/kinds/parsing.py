@@ -21,14 +21,8 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import (
-    CardTexts,
-    Outcome,
-    RunPlacement,
-    Validation,
-    model_dtype,
-    pairs_of_files,
-)
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validation, model_dtype
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines

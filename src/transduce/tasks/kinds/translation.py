@@ -52,9 +52,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    pairs_of_files,
     validation_event,
 )
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
