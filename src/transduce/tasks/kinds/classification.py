@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig

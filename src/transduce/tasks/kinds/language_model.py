@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.inference.generator import decode_with_line_feeds, load_generator
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder

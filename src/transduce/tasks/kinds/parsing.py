@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.brackets import score_trees
 from transduce.inference.parser import Parser, load_parser
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
