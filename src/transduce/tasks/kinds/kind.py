@@ -6,7 +6,6 @@ they work on.
 
 import math
 import time
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE
+from transduce.model_folder.read import read_run_setting
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -137,12 +136,9 @@ def continues_training(settings: Settings, kind: str) -> bool:
 def _task_of(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
-        content: dict[str, Any] = tomllib.loads((folder / SETTINGS_FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return read_run_setting(folder, "task.kind", str)
+    except TransduceError:
         return None
-    task = content.get("task", {})
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 # --- interface of a task ---
@@ -584,12 +580,12 @@ class TextKind(TaskKind[TaskCorpus]):
         if not self.may_be_prepared:
             raise TransduceError(
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
-                "files: name them with --source."
+                "files: name them by `data.source`."
             )
         if settings.init_from is not None:
             raise TransduceError(
                 "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
-                "text with --source."
+                "text by `data.source`."
             )
 
     # --- the text ---

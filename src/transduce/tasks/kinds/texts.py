@@ -15,18 +15,25 @@ from transduce.errors import TransduceError
 from transduce.tasks.corpus import TaskText
 from transduce.tasks.settings.structs import DataSettings
 from transduce.text.corpus import CorpusFiles, Format, format_of, read_texts
+from transduce.text.filters import FilterSettings
 
 # --- text and pairs that the settings name ---
 
 
-def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
+"""Filters that keep all lines, even empty ones."""
+
+
+def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Nothing is held out if there is no dev text.
 
     Raises:
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
     if data.format == "tsv":
         raise TransduceError(
             f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
@@ -38,7 +45,8 @@ def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles |
                 f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
                 f"files in `data.{setting.replace('target', 'source')}`."
             )
-    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+    dev = _both_sides(data.dev_source) if data.dev_source else None
+    return TaskText(files=_both_sides(data.source), dev=dev, filters=filters, hold_out=None)
 
 
 def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
@@ -57,9 +65,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "instead."
         )
     if not data.source:
-        raise TransduceError(
-            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
-        )
+        raise TransduceError("There is no text to learn from: name it by `data.source` and `data.target`.")
 
     def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
