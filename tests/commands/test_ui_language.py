@@ -16,7 +16,7 @@ import transduce
 from transduce import ui_language
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
-from transduce.ui_language import CATALOGS, Catalog, localized
+from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +235,7 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",
         ),
         (["translate", "m", "--beam-size", "x"], "参数 --beam-size：不是整数：'x'"),
-        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 --source 和 --target 指定"),
+        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 `--source` 和 `--target` 指定"),
         (["train", "--out", "{folder}/m", "--source", "{folder}/a.zh", "--target", "{folder}/a.en"], "a.zh 不存在"),
         (
             ["train", "--out", "{folder}/m", "--set", "training.stepz=3"],
@@ -268,3 +268,9 @@ def test_machine_readable_output_is_the_same_in_every_language(capfdbinary: pyte
         assert main(["check-install", "--json", "-", "--ui-language", language]) == 0
         reports.append(json.loads(capfdbinary.readouterr().out))
     assert reports[0] == reports[1]
+
+
+def test_columns_are_aligned_where_a_chinese_character_takes_two() -> None:
+    rows = [["变体", "BLEU"], ["base", "31.2"], ["大", "9"]]
+    assert aligned(rows) == ["变体  BLEU", "base  31.2", "大    9"]
+    assert aligned(rows, right=True) == ["变体  BLEU", "base  31.2", "  大     9"]
