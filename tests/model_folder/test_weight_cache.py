@@ -176,7 +176,7 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     )
     with use_ui_language("zh"):
         shown = localized(str(failed))
-    assert "贪心搜索 119 个" in shown
+    assert "贪心搜索 119，" in shown
     assert "用 4 个假设时至少须有 119 个相同" in shown
     assert not re.search("[a-z]{5}", shown.replace("precision", ""))
     assert "it needs at least 100 sentences, but has 99" in str(Int8Proof("", "", "", 99, ()))
