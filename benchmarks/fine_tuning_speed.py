@@ -1,17 +1,18 @@
 """Compare the speed and memory of fine-tuning models of Hugging Face's shapes with `transformers` itself.
 
-    python benchmarks/fine_tuning_speed.py                    # OPUS-MT, BERT-base and GPT-2
+    python benchmarks/fine_tuning_speed.py                    # all shapes
     python benchmarks/fine_tuning_speed.py --shape bert-base  # one of them
     python benchmarks/fine_tuning_speed.py --processor-time   # on a machine with other load
     python benchmarks/fine_tuning_speed.py --quick
 
-Models have the sizes, activations and dropout rates of the well-known ones and random weights; transduce imports the
-folder that `transformers` wrote. All get the same batches of random ids, padded at the right: sentences of 8 to 40
-tokens batched by length, about 4,096 target tokens a step (OPUS-MT); 32 rows of 96 to 128 tokens, of which 15 % are
-predicted (BERT-base); 16 rows of 256 tokens (GPT-2). All use Adam and clip gradients. `transformers` runs in float32
-and with bfloat16 autocast over float32 weights, each with the attentions `sdpa` and `eager`; transduce as
-`transduce train` chooses. Every measurement is a process of its own; processes alternate; figures are medians over the
-rounds, and memory is the greatest peak.
+Models have the sizes, activations and dropout rates of the well-known ones and random weights; `qwen2-12x512` and
+`llama-12x512` are decoders of 12 layers × 512 of these families. transduce imports the folder that `transformers`
+wrote. All get the same batches of random ids, padded at the right: sentences of 8 to 40 tokens batched by length, about
+4,096 target tokens a step (OPUS-MT, T5); 32 rows of 96 to 128 tokens, of which 15 % are predicted (BERT-base); 16 rows
+of 256 tokens (decoders). All use Adam and clip gradients. `transformers` runs in float32 and with bfloat16 autocast
+over float32 weights, each with the attentions `sdpa` and `eager`; transduce as `transduce train` chooses. Every
+measurement is a process of its own; processes alternate; figures are medians over the rounds, and memory is the
+greatest peak.
 
 Bars: target tokens a second at least 1.5 times the best of `transformers` (2.5 times with AMX), and at most 0.6 times
 the least of its peak memory.
@@ -28,13 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from environments import peer_python, pinned
+from imported_shapes import FINE_TUNED, FINE_TUNED_DECODERS
 from report import Row, machine, parser, report
 from training_worker import CHOSEN
 
 from transduce.machine import detect_machine
 
-SHAPES = ("opus-mt", "bert-base", "gpt2", "t5-small", "t5-v1.1-small", "qwen2-12x512", "llama-12x512")
-DECODERS = ("gpt2", "qwen2-12x512", "llama-12x512")
 PEERS = (pinned("transformers"), pinned("safetensors"))
 PEER = "transformers"
 FORMS = ("fp32 sdpa", "fp32 eager", "bf16 sdpa", "bf16 eager")
@@ -61,7 +61,7 @@ def write_batches(shape: str, path: Path, settings: dict[str, Any]) -> int:
     draw, pad_id = np.random.default_rng(1), settings.get("pad_token_id", -1)
     arrays: dict[str, Any] = {}
     for number in range(BATCHES):
-        if shape in DECODERS:
+        if shape in FINE_TUNED_DECODERS:
             ids = draw.integers(100, 20_000, (16, 257))
             source, target, pad_id = ids[:, :-1], ids[:, 1:], -1
         elif shape == "bert-base":
@@ -143,7 +143,7 @@ def rows_of(shape: str, found: dict[str, Any], *, judged: bool) -> list[Row]:
 def main() -> int:
     """Run the benchmark and report."""
     options = parser(__doc__)
-    options.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
+    options.add_argument("--shape", choices=FINE_TUNED, nargs="+", default=list(FINE_TUNED))
     options.add_argument("--form", choices=FORMS, nargs="+", default=list(FORMS), help="forms of the peer")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", type=int, default=6, help="steps per process and round, after two more")

@@ -16,32 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from imported_shapes import SHAPES
+from imported_shapes import FINE_TUNED, FINE_TUNED_DECODERS
 from torch.nn import functional as F
 from training_worker import _answers, serve
 
-_DECODER = {"vocab_size": 32_000, "hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8}
-_DECODER |= {"num_key_value_heads": 2, "intermediate_size": 1408, "max_position_embeddings": 1024}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: SHAPES[name][:2] for name in ("opus-mt", "t5-small", "gpt2")},
-    "bert-base": ("BertForMaskedLM", {"pad_token_id": 0}),
-    "t5-v1.1-small": (
-        "T5ForConditionalGeneration",
-        SHAPES["t5-small"][1]
-        | {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
-        | {"tie_word_embeddings": False},
-    ),
-    "qwen2-12x512": ("Qwen2ForCausalLM", _DECODER | {"tie_word_embeddings": True}),
-    "llama-12x512": ("LlamaForCausalLM", _DECODER | {"tie_word_embeddings": False}),
-}
-"""The class and the configuration of each shape; the last two are those of a large family at a small size."""
-DECODERS = ("gpt2", "qwen2-12x512", "llama-12x512")
 LABEL_SMOOTHING = {"opus-mt": 0.1, "t5-small": 0.1, "t5-v1.1-small": 0.1}
 
 
 def write(shape: str, folder: str) -> None:
     """Write a model with random weights."""
-    kind, settings = MODELS[shape]
+    kind, settings = FINE_TUNED[shape]
     torch.manual_seed(1)
     model_class = getattr(transformers, kind)
     model_class._from_config(model_class.config_class(**settings)).save_pretrained(folder)
@@ -54,14 +38,14 @@ def main() -> None:
     torch.set_num_threads(plan["threads"])
     torch.manual_seed(1)
     shape, (precision, attention) = plan["shape"], plan["form"].split()
-    model_class = getattr(transformers, MODELS[shape][0])
+    model_class = getattr(transformers, FINE_TUNED[shape][0])
     model = model_class.from_pretrained(plan["folder"], attn_implementation=attention).train()
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.98), eps=1e-9, weight_decay=0, fused=True)
     pad_id, pairs = plan["pad_id"], read_pairs(plan["batches"])
 
     def logits_of(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if shape in DECODERS:
+        if shape in FINE_TUNED_DECODERS:
             return model(input_ids=source).logits  # type: ignore[no-any-return]
         inputs = {"input_ids": source, "attention_mask": (source != pad_id).long()}
         if shape != "bert-base":

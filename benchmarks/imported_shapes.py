@@ -83,6 +83,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 LANGUAGE_MODELS = ("gpt2", "qwen2-0.5b")
+_DECODER = {"vocab_size": 32_000, "hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8}
+_DECODER |= {"num_key_value_heads": 2, "intermediate_size": 1408, "max_position_embeddings": 1024}
+_DECODER |= {"bos_token_id": 31_998, "eos_token_id": 31_999}
+# Name: class and configuration, for fine_tuning_speed.py; the last two are of large families, at a small size.
+FINE_TUNED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: SHAPES[name][:2] for name in ("opus-mt", "t5-small", "gpt2")},
+    "bert-base": ("BertForMaskedLM", {"pad_token_id": 0}),
+    "t5-v1.1-small": (
+        "T5ForConditionalGeneration",
+        SHAPES["t5-small"][1]
+        | {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+        | {"tie_word_embeddings": False},
+    ),
+    "qwen2-12x512": ("Qwen2ForCausalLM", _DECODER | {"tie_word_embeddings": True}),
+    "llama-12x512": ("LlamaForCausalLM", _DECODER | {"tie_word_embeddings": False}),
+}
+FINE_TUNED_DECODERS = ("gpt2", "qwen2-12x512", "llama-12x512")
 _FINAL_NORMS = {
     "MarianMTModel": "model.decoder.layers.5.final_layer_norm",
     "BartForConditionalGeneration": "model.decoder.layers.5.final_layer_norm",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 import torch
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
 from transduce.demonstration.grammar import generate
@@ -27,6 +29,8 @@ from transduce.inspection.attribution import Method
 from transduce.inspection.plots import SUFFIXES
 from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
+from transduce.model.config import OWN_NAMES
+from transduce.model.feed_forward import ACTIVATIONS
 from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.training.choices import PRESETS
@@ -115,6 +119,65 @@ def test_a_mistyped_word_gets_one_line_and_code_2(capsys: Capture, arguments: li
     assert captured.out == ""
 
 
+# --- suggested commands ----------------------------------------------------------------------------------------
+
+
+PLUGIN = """
+import torch
+from transduce import register
+
+@register("activation", "cubed_for_suggestions")
+def cubed(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+"""
+
+
+def test_the_command_that_training_suggests_works_as_it_is(
+    capsys: Capture, toy_corpus: Path, write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, out = write_lines("my plugin.py", PLUGIN.split("\n")), tmp_path / "my model"
+    settings = ["model.activation=cubed_for_suggestions", "tokenizer.vocabulary_size=320", "model.d_model=16"]
+    try:
+        assert main([
+            "train", "--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en"), "--steps", "1",
+            *(word for setting in settings for word in ("--set", setting)), "--out", str(out), *COMPUTING,
+            "--plugin", str(plugin), "--ui-language", "en",
+        ]) == 0  # fmt: skip
+        (command,) = re.findall(r"Try: (.*)$", capsys.readouterr().err, re.MULTILINE)
+        words = shlex.split(command)
+        assert words == [
+            "transduce", "translate", str(out), "--ui-language", "en", "--plugin", str(plugin)
+        ]  # fmt: skip
+        feed(monkeypatch, "你好\n".encode())
+        assert main(words[1:]) == 0
+        lines = str(write_lines("lines.zh", ["你好"] * 40))
+        assert main([*words[1:], lines, "--workers", "2", *COMPUTING]) == 0  # in processes that need the plugin, too
+    finally:
+        OWN_NAMES["activation"].discard("cubed_for_suggestions")
+        ACTIVATIONS.pop("cubed_for_suggestions", None)
+    assert common_options() == ""
+
+
+@pytest.mark.parametrize(
+    ("argument", "posix", "windows"),
+    [
+        ("models/a-b", "models/a-b", "models/a-b"),
+        ("my model", "'my model'", '"my model"'),
+        ("C:\\models\\a", "'C:\\models\\a'", "C:\\models\\a"),
+        ("a&b", "'a&b'", '"a&b"'),
+        ("模型", "'模型'", "模型"),
+    ],
+)
+def test_suggested_commands_quote_as_the_system_does(
+    argument: str, posix: str, windows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell_word(argument) == posix
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.argument_checks._IS_WINDOWS", True)
+        assert shell_word(argument) == windows
+    assert shell_word("-m") == "./-m"
+
+
 # --- train -----------------------------------------------------------------------------------------------------
 
 
@@ -143,17 +206,17 @@ def test_train_with_a_settings_file_set_and_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both set when to stop"),
-        (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
-        (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
-        (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
+        (["--steps", "5", "--minutes", "1"], "`--steps` (5) and `--minutes` (1.0) both set when to stop"),
+        (["--steps", "0"], "`--steps` must be greater than 0, but is 0"),
+        (["--minutes", "-1"], "`--minutes` must be greater than 0, but is -1.0"),
+        (["--minutes", "nan"], "`--minutes` must be finite, but is nan"),
         (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`--threads` must be at least 1, but is 0"),
         (["--device", "tpu"], "`--device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
-        (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
+        (["--languages", "zh", "English"], "`--languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],
             "/dev/null is a pipe or a device, but text is read several times: write it to a file.",
@@ -386,7 +449,7 @@ def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -
 
 def test_a_demonstration_that_cannot_be_leaves_nothing(capsys: Capture, tmp_path: Path) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
-    assert capsys.readouterr().err == "transduce: `training.steps` must be greater than 0, but is 0.\n"
+    assert capsys.readouterr().err == "transduce: `--steps` must be greater than 0, but is 0.\n"
     assert list(tmp_path.iterdir()) == []
 
 

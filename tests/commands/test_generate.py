@@ -68,6 +68,8 @@ def test_inspect_writes_a_page_of_a_language_model(
     assert [each["text"] for each in inspections] == ["abc", "bad"]
     assert inspections[0] == found
     assert {"value", "occlusion", "integrated"} <= {each["method"] for each in found["attributions"]}
+    assert main([*options, "--attribution", "occlusion"]) == 0
+    assert b"attribution by occlusion" in capsysbinary.readouterr().out
     assert main([*options, "--beside", str(model)]) == 2
     assert b"`--beside` compares Transformers that translate" in capsysbinary.readouterr().err
 

@@ -29,6 +29,29 @@ def test_inspect_prints_and_writes(trained: Path, tmp_path: Path, capfdbinary: p
     assert payload["translation"] in page.read_text("utf-8")
 
 
+def test_a_page_opens_with_the_chosen_attribution(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    page, options = (
+        tmp_path / "page.html",
+        ["inspect", str(trained), "我吃鱼。", "--attribution", "gradient", *ONE_THREAD],
+    )
+    assert main([*options, "--json", "-"]) == 0
+    alone = json.loads(capfdbinary.readouterr().out)
+    assert main([*options, "--json", "-", "--html", str(page), "--more", "我喝水。"]) == 0
+    shown = json.loads(capfdbinary.readouterr().out)
+    content = page.read_text("utf-8").partition('id="payload">')[2].partition("</script>")[0]
+    first, second = json.loads(content)["inspections"]
+    for each in (first, second):
+        methods = [found["method"] for found in each["attributions"]]
+        assert methods[0] == "gradient"
+        assert len(set(methods)) == len(methods) > 1
+    assert shown["words"] == alone["words"] == first["attributions"][0]["words"]
+    assert first["words"] != shown["words"]  # the page shows attention too
+    assert main([*options, "--html", str(page)]) == 0
+    assert "attribution by gradient" in capfdbinary.readouterr().out.decode()
+
+
 def test_inspect_can_print_json_alone(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["inspect", str(trained), "我吃鱼。", "--json", "-", "--beam-size", "1", *ONE_THREAD]) == 0
     assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 1

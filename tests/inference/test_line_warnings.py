@@ -1,13 +1,15 @@
 """Test that `transduce translate` warns once per run of sources in another language and of lost sentences."""
 
 import io
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import transduce
 from transduce.commands.main import main
-from transduce.inference.line_warnings import LineWarnings, unknown_letters
+from transduce.inference.line_warnings import LineWarnings, UnknownLetters, unknown_letters
 from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.translation import Alternative, Translation
 from transduce.text import CorpusFiles, TokenizerSettings, read_pairs
@@ -57,7 +59,7 @@ def test_one_warning_of_each_kind_with_the_first_lines() -> None:
 
 def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
     warnings = LineWarnings(
-        "zh", "en", unknown_characters=lambda text: "".join(each for each in text if each in "量😆й")
+        "zh", "en", unknown_characters=lambda text: UnknownLetters([each for each in text if each in "量😆й"])
     )
     warnings.add(1, "量子计算机很贵", "Tea is expensive.")
     warnings.add(2, "我喜欢茶 😆", "I like tea 😆")
@@ -94,7 +96,44 @@ def test_letters_that_are_spelled_in_bytes_are_reported(toy_corpus: Path) -> Non
     settings = TokenizerSettings(vocabulary_size=350, byte_fallback=True)
     vocabulary = transduce.Tokenizer.train(lambda: read_pairs(files), settings, adjust=True).source
     assert any(piece.startswith("<0x") for piece in vocabulary.token_texts(vocabulary.encode("龘")))
-    assert unknown_letters(vocabulary)("我喜欢龘😆。") == ["龘"]
+    assert unknown_letters(vocabulary)("我喜欢龘😆。") == ([], ["龘"])
+    warnings = LineWarnings("zh", "en", unknown_characters=unknown_letters(vocabulary))
+    warnings.add(1, "我喜欢龘😆。", None)
+    assert str(warnings) == (
+        "warning: the vocabulary spells some letters in bytes (龘), as the training text had few or none of them: "
+        "check the translations of line 1.\n"
+    )
+
+
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_separate_accents_are_reported_with_the_remedy(tmp_path: Path, byte_fallback: bool) -> None:
+    lines = tmp_path / "lines.de"
+    lines.write_text("Der Käse war schön.\nÜber dem Schnee.\n" * 50, "utf-8")
+    files = CorpusFiles(source=(str(lines),), target=(str(lines),))
+    settings = TokenizerSettings(vocabulary_size=290, byte_fallback=byte_fallback)
+    vocabulary = transduce.Tokenizer.train(lambda: read_pairs(files), settings, adjust=True).source
+    warnings = LineWarnings("de", "en", unknown_characters=unknown_letters(vocabulary))
+    warnings.add(1, "Der Käse war schön.", None)
+    assert str(warnings) == ""
+    warnings.add(2, unicodedata.normalize("NFD", "Der Käse war schön."), None)
+    warnings.add(3, "Der Schnee ❤\ufe0f", None)
+    assert str(warnings) == (
+        "warning: letters and their accents are separate characters (ä, ö), which the model has not learned: convert "
+        "the text to Unicode's composed form (NFC), and translate it again, as line 2 cannot be relied on.\n"
+    )
+    warnings.add(4, unicodedata.normalize("NFD", "Die ñandú"), None)  # has no token in either form
+    assert "ñ" in str(warnings).partition("separate")[0]
+
+
+def test_a_letter_inside_a_longer_token_is_not_reported() -> None:
+    class Whole:
+        unknown_characters = staticmethod(lambda _: "")
+        encode = staticmethod(lambda text: [0] if text == "Gü" else [1])
+        token_texts = staticmethod(lambda ids: ["▁Gü"] if ids == [0] else ["<0xC3>", "<0xBC>"])
+
+    vocabulary: Any = Whole()
+    assert unknown_letters(vocabulary)("Gü") == ([], [])
+    assert unknown_letters(vocabulary)("ü") == ([], ["ü"])
 
 
 def test_words_that_a_word_list_lacks_are_reported_whole() -> None:

@@ -436,10 +436,12 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
     model = build_encoder_decoder(config)
     with torch.no_grad():
         model.get_parameter("target_embedding.positions.weight").mul_(3.0)
-    for search in (GREEDY, BEAM):
+    for search in (GREEDY, BEAM, msgspec.structs.replace(GREEDY, max_length=500)):
         found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
         assert len(found.alternatives[0].tokens) == 12
         assert not found.alternatives[0].ended
+    with pytest.raises(TransduceError, match=r"learned positions end at 12 tokens .* or `min_length` need 14 with"):
+        Translator(model, translator.tokenizer, search=msgspec.structs.replace(GREEDY, min_length=13))("我爱你")
 
 
 def test_the_best_of_diverse_beams_is_the_best_however_many_are_asked_for(

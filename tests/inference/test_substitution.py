@@ -9,7 +9,7 @@ from transduce.inference.glossary_search import translate_with_terms
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import Score
 from transduce.inference.spans import word_spans
-from transduce.inference.substitution import TermModel, insert_terms, substitute
+from transduce.inference.substitution import TermModel, _forms_like, insert_terms, substitute
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -86,6 +86,31 @@ def test_what_begins_a_sentence_begins_it_with_a_capital(vocabulary: Vocabulary)
 def test_the_form_is_the_one_that_the_model_likes_best(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
     assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "forms", "taken"),
+    [
+        ("dogs", ("goat", "goats"), "goats"),
+        ("Dog", ("goat", "goats"), "goat"),
+        ("children", ("pupil", "pupils"), "pupils"),
+        ("class", ("group", "groups"), "group"),
+        ("dog", ("sheep", "goats"), "sheep"),
+    ],
+)
+def test_an_english_plural_replaces_a_plural(replaced: str, forms: tuple[str, ...], taken: str) -> None:
+    assert _forms_like(replaced, forms) == [taken]
+    assert _forms_like(replaced, ("milk", "tea")) == (["milk", "tea"] if taken[-1] != "s" else ("milk", "tea"))
+
+
+def test_the_number_of_the_replaced_word_precedes_the_models_liking(vocabulary: Vocabulary) -> None:
+    glossary = Glossary([Term("茶", ("apple", "apples"))])
+    opinions = Opinions(vocabulary, {"teas": "茶"}, dislikes=["apples"])
+    for language, text in (("en", "we like apples"), ("de", "we like apple")):
+        model = TermModel(vocabulary, opinions.score, not_called, target_language=language)
+        (changed,) = substitute([("我喜欢茶", "we like teas")], glossary, model)
+        assert changed is not None
+        assert changed.target == text
 
 
 def test_neighbours_go_with_it_where_the_model_likes_it_better(vocabulary: Vocabulary) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transduce.argument_checks import shell_word
+from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inspection.doctor import CHECKS, DoctorReport, ResidualLayer, SplitModel, Subject, examine
 from transduce.inspection.doctor.transduce_models import (
@@ -247,3 +249,20 @@ def test_what_is_neither_is_reported(tmp_path: Path, write_lines: WriteLines) ->
         subject_from_path(tmp_path / "gone")
     with pytest.raises(TransduceError, match=r"is not valid TOML"):
         subject_from_path(write_lines("s.toml", ["= ="]))
+
+
+@pytest.mark.parametrize("name", ["my model.pt", "weights"])
+def test_a_file_of_weights_gets_the_way_to_examine_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    torch.save({"a": torch.zeros(2)}, path)
+    assert main(["doctor", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"convert it by `transduce import-tutorial {shell_word(path)} OUT --style STYLE --heads N" in said
+    assert "call `transduce.examine` in Python." in said
+    assert main(["translate", str(path)]) == 2
+    assert "import-tutorial" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(TransduceError, match=r"is one file of a model folder: name the folder, "):
+        subject_from_path(path)

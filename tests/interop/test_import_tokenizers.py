@@ -245,6 +245,68 @@ def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: 
     assert vocabulary.encode_batch(LINES) == theirs(LINES, add_special_tokens=False)["input_ids"] != before
 
 
+BERT_NAMES = {
+    "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [None, "BertTokenizer", "ElectraTokenizerFast", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"tokenize_chinese_chars": False},
+        {"extra_special_tokens": ["<two>", "<other>"], "mask_token": "<m>"},
+        {"additional_special_tokens": ["<other>"]},
+        {"extra_special_tokens": {"image_token": "<other>"}, "video_token": "<two>"},
+        {"mask_token": {"content": "<other>", "lstrip": True, "__type": "AddedToken"}},
+        {"sep_token": "<s>", "cls_token": "<c>", "extra_special_tokens": ["<other>"]},
+    ],
+)
+def test_a_folder_of_bert_is_read_as_by_transformers(
+    kind: str | None, lowercase: bool, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The class may be left to the model's type, and tokens may be named that tokenizer.json lacks."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = [*BERT_NAMES.values(), *"hH", "##e", "##l", "##o", "##é", "hello", "Hello", "a", "b", "我", "##们", "我们"]
+    model = tokenizers.Tokenizer(tokenizers.models.WordPiece({word: id for id, word in enumerate(words)}))
+    model.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+    model.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    model.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    model.add_special_tokens(list(BERT_NAMES.values()))
+    model.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": "bert"})
+    named = {} if kind is None else {"tokenizer_class": kind}
+    write(tmp_path, "tokenizer_config.json", named | BERT_NAMES | settings)
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = ours(tmp_path, "bert", pad_id=3).source
+    lines = ["Hello hello", "helé HELLO", "我们 a", "a <other>b <two> <m>", "a<other>", "a [MASK]"]
+    assert isinstance(vocabulary, ImportedVocabulary)
+    check_ids(theirs, vocabulary, lines)
+
+
+def test_a_byte_level_folder_without_a_class_is_read_as_by_transformers(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator(LINES * 9, vocab_size=400, show_progress=False, special_tokens=["<|endoftext|>"])
+    trained.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": "gpt2"})
+    lines = [*LINES, "a<other>b <two>"]
+    encoded = []
+    for settings in ({}, {"add_prefix_space": True}, {"extra_special_tokens": ["<two>", "<other>"]}):
+        write(tmp_path, "tokenizer_config.json", {"eos_token": "<|endoftext|>"} | settings)
+        theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+        encoded.append(ours(tmp_path, "gpt2", eos_id=0).source.encode_batch(lines))
+        assert encoded[-1] == theirs(lines, add_special_tokens=False)["input_ids"]
+    assert encoded[0] != encoded[1]
+    assert encoded[0] != encoded[2]
+    size = len(json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
+    assert ours(tmp_path, "gpt2", size, eos_id=0).source.encode_batch(lines) == encoded[0]  # without embeddings
+
+
 def write_llama(folder: Path, pipeline: str) -> dict[str, Any]:
     """Write a small Llama tokenizer with an added token `<old>` to a folder; return its tokenizer.json."""
     tokenizers = pytest.importorskip("tokenizers")

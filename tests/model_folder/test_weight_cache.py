@@ -24,7 +24,7 @@ from transduce.model_folder import weight_cache
 from transduce.model_folder.load import load_model_at, quantize_to_int8
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.model_folder.tensor_files import MappedTensors, write_tensors
-from transduce.model_folder.weight_cache import Int8Comparison
+from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof
 from transduce.model_folder.write import write_model_folder
 from transduce.text.tokenizer import Tokenizer
 
@@ -165,6 +165,12 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
         assert weight_cache.write_proof(prepacked, sentences, found).holds == holds
         assert taken() == ("int8" if holds else usual)
     assert not weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500, -0.2)]).holds
+    failed = Int8Proof("", "", "", 120, (Int8Comparison(1, False, 119), Int8Comparison(4, False, 118, -0.234)))
+    assert str(failed).endswith(
+        "does not take the 8-bit weights: at least 119 must be equal with 4 hypotheses, but 118 are; "
+        "BLEU may differ by 0.1 with 4 hypotheses, but differs by -0.234"
+    )
+    assert "it needs at least 100 sentences, but has 99" in str(Int8Proof("", "", "", 99, ()))
     weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500)])
     assert open_translator([folder, folder], device="cpu", threads=1).precision == usual  # an ensemble
     monkeypatch.setattr(weight_cache, "version", lambda _: "another")

@@ -1,7 +1,10 @@
 """Test `transduce verify-resume` with a user's own settings, and its report of differences."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,37 @@ def test_settings_killed_and_resumed_are_equal(
     assert report.differences == []
     assert 0 < report.resumed_from_step <= report.killed_after_step
     assert report.compared_at_step == report.resumed_from_step + 8
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a process can take")
+@pytest.mark.usefixtures("empty_temporary")
+def test_sigterm_ends_the_child_and_removes_the_folder(
+    tmp_path: Path, toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in toy_settings.items()), "utf-8")
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            children.append(self)
+
+    def terminate(_: Path) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(verification, "_last_step", terminate)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not handled"))
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(["verify-resume", str(settings), "--threads", "1", "--device", "cpu"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 143
+    assert children
+    assert all(child.poll() is not None for child in children)
 
 
 @pytest.mark.usefixtures("empty_temporary")

@@ -1,10 +1,13 @@
 """Test server-sent events: the final part of the translation so far, then the result."""
 
+import asyncio
 import http.client
 import itertools
 import json
 from contextlib import closing
 from typing import Any
+
+from transduce.serving.responses import _Exchange
 
 
 def events(live: Any, **fields: Any) -> list[tuple[str, Any]]:
@@ -105,3 +108,23 @@ def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: An
     )
     assert observer.after_step(torch.tensor([0, 1, 2, 2, 3]), pieces) == []
     assert told == [(1, [5, 6, 7], 1), (0, [1, 2, 3], 0)]  # a sentence that was cut has no text yet
+
+
+def test_nothing_is_written_to_a_connection_that_was_found_closed() -> None:
+    """Each write to a closed connection would be a line in the log, from the fifth one on."""
+
+    async def write_ten_events() -> int:
+        writes, is_closed = 0, asyncio.Event()
+
+        async def write(_: Any) -> None:
+            nonlocal writes
+            if not is_closed.is_set():
+                writes += 1
+                asyncio.get_running_loop().call_soon(is_closed.set)  # as asyncio reports a failed write
+
+        exchange = _Exchange(write, 10.0)
+        for _ in range(10):
+            await exchange.send({"type": "http.response.body", "body": b"x", "more_body": True})
+        return writes
+
+    assert asyncio.run(write_ten_events()) == 1

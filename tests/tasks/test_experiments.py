@@ -198,7 +198,9 @@ def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:
     [
         ({"variants": []}, "compares variants: add tables"),
         ({"seeds": [1, 1]}, "`seeds` must be different numbers"),
-        ({"seed": 1}, "is not an experiment: Object contains unknown field `seed`"),
+        ({"seed": 1}, r"is not an experiment: there is no key `seed`; those in its place are out, seeds, "),
+        ({"test": {"source": "a", "reference": "b"}}, "no key `test.reference`; those in its place are source, target"),
+        ({"variants": [{"name": "a", "set": {}}]}, "no key `variants.set`; those in its place are name, settings"),
         ({"variants": [{"name": "a"}, {"name": "b"}]}, "`a` and `b` have the same settings"),
         ({"variants": [{"name": "a"}, {"name": "a", "settings": {"preset": "tiny"}}]}, "Two variants are named `a`"),
         ({"variants": [{"name": "../a"}]}, "is that of a folder"),
@@ -374,6 +376,28 @@ def test_the_columns_of_a_tagged_test_set_are_those_of_its_format(
 ) -> None:
     run = expand(make_experiment(content(tmp_path, files, plugin)))[0]
     assert _test_command(run, experiments.TestSettings(source=name))[1] == options
+
+
+def test_a_failure_is_told_by_its_error_and_not_by_lines_of_another_process(
+    tmp_path: Path, files: dict[str, Path], plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that outlives an experiment that was killed writes to the same log."""
+    experiment = make_experiment(content(tmp_path, files, plugin))
+    run = expand(experiment)[0]
+    run.log_path.parent.mkdir(parents=True, exist_ok=True)
+    run.log_path.write_text("transduce: An old error.\n", "utf-8")
+
+    class Failing:
+        def __init__(self, *_: Any, stdout: Any, **__: Any) -> None:
+            stdout.write(b"transduce: Another process is training.\nFinished at step 60.\n")
+
+        def wait(self) -> int:
+            return 2
+
+    monkeypatch.setattr("subprocess.Popen", Failing)
+    runner = experiments._Runner(experiment, [run], experiments.ExperimentOptions(), lambda _: None)
+    assert not runner._execute(run, ["train"], "a")
+    assert [failure.reason for failure in runner._failures] == ["transduce: Another process is training."]
 
 
 # --- statistics -------------------------------------------------------------------------------------------------

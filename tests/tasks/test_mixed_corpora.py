@@ -14,7 +14,10 @@ from transduce.data.text_noise import NoisyPlan, TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model_folder.read import SETTINGS_FILE
+from transduce.tasks.run.run import RunRequest
 from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.train import with_runs
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -111,6 +114,49 @@ def test_other_mixtures_are_refused(
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         transduce.train(source=text["new"][0], target=text["new"][1], mix=mix, out=tmp_path / "m")
+
+
+def old_run(folder: Path, source: str, target: str, digest: str | None = None) -> Path:
+    """Write what `--mix` reads of a run that stored no absolute paths."""
+    folder.mkdir()
+    (folder / SETTINGS_FILE).write_text(f'[data]\nsource = ["{source}"]\ntarget = ["{target}"]\n', "utf-8")
+    if digest is not None:
+        state = {"path": source, "size": 1, "modified_at": 1, "sha256": digest}
+        (folder / "text_files.json").write_text(json.dumps([state]), "utf-8")
+    return folder
+
+
+def test_mix_names_the_option_and_the_remedy_where_text_is_missing(
+    text: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = old_run(tmp_path / "old", "gone.en", "gone.xx")
+    new = ["--source", text["new"][0], "--target", text["new"][1], "--out", str(tmp_path / "m")]
+    assert main(["train", *new, "--mix", f"{old}:0.3"]) == 2
+    said = capsys.readouterr().err
+    assert f"The run in {old} was trained on gone.en, which does not exist (the current folder is " in said
+    assert "by `--corpus NEW_SOURCE NEW_TARGET --corpus OLD_SOURCE OLD_TARGET share=SHARE` instead" in said
+    assert main(["train", *new, "--mix", str(old)]) == 2
+    assert "`--mix` takes the folder of a run and a share" in capsys.readouterr().err
+    assert main(["train", "--out", str(tmp_path / "m"), "--mix", f"{old}:0.3"]) == 2
+    assert "`--mix` adds text of earlier runs to new text" in capsys.readouterr().err
+    with pytest.raises(TransduceError, match=r"by `source` and `target` in its table, in place of `run`\."):
+        transduce.train(corpora=[{"source": [text["new"][0]], "target": [text["new"][1]]}, {"run": str(old)}], out="m")
+
+
+def test_a_table_takes_the_text_of_an_earlier_run(text: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+    old = old_run(tmp_path / "old", *text["old"])
+    tables = [{"source": [text["new"][0]], "target": [text["new"][1]]}, {"run": str(old), "share": 0.5}]
+    request = with_runs(RunRequest(settings={"data": {"corpora": tables}}, out=tmp_path / "m"))
+    data = make_settings(request.settings).data
+    assert (data.source, data.target) == tuple(zip(text["new"], text["old"], strict=True))
+    assert [corpus.share for corpus in data.corpora] == [None, 0.5]
+
+
+def test_mix_refuses_text_that_the_run_did_not_read(text: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+    (source, target), new = text["old"], text["new"]
+    old = old_run(tmp_path / "old", source, target, digest="0" * 64)
+    with pytest.raises(TransduceError, match=r"but the text in .* is another one now: name all text by `--corpus"):
+        transduce.train(source=new[0], target=new[1], mix={str(old): 0.3}, out=tmp_path / "m")
 
 
 def test_tags_choose_the_domain(text: dict[str, tuple[str, str]], tmp_path: Path, capsys: Any) -> None:

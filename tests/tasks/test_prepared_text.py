@@ -131,5 +131,5 @@ def test_shards_of_different_tasks_are_not_merged(book: Path, tmp_path: Path, ca
 @pytest.mark.parametrize("kind", ["parsing", "classification", "time-series"])
 def test_other_tasks_make_their_corpus_themselves(kind: str, book: Path, tmp_path: Path, capsys: Any) -> None:
     assert prepare(book, tmp_path / "prepared", kind) == 2
-    assert f"`task.kind` is {kind}, whose corpus is prepared when training starts" in capsys.readouterr().err
+    assert f"`--task` is {kind}, whose corpus is prepared when training starts" in capsys.readouterr().err
     assert not (tmp_path / "prepared").exists()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
@@ -84,7 +85,10 @@ def run(options: argparse.Namespace) -> int:
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
     sys.stderr.write(
-        localized(f"Written to {options.output}: transduce translate {options.model} --datastore {options.output}\n")
+        localized(
+            f"Written to {options.output}: transduce translate {shell_word(options.model)} --datastore "
+            f"{shell_word(options.output)}{common_options()}\n"
+        )
     )
     return 0
 

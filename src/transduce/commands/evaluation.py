@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from transduce.argument_checks import shell_word
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
     SEARCH_OPTIONS,
@@ -129,8 +130,8 @@ def _is_classifier(model: str) -> bool:
     card = find_task_card(Path(model)) if Path(model).is_dir() else None
     if card is not None and card.kind == "tagging":
         raise TransduceError(
-            f"`evaluate` scores translations and classes, but {model} is a tagger: `transduce tag {model} FILE "
-            "--score` reports its accuracy and the F1 of spans."
+            f"`evaluate` scores translations and classes, but {model} is a tagger: "
+            f"`transduce tag {shell_word(model)} FILE --score` reports its accuracy and the F1 of spans."
         )
     return card is not None and card.kind == "classification"
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from transduce.inspection.attention import WordAttention
     from transduce.inspection.plots import Chart
     from transduce.inspection.reading import Reader
-    from transduce.inspection.sentence_view import Inspection, PronounAttention, TextInspection, WordAlignment
+    from transduce.inspection.sentence_view import Inspection, PronounAttention, TextInspection
+
+_Inspected = TypeVar("_Inspected", "Inspection", "TextInspection")
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
@@ -69,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--attribution",
         choices=ATTRIBUTION_METHODS,
-        help="show which words made each word of the output, by this method, in place of attention",
+        help="show which words made each word of the output, by this method, in place of attention; the page of --html "
+        "opens with it",
     )
     page = parser.add_argument_group("page (with --html)")
     page.add_argument(
@@ -145,13 +148,8 @@ def run(options: argparse.Namespace) -> int:
         return _show_page(options, reader) if options.html is not None else _show_translation(options, reader)
     if options.html is not None:
         return _show_text_page(options, reader)
-    found = inspect_text(reader, sentence_or_table(reader, options.sentence))
-    title = None
-    if options.attribution is not None:
-        target = found.answer if isinstance(reader, Translator) else None
-        words, title = _attributed(options, reader, target), _title(options)
-        found = msgspec.structs.replace(found, words=words)
-    return _show(options, found, found.draw(title))
+    found = _with_method(options, reader, inspect_text(reader, sentence_or_table(reader, options.sentence)))
+    return _show_text(options, found)
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
@@ -184,8 +182,6 @@ def _check_options(options: argparse.Namespace) -> str | None:
             raise TransduceError(f"`--{name.replace('_', '-')}` needs --{tool.replace('_', '-')}: pass that too.")
     if options.attribution is not None and chosen:
         raise TransduceError(f"--attribution explains a sentence, and {shown[0]} something else: pass one of them.")
-    if options.attribution is not None and options.html is not None:
-        raise TransduceError("The page of --html has every method of attribution: leave --attribution out.")
     if options.html is not None and any(name != "pronoun" for name in chosen):
         raise TransduceError(f"--html shows how a sentence is translated, and {shown[0]} does not: use --picture.")
     for name in ("more", "beside"):
@@ -218,15 +214,10 @@ def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
 
 def _show_translation(options: argparse.Namespace, translator: "Translator") -> int:
     from transduce.inspection.sentence import inspect_sentence
-    from transduce.inspection.sentence_view import draw_inspection
 
     _report_input(translator, options.sentence)
     inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
-    title = ""
-    if options.attribution is not None:
-        words, title = _attributed(options, translator, inspection.translation), _title(options)
-        inspection = msgspec.structs.replace(inspection, words=words)
-    return _show(options, inspection, draw_inspection(inspection, _attention(inspection), title))
+    return _show_sentence(options, _with_method(options, translator, inspection))
 
 
 def _report_input(translator: "Translator", text: str) -> None:
@@ -261,22 +252,20 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
     """Write the page of all sentences and models; print the part of the first sentence and model."""
     from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
-    from transduce.inspection.sentence_view import InspectionPage, draw_inspection
+    from transduce.inspection.sentence_view import InspectionPage
 
     sentences = _sentences(options)
     folders = [options.model, *([options.beside] if options.beside else [])]
     translators = [translator, *(load_translator(folder, options) for folder in folders[1:])]
     labels = unique_suffixes([Path(folder) for folder in folders]) if len(folders) > 1 else [""]
-    inspections = [
-        msgspec.structs.replace(
-            inspect_sentence(each, sentence, search=search_settings(options, folder), attributions=True), label=label
-        )
-        for sentence in sentences
-        for each, folder, label in zip(translators, folders, labels, strict=True)
-    ]
+    inspections = []
+    for sentence in sentences:
+        for each, folder, label in zip(translators, folders, labels, strict=True):
+            found = inspect_sentence(each, sentence, search=search_settings(options, folder), attributions=True)
+            inspections.append(msgspec.structs.replace(_with_method(options, each, found), label=label))
     page = InspectionPage(inspections=tuple(inspections))
     write_file(Path(options.html), page.to_html().encode())
-    return _show(options, inspections[0], draw_inspection(inspections[0], _attention(inspections[0])))
+    return _show_sentence(options, inspections[0])
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
@@ -287,9 +276,9 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
     if options.beside is not None:
         raise TransduceError("`--beside` compares Transformers that translate, and this model is none: leave it out.")
     texts = [sentence_or_table(reader, each) for each in _sentences(options)]
-    found = tuple(inspect_text(reader, text, attributions=True) for text in texts)
+    found = tuple(_with_method(options, reader, inspect_text(reader, text, attributions=True)) for text in texts)
     write_file(Path(options.html), TextInspectionPage(inspections=found).to_html().encode())
-    return _show(options, found[0], found[0].draw())
+    return _show_text(options, found[0])
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
@@ -303,16 +292,51 @@ def _sentences(options: argparse.Namespace) -> list[str]:
     return sentences
 
 
-def _attributed(options: argparse.Namespace, reader: "Reader", target: str | None) -> "WordAlignment":
+def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspected) -> _Inspected:
+    """Return an inspection whose first attribution is by the method of --attribution, if one is chosen.
+
+    A page opens with the first method.
+    """
+    from transduce.inference.translator import Translator
     from transduce.inspection.attribution import attribute
-    from transduce.inspection.sentence_view import WordAlignment
+    from transduce.inspection.sentence_view import Inspection, WordAlignment, WordAttribution
 
-    found = attribute(reader, options.sentence, target, method=options.attribution)
-    weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
-    return WordAlignment(found.source_words, found.target_words, weights)
+    if options.attribution is None:
+        return found
+    text, answer = (found.source, found.translation) if isinstance(found, Inspection) else (found.text, found.answer)
+    target = answer if isinstance(reader, Translator) else None
+    chosen = attribute(reader, text, target, method=options.attribution)
+    weights = tuple(tuple(round(float(share), 3) for share in row) for row in chosen.shares())
+    first = WordAttribution(options.attribution, WordAlignment(chosen.source_words, chosen.target_words, weights))
+    others: list[WordAttribution] = [each for each in found.attributions if each.method != options.attribution]
+    replaced: _Inspected = msgspec.structs.replace(found, attributions=(first, *others))
+    return replaced
 
 
-def _title(options: argparse.Namespace) -> str:
+def _with_table(options: argparse.Namespace, found: _Inspected) -> _Inspected:
+    """Return an inspection whose table of words is the first attribution, if --attribution chooses a method."""
+    if options.attribution is None:
+        return found
+    replaced: _Inspected = msgspec.structs.replace(found, words=found.attributions[0].words)
+    return replaced
+
+
+def _show_sentence(options: argparse.Namespace, inspection: "Inspection") -> int:
+    from transduce.inspection.sentence_view import draw_inspection
+
+    shown = _with_table(options, inspection)
+    return _show(options, shown, draw_inspection(shown, _attention(shown), _title(options) or ""))
+
+
+def _show_text(options: argparse.Namespace, inspection: "TextInspection") -> int:
+    shown = _with_table(options, inspection)
+    return _show(options, shown, shown.draw(_title(options)))
+
+
+def _title(options: argparse.Namespace) -> str | None:
+    """Return the title of a table of attribution; None without --attribution, for the default title."""
+    if options.attribution is None:
+        return None
     return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
 
 

@@ -4,13 +4,17 @@ import argparse
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
+from transduce.argument_checks import use_common_options
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
 from transduce.ui_language import LANGUAGES, labeled, localized, ui_language
@@ -251,8 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with use_ui_language("auto"):
-        set_ui_language(_take_ui_language(arguments))
-        return _explained(arguments)
+        language = _take_ui_language(arguments)
+        set_ui_language(language)
+        with use_common_options([] if language == "auto" else [(_UI_LANGUAGE, language)]):
+            return _explained(arguments)
 
 
 def _explained(arguments: list[str]) -> int:
@@ -301,6 +307,7 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
     """Return an error's message in which options replace the names of Python arguments that they set.
 
     A message that names none of the options passed is returned as it is: its names may be those of a settings file.
+    Settings of a run are replaced by those options alone that were passed.
     """
     message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
@@ -310,7 +317,19 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
         for name, option in options.items():
             if option in build_parser(verb)._option_string_actions:
                 message = message.replace(name, f"`{option}`")
+    if verb in _SETTING_VERBS:
+        for setting, name in set(re.findall(_RUN_SETTING, message)):
+            names = _OPTIONS_OF_SETTINGS.get(name, (name,))
+            used = next((option for each in names if (option := f"--{each.replace('_', '-')}") in passed), None)
+            message = message if used is None else message.replace(setting, f"`{used}`")
     return message
+
+
+_SETTING_VERBS = ("demo", "train", "prepare", "verify-resume")
+# A setting's name in a message, except in one about the tables of a settings file.
+_RUN_SETTING = re.compile(r"(`(?:task|data|tokenizer|training)\.([a-z_]+)`)(?! belongs to the table)")
+_OPTIONS_OF_SETTINGS = {"kind": ("task",), "corpora": ("corpus", "mix")}
+"""Options that set a setting of another name; other options are named after their settings."""
 
 
 def _start_in_utf8() -> None:
@@ -353,7 +372,24 @@ def _run(arguments: list[str]) -> int:
         for path in options.plugin:
             load_plugin(path)
     _, run = _functions_of(verb)
-    return run(options)
+    with _exit_on_sigterm(), use_common_options(("--plugin", path) for path in options.plugin):
+        return run(options)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception in the body of `with`, so that partial output and child processes are removed.
+
+    Training, experiments and the server handle the signal in their own way.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:

@@ -1,10 +1,6 @@
 """`transduce prepare --source F… --target F… --out DIR`: prepare a corpus, or a shard of it, before training."""
 
 import argparse
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,23 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare a corpus, and print a report; Ctrl-C and SIGTERM leave nothing behind."""
+    """Prepare a corpus, and print a report."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
     check_writable(report=options.json, inputs=read)
     check_folder(options.out)
-    with _cleaning_up_on_sigterm():
-        write_report(_prepare(options), options.json)
+    write_report(_prepare(options), options.json)
     return 0
-
-
-@contextmanager
-def _cleaning_up_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception in the body of `with`, so that partial output is removed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _prepare(options: argparse.Namespace) -> msgspec.Struct:

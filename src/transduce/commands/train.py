@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shlex
 import shutil
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
     DEMO_STEPS,
@@ -344,7 +344,7 @@ def run_demo(options: argparse.Namespace) -> int:
             threads=options.threads,
             precision=options.precision,
         )
-        command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
+        command = f'transduce inspect {shell_word(options.out)}{common_options()} "{SENTENCES[-1]}"'
         of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
         next_step = f"source .venv/bin/activate; {command}" if of_make else command
         sys.stdout.write(localized(f"\nNext, look into a translation: {next_step}\n"))

@@ -331,6 +331,7 @@ def _translate_portions(
         target_language=options.target_language,
         tag=options.tag,
         datastore=options.datastore,
+        plugins=tuple(options.plugin),
     )
     with Workers(worker_settings, options.workers) as workers:
         yield from workers.translate(portions)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import sync_file, sync_folder
+from transduce.atomic_io import name_path_in_errors, sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
@@ -247,6 +247,9 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
 
     Parent folders that were created are removed too if they are empty.
+
+    Raises:
+        TransduceError: the temporary folder cannot be created.
     """
     temporary = out.with_name(f".partial-{out.name}")
     created = [parent for parent in out.parents if not parent.exists()]  # innermost first
@@ -256,7 +259,8 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
     try:
-        yield temporary
+        with name_path_in_errors(out):
+            yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # fails if a parent holds the export or other files

@@ -64,8 +64,8 @@ def import_model_folder(
     Args:
         folder: a folder with config.json, model.safetensors and the tokenizer's files.
         out: the folder to create; it must not hold a model.
-        source_language: default source language, for models with language tags.
-        target_language: default target language, for models with language tags.
+        source_language: default source language, for models with language tags; None: as the folder specifies.
+        target_language: default target language, for models with language tags; None: as the folder specifies.
 
     Returns:
         A description of the imported model.

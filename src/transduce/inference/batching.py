@@ -1,5 +1,6 @@
 """Prepare texts for decoding: split long sentences, collect document context, batch by length, decode in parallel."""
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,7 @@ class Part(NamedTuple):
     one.
     """
     target_history: tuple[int, ...] = ()
-    """Target token ids of the translations of these earlier sentences, each with a separator; empty if not read."""
+    """Target token ids of the translations of earlier sentences, each with a separator; empty if not read."""
 
     @property
     def source_ids(self) -> list[int]:
@@ -164,7 +165,7 @@ class DocumentMemory:
         """Append the parts of a text, each with the sentence of the text's translation at the same position.
 
         If the translation has another number of sentences than the text has parts, the text is recorded as one
-        sentence.
+        sentence. `target_language`, None if unknown, decides how the translation is divided into sentences.
         """
         sentences = [translation] * len(parts)
         if len(parts) > 1 and self._context.on_target:
@@ -176,6 +177,69 @@ class DocumentMemory:
             parts, sentences = [parts[0]._replace(ids=source.with_special_tokens([*chain(*texts)]))], [translation]
         for part, sentence in zip(parts, sentences, strict=True):
             self.append(part, sentence)
+
+
+class DocumentHistories:
+    """The preceding sentences of documents that a model reads as context, for texts that are translated together."""
+
+    def __init__(
+        self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
+    ) -> None:
+        self._memory, self._continues = memory, continues
+        self.is_sequential = is_sequential
+        """True if the model reads translations of earlier sentences, so that sentences are translated in order."""
+
+    def with_history(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts (sentences), each with the preceding sentences of its document as context.
+
+        They are unchanged if the model reads no context, or if it also reads translations of these sentences, which do
+        not exist yet.
+        """
+        memory = self._memory
+        if memory is None or self.is_sequential:
+            return list(parts)
+        result = []
+        for is_first, part in self._in_order(parts):
+            if is_first:
+                memory.clear()
+            result.append(memory.add_history(part))
+            memory.append(part)
+        return result
+
+    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
+        """Yield groups of parts (sentences) that can be translated together.
+
+        If the model reads translations as context, a group may need the translations of earlier groups.
+
+        Args:
+            parts: the parts of all texts, without empty ones, in order.
+            translations: the translations so far, which the caller completes after each group.
+        """
+        if self._memory is None or not self.is_sequential:
+            yield list(parts)
+            return
+        chains = list[tuple[DocumentMemory, list[Part]]]()
+        for is_first, part in self._in_order(parts):
+            if is_first or not chains:
+                memory = copy.copy(self._memory)
+                if is_first:
+                    memory.clear()
+                chains.append((memory, []))
+            chains[-1][1].append(part)
+        for number in range(max((len(sentences) for _, sentences in chains), default=0)):
+            active = [(memory, sentences[number]) for memory, sentences in chains if number < len(sentences)]
+            yield [memory.add_history(part) for memory, part in active]
+            for memory, part in active:
+                memory.append(part, translations[part.key].text if part.key in translations else "")
+
+    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
+        """Yield each part (sentence), after a boolean that is True if the part begins a document."""
+        text = -1
+        for part in parts:
+            # Texts without parts may end a document, too.
+            is_first = not all(self._continues[text + 1 : part.sentence + 1])
+            text = max(text, part.sentence)
+            yield is_first, part
 
 
 class History(NamedTuple):

@@ -128,7 +128,7 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in portions, groups of consecutive lines that are translated and written together.
+    """Yield the lines of a shard in portions: groups of lines that are translated and written together.
 
     Args:
         lines: all lines of the input.
@@ -466,6 +466,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tag of the texts, for models that were trained on tagged corpora; None: texts without a tag."""
     datastore: str | None = None
     """Path of a datastore file for kNN retrieval; None: no retrieval."""
+    plugins: tuple[str, ...] = ()
+    """Python files that register components of the models."""
 
 
 class _Worker:
@@ -574,10 +576,13 @@ def _work(connection: Connection, settings_json: bytes) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
+    from transduce.model.build import load_plugin
 
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
     try:
+        for path in settings.plugins:
+            load_plugin(path)
         translator = open_translator(
             settings.folders,
             precision=settings.precision,

@@ -289,16 +289,21 @@ def _longest(
 ) -> int:
     """Return the maximum length of a translation in tokens, including the end symbol.
 
-    If `max_length` is not set, the length is limited to `most`, the number of the model's positions, but leaves space
-    for the prefix and the required phrases.
+    The length is limited to `most`, the number of the model's positions.
 
     Raises:
-        TransduceError: `max_length` is set and leaves no space for them.
+        TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
+            `max_length`, if that is set.
     """
-    longest = search.max_length_for(len(source_ids))
+    longest = min(search.max_length_for(len(source_ids)), most)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
+    if needed > most:
+        raise TransduceError(
+            f"The model's learned positions end at {most} tokens (`model.max_positions`), but the prefix, the phrases "
+            f"that a translation must contain, or `min_length` need {needed} with the end: shorten them."
+        )
     if search.max_length is None:
-        return max(min(longest, most), needed)
+        return max(longest, needed)
     if longest < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "

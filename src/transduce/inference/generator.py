@@ -213,7 +213,8 @@ class Generator:
             prompt: the start of the text; an empty prompt starts a new line.
             search: search settings.
             one_line: end each continuation at the end of its line.
-            observer: called after each step with the new tokens; if it abandons the only row, the continuations end.
+            observer: called after each step with the new tokens; if it abandons the only row, the continuations end;
+                None: no observer.
 
         Raises:
             TransduceError: a setting is not supported by language models.

@@ -1,10 +1,13 @@
 """Warnings about lines that a command translates: another language, letters new to the model, lost sentences."""
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
@@ -21,6 +24,15 @@ Languages = tuple[str | None, str | None]
 MAX_SHOWN = 5  # line numbers, and letters
 
 
+class UnknownLetters(NamedTuple):
+    """The letters of a text that a vocabulary has no tokens for."""
+
+    lacking: Iterable[str]
+    """Characters, or for a list of words whole words, that become the unknown token."""
+    in_bytes: Iterable[str] = ()
+    """Characters that are spelled by the tokens of their UTF-8 bytes."""
+
+
 class LineWarnings:
     """A collector of line numbers with translation problems; `str` gives one warning for each kind of problem."""
 
@@ -29,7 +41,7 @@ class LineWarnings:
         source_language: str | None,
         target_language: str | None,
         *,
-        unknown_characters: Callable[[str], Iterable[str]] | None = None,
+        unknown_characters: Callable[[str], UnknownLetters] | None = None,
         noun: str = "line",
     ) -> None:
         """Create a collector that has no line numbers yet.
@@ -37,13 +49,14 @@ class LineWarnings:
         Args:
             source_language: language code of the source; None: unknown.
             target_language: language code of the target; None: unknown.
-            unknown_characters: returns the characters or words of a text that the model's vocabulary lacks; None: not
-                checked.
+            unknown_characters: returns what the model's vocabulary has no tokens for in a text; None: not checked.
             noun: the word for a line in the warnings, in the singular.
         """
         self._noun = noun
         self._unknown_characters = unknown_characters
         self._unknown: dict[int, list[str]] = {}
+        self._in_bytes: dict[int, list[str]] = {}
+        self._decomposed: dict[int, list[str]] = {}
         self._source_language = source_language
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
@@ -61,10 +74,32 @@ class LineWarnings:
         if reason is not None:
             self._other_language.setdefault(reason, []).append(number)
             return
-        if self._unknown_characters is not None and (letters := _letters(self._unknown_characters(source), source)):
-            self._unknown[number] = letters
+        self._add_letters(number, source)
         if translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
             self._lost.append(number)
+
+    def _add_letters(self, number: int, source: str) -> None:
+        """Record the letters of a line that the vocabulary has no tokens for.
+
+        A letter of several characters, such as a and U+0308, is reported by itself if its composed form has a token.
+        """
+        if self._unknown_characters is None:
+            return
+        found = self._letters_of(source)
+        if any(found) and (composed := unicodedata.normalize("NFC", source)) != source:
+            apart = found
+            found = self._letters_of(composed)
+            letters = [unicodedata.normalize("NFC", each) for each in _CLUSTER.findall(source)]
+            if letters and sum(map(len, found)) < sum(map(len, apart)):
+                self._decomposed[number] = [each for each in letters if len(each) == 1]
+        for letters, lines in zip(found, (self._unknown, self._in_bytes), strict=True):
+            if letters:
+                lines[number] = letters
+
+    def _letters_of(self, source: str) -> tuple[list[str], list[str]]:
+        assert self._unknown_characters is not None
+        found = self._unknown_characters(source)
+        return _letters(found.lacking, source), _letters(found.in_bytes, source)
 
     def __str__(self) -> str:
         """Return the text of the warnings, one line for each kind of problem; empty if there are none.
@@ -78,12 +113,25 @@ class LineWarnings:
             for reason, numbers in by_count
         ]
         if self._unknown:
-            verb, letters = "has" if len(self._unknown) == 1 else "have", dict.fromkeys(chain(*self._unknown.values()))
-            shown = ", ".join(list(letters)[:MAX_SHOWN]) + (", …" if len(letters) > MAX_SHOWN else "")
-            noun = "letters" if all(len(each) == 1 for each in letters) else "words"
+            verb = "has" if len(self._unknown) == 1 else "have"
+            noun = "letters" if all(len(each) == 1 for each in chain(*self._unknown.values())) else "words"
+            shown = _shown(self._unknown)
             warnings.append(
                 f"warning: {self._lines(list(self._unknown))} {verb} {noun} that the vocabulary lacks ({shown}): do "
                 "not rely on these translations, which are outside of what the model has learned.\n"
+            )
+        if self._in_bytes:
+            shown, (noun, numbers) = _shown(self._in_bytes), self._numbers(self._in_bytes)
+            warnings.append(
+                f"warning: the vocabulary spells some letters in bytes ({shown}), as the training text had few or none "
+                f"of them: check the translations of {noun} {numbers}.\n"
+            )
+        if self._decomposed:
+            shown, (noun, numbers) = _shown(self._decomposed), self._numbers(self._decomposed)
+            warnings.append(
+                f"warning: letters and their accents are separate characters ({shown}), which the model has not "
+                "learned: convert the text to Unicode's composed form (NFC), and translate it again, as "
+                f"{noun} {numbers} cannot be relied on.\n"
             )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
@@ -93,12 +141,31 @@ class LineWarnings:
             )
         return "".join(warnings)
 
-    def _lines(self, numbers: list[int]) -> str:
-        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
-        if len(numbers) == 1:
-            return f"{self._noun} {shown}"
+    def _numbers(self, lines: Iterable[int]) -> tuple[str, str]:
+        """Return the noun for lines, in the plural if there are several, and the first of their numbers."""
+        numbers = list(lines)
         more = ", …" if len(numbers) > MAX_SHOWN else ""
-        return f"{len(numbers):,} {self._noun}s ({shown}{more})"
+        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN]) + more
+        return (self._noun if len(numbers) == 1 else f"{self._noun}s"), shown
+
+    def _lines(self, numbers: list[int]) -> str:
+        noun, shown = self._numbers(numbers)
+        return f"{noun} {shown}" if len(numbers) == 1 else f"{len(numbers):,} {noun} ({shown})"
+
+
+_CLUSTER = re.compile(r"\w[\u0300-\u036F\u3099\u309A]+")  # a letter with accents, or a kana with its voicing mark
+
+
+def _shown(letters: Mapping[int, Iterable[str]]) -> str:
+    """Return the first of the letters that were found in lines, as a list for a warning."""
+    distinct = list(dict.fromkeys(chain(*letters.values())))
+    return ", ".join(distinct[:MAX_SHOWN]) + (", …" if len(distinct) > MAX_SHOWN else "")
+
+
+def _is_letter(character: str) -> bool:
+    """Return whether a character is a letter or a mark that combines with one, unlike a selector of an emoji's form."""
+    is_mark = unicodedata.category(character) in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
+    return character.isalpha() or is_mark
 
 
 def _letters(unknown: Iterable[str], source: str) -> list[str]:
@@ -106,7 +173,7 @@ def _letters(unknown: Iterable[str], source: str) -> list[str]:
 
     Protected spans of the source, such as URLs, are copied, so the model need not know their letters.
     """
-    letters = [each for each in unknown if any(map(str.isalpha, each))]
+    letters = [each for each in unknown if any(map(_is_letter, each))]
     if not letters:
         return []
     for span in reversed(find_protected(source)):
@@ -138,7 +205,7 @@ def with_warnings(
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: each argument if it is set, else that of the manifest.
 
-    A language is None if neither specifies it, or if the folder has no manifest.
+    A language is None if neither specifies it. A folder without a manifest specifies none.
 
     Raises:
         TransduceError: the manifest is damaged.
@@ -149,8 +216,8 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
     return source or manifest.source_language, target or manifest.target_language
 
 
-def unknown_characters_of(folder: Path) -> Callable[[str], list[str]]:
-    """Return a function that lists the characters of a text that a model's source vocabulary lacks (`unknown_letters`).
+def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
+    """Return a function that lists the letters of a text that a model's source vocabulary lacks (`unknown_letters`).
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
@@ -160,19 +227,22 @@ def unknown_characters_of(folder: Path) -> Callable[[str], list[str]]:
     return unknown_letters(tokenizer.source)
 
 
-def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], list[str]]:
-    """Return a function that finds the characters of a text that a vocabulary lacks, and letters spelled in bytes.
+def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
+    """Return a function that finds the letters of a text that a vocabulary lacks, and those spelled in bytes.
 
     For an imported vocabulary, such as a word list, it finds the words that contain an unknown token.
     """
 
-    @cache
-    def is_spelled_in_bytes(letter: str) -> bool:
-        return any(byte_of(piece) is not None for piece in vocabulary.token_texts(vocabulary.encode(letter)))
+    def has_bytes(text: str) -> bool:
+        return any(byte_of(piece) is not None for piece in vocabulary.token_texts(vocabulary.encode(text)))
 
-    def find(text: str) -> list[str]:
+    is_spelled_in_bytes = cache(has_bytes)
+
+    def find(text: str) -> UnknownLetters:
         unknown = vocabulary.unknown_characters(text)
-        parts = unknown.split() if isinstance(vocabulary, ImportedVocabulary) else list(unknown)
-        return [*parts, *(each for each in text if each.isalpha() and is_spelled_in_bytes(each))]
+        lacking = unknown.split() if isinstance(vocabulary, ImportedVocabulary) else list(unknown)
+        # Tokens of several letters may have letters that are no tokens by themselves.
+        letters = filter(_is_letter, text) if has_bytes(text) else ()
+        return UnknownLetters(lacking, [each for each in letters if is_spelled_in_bytes(each)])
 
     return find

@@ -60,8 +60,9 @@ def open_translator(
             faster.
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
-        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
-        target_language: target language, for models with language tags.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100); None: the model's
+            default.
+        target_language: target language, for models with language tags; None: the model's default.
         datastore: a datastore file of `transduce build-datastore` for kNN retrieval; None: no retrieval.
         tag: tag of the texts, for models that were trained on tagged corpora; None: texts without a tag.
 
@@ -212,9 +213,11 @@ def load(
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for a CPU also "int8".
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
-        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
-        target_language: target language, for models with language tags.
-        datastore: a datastore file of `transduce build-datastore` for kNN retrieval, for translators.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100); None: the model's
+            default.
+        target_language: target language, for models with language tags; None: the model's default.
+        datastore: a datastore file of `transduce build-datastore` for kNN retrieval, for translators; None: no
+            retrieval.
         tag: tag of the texts, for translation models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:

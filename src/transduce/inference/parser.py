@@ -73,7 +73,7 @@ class Parser:
         Args:
             model: a model trained on linearized trees.
             tokenizer: the tokenizer that the model was trained with.
-            search: search settings, of which only `beam_size` and `length_penalty` are used.
+            search: search settings, of which only `beam_size` and `length_penalty` are used; None: the defaults.
 
         Raises:
             TransduceError: the vocabulary has no tree symbols.

@@ -225,10 +225,10 @@ def find_quality_warnings(
     Args:
         translation: the output of a translator, or a given text with the model's scores.
         source_language: language code of the source. The checks for copied or untranslated text and for numbers run
-            only if both languages are known and differ.
-        target_language: language code of the target.
+            only if both languages are known and differ; None: unknown.
+        target_language: language code of the target; None: unknown.
         unknown_characters: characters of the source that are not in the model's vocabulary.
-        glossary: terms that must be translated as specified.
+        glossary: terms that must be translated as specified; None: no terms.
 
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
@@ -336,7 +336,7 @@ _PLURALS = {"looks": "look", "is": "are"}
 def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
     """Issue one `WrongLanguageWarning` if texts are clearly not in the source language; it shows the first of them.
 
-    Only the first 100 texts are checked.
+    Only the first 100 texts are checked. If the language is None (unknown), there is no warning.
     """
     reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
     found = [(text, reason) for text, reason in reasons if reason is not None]

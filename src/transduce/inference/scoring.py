@@ -202,7 +202,10 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged."""
+    """Return the log-probability in nats of each token of each target; several models' probabilities are averaged.
+
+    `generate` decides which tokens are left out of the normalization; None: padding and the start symbol.
+    """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.forbidden_tokens
     if generate is not None:

@@ -154,7 +154,8 @@ class Segmenter:
             source_language: code of the source language; None: unknown.
             passes_wordless: True if texts without a letter are copied instead of translated.
             reads_line_feeds: True if the model reads line feeds, so that a text with several lines is translated whole.
-            cut: splits a sentence that is too long for the model into parts, given its protected spans.
+            cut: splits a sentence that is too long for the model into parts, given its protected spans, and returns the
+                parts.
         """
         self.settings = settings
         self._splits = splits
@@ -427,7 +428,7 @@ class _Collector:
         self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
 
     def skip_wordless(self, *, clings: bool = False) -> None:
-        """Record that text without a letter (emoji, numbers, list marks) follows, which is copied, not translated.
+        """Record that text without a letter (emoji, numbers, list marks) is here, which is copied, not translated.
 
         With `clings`, no space is added between this text and the sentence after it, as for "2、".
         """

@@ -398,6 +398,8 @@ def align_spans(
 ) -> list[list[Span]]:
     """Return, for each translation, the character span of its text that corresponds to each marked span of its source.
 
+    Spans of a glossary's terms, as found in source and translation, are known to correspond; None: no terms.
+
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """

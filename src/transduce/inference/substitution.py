@@ -55,6 +55,8 @@ class TermModel(NamedTuple):
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
     """Maximum number of tokens in a text that the model can score; terms are inserted into half as many at most."""
+    target_language: str | None = None
+    """Language code of the translations; None: unknown."""
 
 
 class Draft(NamedTuple):
@@ -163,7 +165,8 @@ def substitute(
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
     variants = [
-        list(_variants(text, each_variants or [])) for (_, text), each_variants in zip(pairs, positions, strict=True)
+        list(_variants(text, found or [], is_english=model.target_language == "en"))
+        for (_, text), found in zip(pairs, positions, strict=True)
     ]
     candidates = [
         (source, each) for (source, _), each_variants in zip(pairs, variants, strict=True) for each in each_variants
@@ -286,21 +289,44 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
-def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
+def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) -> Iterator[str]:
     """Yield texts with all terms inserted, each of which varies the span or form of one of the terms."""
-    first_ways = [_ways(position)[0] for position in positions]
-    for number, position in enumerate(positions):
+    ways_of = [_ways(text, position, is_english=is_english) for position in positions]
+    first_ways = [ways[0] for ways in ways_of]
+    for number, own_ways in enumerate(ways_of):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
-        for edits in _ways(position):
+        for edits in own_ways:
             ways = sorted([*other_edits, *edits])
             if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
                 yield _put(text, ways)
 
 
-def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
+def _ways(text: str, position: _Position, *, is_english: bool) -> list[list[tuple[Span, str]]]:
     """Return the ways to insert a term, the preferred first; each is a list of character spans and their new texts."""
-    ways = product(position.spans, position.term.targets[:_MAX_FORMS])
-    return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
+    forms: Sequence[str] = position.term.targets[:_MAX_FORMS]
+    if is_english:
+        forms = _forms_like(text[slice(*position.spans[0])], forms)
+    return [
+        [(span, target), *((repeat, target) for repeat in position.repeats)]
+        for span, target in product(position.spans, forms)
+    ]
+
+
+_PLURALS_WITHOUT_S = {"children", "feet", "geese", "men", "mice", "people", "teeth", "women"}
+
+
+def _forms_like(replaced: str, forms: Sequence[str]) -> Sequence[str]:
+    """Return the English forms of a term that have the ending -s, or lack it, like the words that they replace.
+
+    A plural replaces a plural this way, although the model may find the singular of a rare word more probable. If no
+    form is like the replaced words, all are returned.
+    """
+    return [form for form in forms if _has_s(form) == _has_s(replaced)] or forms
+
+
+def _has_s(words: str) -> bool:
+    last = words.lower().rpartition(" ")[2]
+    return last in _PLURALS_WITHOUT_S or (last.endswith("s") and not last.endswith(("ss", "us", "is", "'s")))
 
 
 def _put(text: str, ways: Sequence[tuple[Span, str]]) -> str:

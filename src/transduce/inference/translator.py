@@ -1,7 +1,7 @@
 """Translate texts with a trained encoder-decoder model: the class `Translator`."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypedDict, overload
 
@@ -15,6 +15,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
+    DocumentHistories,
     DocumentMemory,
     Documents,
     History,
@@ -75,69 +76,6 @@ from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
-
-
-class _Histories:
-    """The preceding sentences of documents that a model reads as context, for texts that are translated together."""
-
-    def __init__(
-        self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
-    ) -> None:
-        self._memory, self._continues = memory, continues
-        self.is_sequential = is_sequential
-        """True if the model reads translations of earlier sentences, so that sentences are translated in order."""
-
-    def with_history(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts (sentences), each with the preceding sentences of its document as context.
-
-        They are unchanged if the model reads no context, or if it also reads translations of these sentences, which do
-        not exist yet.
-        """
-        memory = self._memory
-        if memory is None or self.is_sequential:
-            return list(parts)
-        result = []
-        for is_first, part in self._in_order(parts):
-            if is_first:
-                memory.clear()
-            result.append(memory.add_history(part))
-            memory.append(part)
-        return result
-
-    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
-        """Yield groups of parts (sentences) that can be translated together.
-
-        If the model reads translations as context, a group may need the translations of earlier groups.
-
-        Args:
-            parts: the parts of all texts, without empty ones, in order.
-            translations: the translations so far, which the caller completes after each group.
-        """
-        if self._memory is None or not self.is_sequential:
-            yield list(parts)
-            return
-        chains = list[tuple[DocumentMemory, list[Part]]]()
-        for is_first, part in self._in_order(parts):
-            if is_first or not chains:
-                memory = copy.copy(self._memory)
-                if is_first:
-                    memory.clear()
-                chains.append((memory, []))
-            chains[-1][1].append(part)
-        for number in range(max((len(chain) for _, chain in chains), default=0)):
-            active = [(memory, chain[number]) for memory, chain in chains if number < len(chain)]
-            yield [memory.add_history(part) for memory, part in active]
-            for memory, part in active:
-                memory.append(part, translations[part.key].text if part.key in translations else "")
-
-    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
-        """Yield each part (sentence), after a boolean that is True if the part begins a document."""
-        text = -1
-        for part in parts:
-            # Texts without parts may end a document, too.
-            is_first = not all(self._continues[text + 1 : part.sentence + 1])
-            text = max(text, part.sentence)
-            yield is_first, part
 
 
 def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
@@ -219,7 +157,7 @@ class Translator:
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
-        """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
+        """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
         self.context: DocumentContext | None = None
         """How many earlier sentences of a document the model reads; None: it translates each sentence by itself."""
         self._set_tokenizer(tokenizer, target_language)
@@ -646,7 +584,9 @@ class Translator:
         They score and translate as a search with these settings does, each text as one sentence.
         """
         plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
-        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
+        return TermModel(
+            self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, self.target_language
+        )
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores lists of sources and translations as a search with these settings ranks.
@@ -678,10 +618,11 @@ class Translator:
             source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
                 same padded length.
             search: the search settings.
-            prefixes: token ids that each sentence's hypotheses start with.
-            phrases: phrases that each sentence's hypotheses must contain.
-            indices: index of each sentence in the whole input, which seeds its random numbers in sampling.
-            observer: called after each step; sentences that it stops may have no hypothesis.
+            prefixes: token ids that each sentence's hypotheses start with; None: no prefixes.
+            phrases: phrases that each sentence's hypotheses must contain; None: no phrases.
+            indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
+                0.
+            observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
         """
         if not source_ids:
             return []
@@ -699,7 +640,8 @@ class Translator:
     ) -> list[SegmentedText]:
         """Divide texts into sentences and layout; sentences that are too long for the model are cut into parts.
 
-        The measured lines of training decide whether `auto` splits a text into sentences.
+        The measured lines of training decide whether `auto` splits a text into sentences. The protected spans of a text
+        are found if `protected`, or its entry, is None.
         """
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
@@ -722,7 +664,10 @@ class Translator:
         ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
-        """Return whether a text is exactly one sentence for the model, without layout around it and protected spans."""
+        """Return whether a text is exactly one sentence for the model, without layout around it and protected spans.
+
+        The settings decide how texts are divided; None: the translator's defaults.
+        """
         (segmented,) = self._segment([text], text_settings or self.text, None)
         parts = encode_parts([segmented], self.tokenizer.source)
         is_plain = [part.text for part in parts] == [text]
@@ -752,10 +697,13 @@ class Translator:
         parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
-    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
+    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> DocumentHistories:
         """Return the document context of texts to translate, starting with the sentences before the first text.
 
         The context is empty if the model reads none. Without `documents`, each text is a document.
+
+        Raises:
+            TransduceError: the numbers of texts and of their entries in `documents` differ.
         """
         continues = [False] * texts if documents is None else list(documents.continues)
         if len(continues) != texts:
@@ -764,12 +712,12 @@ class Translator:
             )
         memory = self.document_memory()
         if self.context is None or memory is None:
-            return _Histories(None, continues)
+            return DocumentHistories(None, continues)
         earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             parts = encode_parts(self._segment([text], settings, None), self.tokenizer.source)
             memory.append_text(parts, translation, self.target_language)
-        return _Histories(memory, continues, is_sequential=self.context.on_target)
+        return DocumentHistories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return the translations of parts (sentences), by part key, from a search without observer and glossary."""

@@ -731,7 +731,11 @@ def _link_sources(head: Matrix) -> Links:
 
 
 def _link_matrix(known: ReferenceAlignment) -> Matrix:
-    """Return the known links as a matrix of 1 and 0, (target words, source words)."""
+    """Return the known links as a matrix of 1 and 0, (target words, source words).
+
+    Raises:
+        TransduceError: a link has a word that does not exist.
+    """
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)
     for source, target in known.links:

@@ -412,6 +412,9 @@ def _aligned(
 ) -> tuple[Reading, Reading, int]:
     """Return both texts as the model reads them, and the index of the prediction to compare between them.
 
+    `after` is the beginning of the translation that precedes the compared prediction; None: what both translations
+    begin with.
+
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
     """

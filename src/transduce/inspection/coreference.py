@@ -194,6 +194,9 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
     """Run the model on the sentence, and return its self-attention weights with the sentence's tokens.
 
     In a translator, the encoder reads the sentence, or the decoder reads it as the translation of `translation_of`.
+
+    Raises:
+        TransduceError: the model or the sentence cannot be inspected.
     """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")

@@ -44,15 +44,15 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     heads_off: tuple[Head, ...] = ()
     """Attention heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, in tokens from 0, at which `force` and `forbid` act; the tokens before it are
-    kept.
+    """A position in the translation, in tokens from 0, for `force` and `forbid`; None: no token is changed. The tokens
+    before the position are kept.
     """
     force: str | None = None
-    """The token to force at position `step`, as the vocabulary spells it."""
+    """The token to force at position `step`, as the vocabulary spells it; None: no token."""
     forbid: tuple[str, ...] = ()
     """Tokens to forbid at position `step`, as the vocabulary spells them."""
     source: str | None = None
-    """Another source sentence to translate instead, such as a result of `replace_word`."""
+    """Another source sentence to translate instead, such as a result of `replace_word`; None: the same one."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def intervene(
         translator: a translator with a Transformer.
         source: a sentence that the model translates unsplit.
         change: the intervention.
-        search: search settings; None: the translator's. Sampling is refused.
+        search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of both searches, and may stop them.
 
     Raises:

@@ -24,7 +24,7 @@ _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """The plotted fields of a line of a run's metrics.jsonl; other events than reports have no loss."""
+    """The plotted fields of a line of a run's metrics.jsonl; other fields are ignored."""
 
     event: str
     step: int
@@ -165,7 +165,7 @@ def plot_lengths(
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
     """Return the indices of lines in groups of about equal size by length, shortest first.
 
-    There are at most 6 groups, of at least 20 lines each; lines of equal length stay together.
+    There are at most 6 groups, of about 20 lines or more; lines of equal length stay together.
 
     Raises:
         TransduceError: there are too few lines for one group.

@@ -381,7 +381,11 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
-    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word."""
+    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word.
+
+    Raises:
+        TransduceError: the sentence is empty or too long.
+    """
     model, words = tagger.model, sentence.split()
     rows = encode_words(tagger.tokenizer.source, [words], tagger.length)
     if not rows:

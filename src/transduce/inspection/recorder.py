@@ -336,7 +336,11 @@ def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _sites(model: nn.Module) -> list[_Site]:
-    """Return the hook points of a model with their modules, in the order of computation."""
+    """Return the hook points of a model with their modules, in the order of computation.
+
+    Raises:
+        TransduceError: the module is none of the package's models.
+    """
     if isinstance(model, EncoderDecoderLayers):
         config = model.config
         found = [

@@ -233,7 +233,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
     """True if the hypothesis ended at this node with the end symbol."""
     score: float | None = None
-    """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
+    """For a finished hypothesis, the log-probability divided by the length penalty, which ranks it; else None."""
     best: bool = False
     """True if the node is part of the translation."""
 
@@ -271,7 +271,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """An inspected sentence: its translation, and how the model and the search produced it."""
 
     model: str
-    """Size of the model in one line."""
+    """A description of the model in one line: layers, width, heads and number of parameters."""
     source: str
     translation: str
     score: float

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import outline_quantized
+from transduce.argument_checks import shell_word
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
@@ -33,6 +34,7 @@ from transduce.model_folder.safety import (
     file_inside,
     read_bounded,
     read_json,
+    refuse_weights_file,
 )
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, VerifiedFiles
@@ -206,6 +208,7 @@ def model_kind(folder: Path) -> Kind:
 def _checked_folder(folder: Path) -> Path:
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
+    refuse_weights_file(folder)
     refuse_adapter(folder)
     if not (folder / CONFIG).is_file():
         raise TransduceError(
@@ -314,7 +317,7 @@ def _read_own(
     if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
-            f"`transduce import {folder} OUT`."
+            f"`transduce import {shell_word(folder)} OUT`."
         )
     verified = VerifiedFiles(folder)
     manifest, digest = _read_checked_manifest(folder, verified)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from transduce.argument_checks import shell_word
 from transduce.errors import TransduceError
 
 T = TypeVar("T")
@@ -24,7 +25,33 @@ _FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _WHOLE_NUMBER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 # Magic bytes of pickles, zip archives (PyTorch's format) and gzip files.
+_WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".npz", ".h5", ".onnx")
 _MAGICS = {b"\x80": "a pickle", b"PK": "a zip archive", b"\x1f\x8b": "gzip"}
+
+
+def refuse_weights_file(path: Path, advice: str = "") -> None:
+    """Raise an error if a path leads to a file of weights, because a model is a folder.
+
+    Args:
+        path: a path that should lead to a folder or to another kind of file.
+        advice: what else the caller accepts, appended to the message.
+
+    Raises:
+        TransduceError: the path is a file of weights by its suffix or by its first bytes.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        is_pickled = file.read(2).startswith(tuple(_MAGICS))
+    if not is_pickled and path.suffix not in _WEIGHTS_SUFFIXES:
+        return
+    if (path.parent / "config.json").is_file():
+        raise TransduceError(f"{path} is one file of a model folder: name the folder, {path.parent}.{advice}")
+    raise TransduceError(
+        f"{path} is a file, and a model is a folder with its vocabulary and settings. If the file has the weights of a "
+        f"translator written after a tutorial, convert it by `transduce import-tutorial {shell_word(path)} OUT --style "
+        f"STYLE --heads N --words LIST`, and name OUT.{advice}"
+    )
 
 
 def file_inside(folder: Path, name: str) -> Path:

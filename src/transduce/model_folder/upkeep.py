@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.argument_checks import as_path
+from transduce.argument_checks import as_path, shell_word
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_weights import all_finite
@@ -67,7 +67,7 @@ def verify(folder: str | Path) -> VerifyReport:
     if is_hugging_face_folder(folder):
         raise TransduceError(
             f"{folder} is a Hugging Face folder, which lists no digests to compare its files with: bring it in by "
-            f"`transduce import {folder} OUT`, and verify that."
+            f"`transduce import {shell_word(folder)} OUT`, and verify that."
         )
     if not folder.is_dir():
         raise TransduceError(f"{folder} is not a folder: name the folder of a model.")
@@ -153,7 +153,7 @@ def quantize_folder(folder: str | Path) -> QuantizeReport:
     if is_hugging_face_folder(folder):
         raise TransduceError(
             f"{folder} is a Hugging Face folder, whose weights are converted whenever it is opened: bring it in by "
-            f"`transduce import {folder} OUT`, and quantize that."
+            f"`transduce import {shell_word(folder)} OUT`, and quantize that."
         )
     content = read_at_precision(read_any_model_folder, folder, "int8", detect_machine("cpu"), always_store=True)
     if content.prepacked is None:

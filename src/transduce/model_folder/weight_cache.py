@@ -8,6 +8,7 @@ Opening a model again therefore reads hardly anything, and processes share the m
 import contextlib
 import errno
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -335,6 +336,13 @@ class Int8Comparison(msgspec.Struct, frozen=True):
     bleu_difference: float | None = None
     """BLEU of the 8-bit weights minus that of float32, in points; None if there were no references."""
 
+    @property
+    def search(self) -> str:
+        """The kind of search."""
+        if self.samples:
+            return "with sampling"
+        return "with greedy search" if self.beam_size == 1 else f"with {self.beam_size} hypotheses"
+
     def __str__(self) -> str:
         bleu = "" if self.bleu_difference is None else f" (BLEU {self.bleu_difference:+.2f})"
         if self.samples:
@@ -370,18 +378,35 @@ class Int8Proof(msgspec.Struct, frozen=True):
         It needs at least 100 sentences and, for each kind of search, 99 % equal translations and BLEU within 0.1
         points.
         """
-        return self.sentences >= _MIN_SENTENCES and all(
-            each.equal >= _MIN_EQUAL * self.sentences and abs(each.bleu_difference or 0.0) <= _MAX_BLEU_DIFFERENCE
-            for each in self.comparisons
-        )
+        return not self.unmet
+
+    @property
+    def unmet(self) -> tuple[str, ...]:
+        """The conditions that the measurement does not meet, each with its figure; empty if it suffices."""
+        needed = math.ceil(_MIN_EQUAL * self.sentences - 1e-9)
+        found = []
+        if self.sentences < _MIN_SENTENCES:
+            found.append(f"it needs at least {_MIN_SENTENCES} sentences, but has {self.sentences}")
+        for each in self.comparisons:
+            if each.equal < needed:
+                found.append(f"at least {needed:,} must be equal {each.search}, but {each.equal:,} are")
+            if abs(each.bleu_difference or 0.0) > _MAX_BLEU_DIFFERENCE:
+                found.append(
+                    f"BLEU may differ by {_MAX_BLEU_DIFFERENCE} {each.search}, but differs by {each.bleu_difference:+g}"
+                )
+        return tuple(found)
 
     def __str__(self) -> str:
-        verdict = "takes" if self.holds else "does not take"
+        figures = ", ".join(map(str, self.comparisons))
+        if self.holds:
+            return (
+                f"Of {self.sentences:,} sentences, so many are translated as in fp32: {figures}. `--precision auto` "
+                f"takes the 8-bit weights on this kind of processor (at least {_MIN_SENTENCES} sentences, "
+                f"{_MIN_EQUAL:.0%} equal, BLEU within {_MAX_BLEU_DIFFERENCE})"
+            )
         return (
-            f"Of {self.sentences:,} sentences, so many are translated as in fp32: "
-            f"{', '.join(map(str, self.comparisons))}. `--precision auto` {verdict} the 8-bit weights on this kind of "
-            f"processor (at least {_MIN_SENTENCES} sentences, {_MIN_EQUAL:.0%} equal, BLEU within "
-            f"{_MAX_BLEU_DIFFERENCE})"
+            f"Of {self.sentences:,} sentences, so many are translated as in fp32: {figures}. `--precision auto` does "
+            f"not take the 8-bit weights: {'; '.join(self.unmet)}"
         )
 
 

@@ -441,7 +441,8 @@ class GenerateSearch(BeamSearch):
     def _undecided(self) -> list[int]:
         """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
 
-        This depends on the setting `stop`.
+        Its score is taken at its current length or, with `stop` = never, at the maximum length. With `stop` = full,
+        only groups without enough finished hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []

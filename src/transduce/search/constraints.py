@@ -132,7 +132,10 @@ class ConstrainedSelection(Selection):
         eos_id: int,
         continuations: WordContinuations | None = None,
     ) -> None:
-        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol."""
+        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol.
+
+        `continuations` are the tokens that continue words, so that phrases are whole words; None: any token may follow.
+        """
         self.matchers = {
             sentence: PhraseMatcher(sentence_phrases, continuations)
             for sentence, sentence_phrases in enumerate(phrases)

@@ -164,7 +164,7 @@ def run_search(search: Search, observer: Observer | None = None) -> list[list[Hy
 
     Args:
         search: a search at its first step or later.
-        observer: is called after every step.
+        observer: is called after every step, and may abandon sentences; None: nothing is called.
 
     Returns:
         The hypotheses of each sentence. An abandoned sentence may have none.

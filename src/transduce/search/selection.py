@@ -273,7 +273,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     Args:
         step: the hypotheses and the logits of their next tokens.
         count: the maximum number of continuations; there are fewer if not as many exist.
-        costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V).
+        costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V); None: no costs.
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed

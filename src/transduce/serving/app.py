@@ -52,7 +52,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """An ASGI application that serves translation models over HTTP."""
+    """An ASGI application that answers HTTP requests of all APIs with the served models."""
 
     def __init__(self, service: Service, views: InspectionViews | None = None) -> None:
         """Build the routes and the OpenAPI document.
@@ -65,7 +65,7 @@ class Application:
         self.views = views
         self.checks = RequestChecks(service)
         self.is_draining = False
-        """True once the server is shutting down; every new request is then refused."""
+        """True once the server is shutting down, when every new request is refused."""
         operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
         self._spec = msgspec.json.encode(document(operations, service.settings))
         starlette = Starlette(
@@ -145,7 +145,7 @@ class Application:
         return [_post("/inspect", handlers.inspect), _post("/intervene", handlers.intervene)]
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /` with the web page, or with one line of text if the server has no page."""
+        """Answer `GET /` with the web page, or with one line of text if the server has none."""
         if self.views is None or not self.service.routes.pairs:
             return Response(_WITHOUT_PAGE, media_type="text/plain")
         return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
@@ -157,7 +157,7 @@ class Application:
         return json_response(Health())
 
     async def metrics(self, request: Request) -> Response:
-        """Answer `GET /metrics` with the server's counters and gauges, as Prometheus reads them."""
+        """Answer `GET /metrics` with the server's counters and gauges, in the text format of Prometheus."""
         self.checks.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {
@@ -167,7 +167,7 @@ class Application:
         return Response(self.service.metrics.render(gauges), headers={"Content-Type": CONTENT_TYPE})
 
     async def spec(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /spec` with the OpenAPI document."""
+        """Answer `GET /spec` with the OpenAPI document of the served routes, as JSON."""
         return Response(self._spec, media_type="application/json")
 
 
@@ -180,7 +180,7 @@ def _post(path: str, handler: Handler) -> Route:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Return a response for any exception: one sentence for the client, without internal details."""
+    """Return the response for an exception: a status and one sentence for the client, without internal details."""
     path = request.url.path
     match error:
         case RequestError():

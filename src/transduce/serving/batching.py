@@ -42,18 +42,18 @@ class JobBatch:
 
     def __init__(self, sentences: list[JobSentence]) -> None:
         self.sentences = sentences
-        """Sentences of the batch, in the order of the decoder's rows."""
+        """Sentences of the batch that are being decoded, in the order of the decoder's batch indices."""
         self.jobs = list(dict.fromkeys(sentence.job for sentence in sentences))
-        """Jobs of this batch whose sentences are still being decoded."""
+        """Jobs (clients' requests) with sentences in this batch that are still needed."""
         self.head = sentences[0].job
-        """The job that the batch began with."""
+        """The job of the first sentence, from which the batch was formed."""
         self.started = len(sentences)
         """Number of sentences that the batch has had so far, including finished ones."""
         self.work = _largest_work(sentences)
-        """The estimated work of the batch for the job with the most work, as `Job.work`."""
+        """The greatest estimated work of a single job in the batch, in decoding steps times sentences."""
 
     def split(self) -> list["JobBatch"]:
-        """Return one batch for each job (client's request) that has sentences in this batch."""
+        """Return one batch for each job (client's request) in this batch, so that an error of one job hits no other."""
         return [JobBatch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
@@ -98,7 +98,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """The number of requests of which no sentence has gone into a batch yet."""
+        """The number of requests of which no sentence has gone into a batch yet, so that they can still be refused."""
         with self._changed:
             return self._count_waiting()
 
@@ -128,7 +128,7 @@ class Batcher:
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:
-        """Cancel a job for which no client waits any more, and return whether it had started.
+        """Cancel a job (request) that no client waits for any more, and return whether its decoding had started.
 
         If the job had started, its batches drop its sentences at their next step.
         """
@@ -138,7 +138,7 @@ class Batcher:
             return job.started_at is not None
 
     def _dequeue(self, job: Job) -> None:
-        """Remove a job from the queue, and from the running jobs if none of its sentences is being decoded."""
+        """Remove a job from the queue, and from the running jobs unless a batch is still decoding its sentences."""
         if job in self._queue:
             self._queue.remove(job)
         if not job.num_batches:
@@ -146,7 +146,7 @@ class Batcher:
         self._changed.notify_all()
 
     def take(self) -> JobBatch | None:
-        """Block until a batch is ready and return it, or return None once the queue is closed and empty."""
+        """Block until a batch is ready, and return it; None once the queue is closed and empty."""
         with self._changed:
             self.idle_workers += 1
             try:
@@ -155,7 +155,7 @@ class Batcher:
                 self.idle_workers -= 1
 
     def take_overtaking(self) -> JobBatch | None:
-        """Return a batch like `take`, but only of short requests, while all workers decode much longer batches."""
+        """Block until short requests may overtake longer batches, and return a batch of them; None like `take`."""
         with self._changed:
             return self._take(self._overtaking_jobs, _OVERTAKING_SECONDS)
 
@@ -166,7 +166,9 @@ class Batcher:
             self._changed.notify_all()
 
     def _take(self, find_jobs: Callable[[], list[Job]], seconds: float) -> JobBatch | None:
-        """Block until the queued jobs that `find_jobs` returns fill a batch or have waited, and return a batch of them.
+        """Block until the queued jobs that `find_jobs` returns fill a batch or have waited; return a batch of them.
+
+        None once the queue is closed and empty.
 
         Args:
             find_jobs: returns the queued jobs that the batch may have.
@@ -194,12 +196,12 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that is already running or may start now; None if there is none."""
+        """Return the first of some queued jobs that is running or may start now; None if `max_running` others run."""
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
     def _wait_for_more(self, find_jobs: Callable[[], list[Job]], seconds: float) -> None:
-        """Wait for further jobs until the oldest one has waited for this time or a full batch is available."""
+        """Wait for further jobs until the oldest has waited for `seconds`, or until a full batch is available."""
         while (jobs := find_jobs()) and not self._closed and not self._can_fill_batch(jobs):
             seconds_left = min(job.accepted_at for job in jobs) + seconds - time.monotonic()
             if seconds_left <= 0:
@@ -207,7 +209,7 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether the sentences of queued jobs (requests) already fill a batch."""
+        """Return whether the queued sentences of some jobs fill a batch, or whether no further request may start."""
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
@@ -235,7 +237,7 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of a number of sentences one batch should take, so that idle workers get some too."""
+        """Return how many of a number of queued sentences one batch should take, so that idle workers get some, too."""
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
@@ -251,7 +253,7 @@ class Batcher:
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
-        """Mark sentences as started, and remove jobs without waiting sentences from the queue."""
+        """Record that a batch decodes sentences, and remove jobs without waiting sentences from the queue."""
         now = time.monotonic()
         for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
@@ -317,7 +319,7 @@ class Batcher:
         return fitting
 
     def deliver(self, batch: JobBatch, sentence: JobSentence, result: Any) -> None:
-        """Store a sentence's result, drop the sentence from its batch, and complete its job if no result is missing."""
+        """Store the result of a sentence, remove it from its batch, and complete its job if no result is missing."""
         job = sentence.job
         with self._changed:
             batch.sentences.remove(sentence)
@@ -352,7 +354,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Set a job's error if no client waits any more, or its results once all of them are there."""
+        """Give a job its results once all are there, or an error if its deadline has passed or no client waits."""
         if job.is_expired:
             self._fail(job, deadline_error())
         elif None not in job.results:
@@ -389,7 +391,7 @@ def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[Jo
 
 
 def _largest_work(sentences: Sequence[JobSentence]) -> int:
-    """Return the greatest work that some sentences of a batch are for one job, as `Job.work`."""
+    """Return the greatest estimated work that a job has with its sentences among some, in steps times sentences."""
     steps: dict[Job, list[int]] = {}
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
@@ -397,7 +399,7 @@ def _largest_work(sentences: Sequence[JobSentence]) -> int:
 
 
 def num_hypotheses(job: Job) -> int:
-    """Return the number of hypotheses per sentence of a job: the beam size, or the number of samples."""
+    """Return the number of hypotheses that search keeps for each sentence of a job: beam size, or samples."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
@@ -440,7 +442,7 @@ class BatchObserver:
         self._adapt_threads = adapt_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report progress, and return the rows of the sentences to drop, since their requests are late or abandoned.
+        """Report progress to clients, and return the batch indices of sentences to drop: late or abandoned requests.
 
         Args:
             rows: index in the batch of each of the B sentences still being decoded, (B,).
@@ -528,7 +530,7 @@ class Workers:
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Wait until all decoding threads have ended, but at most this number of seconds."""
+        """Wait until all decoding threads have ended, for at most this number of seconds."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -546,7 +548,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count the calling thread as busy within a `with` block."""
+        """Return a context manager that counts the calling thread as busy, so that busy threads share the cores."""
         thread = threading.get_ident()
         with self._lock:
             self._busy.append(thread)
@@ -558,7 +560,7 @@ class Workers:
                 self._busy.remove(thread)
 
     def _adapt_threads(self) -> None:
-        """Divide the compute threads among the busy workers: set the number that the calling worker uses in PyTorch."""
+        """Set the number of PyTorch threads of the calling worker to its share of the compute threads, at least 1."""
         busy = [*self._busy]
         share, remainder = divmod(self._compute_threads, len(busy))
         share = max(1, share + (busy.index(threading.get_ident()) < remainder))
@@ -593,7 +595,7 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _decode_continuously(self, batch: JobBatch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
-        """Decode a batch step by step; finished sentences leave it and waiting ones join it after every step."""
+        """Decode a batch step by step, deliver sentences that finish, and let waiting ones join after every step."""
         joining = list(batch.sentences)
         while batch.sentences:
             if joining:
@@ -625,7 +627,7 @@ class ClientGoneError(Exception):
 
 
 class Engine:
-    """A batcher with its worker threads, which decodes jobs within the limits of the settings."""
+    """The queue of sentences and its worker threads, which decode jobs within the limits of the settings."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics, *, threads: int | None = None) -> None:
         """Create the batcher and the workers, which `start` starts.
@@ -657,7 +659,7 @@ class Engine:
         self.workers.start()
 
     def check_queue(self) -> None:
-        """Refuse a request, before its body is read, if the queue is full.
+        """Raise an error, before the body of a request is read, if the queue is full.
 
         Raises:
             RequestError: status 503, the queue is full.

@@ -43,7 +43,7 @@ _LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class CompletionRequest(NamedTuple):
-    """A protocol-independent request to complete prompts."""
+    """A request to complete prompts, in a form that is independent of the API it came by."""
 
     model: str
     prompts: list[str]
@@ -52,17 +52,17 @@ class CompletionRequest(NamedTuple):
     max_tokens: int | None = None
     """Maximum number of tokens of a completion; None: the model's own limit."""
     stop: tuple[str, ...] = ()
-    """Texts before which a completion ends."""
+    """Texts before which a completion ends (stop sequences); they are not part of it."""
     sampling: Mapping[str, float | None] = {}
-    """Sampling settings `temperature`, `top_p`, `top_k`, `min_p` and `seed`, which only language models use."""
+    """Sampling settings `temperature`, `top_p`, … and `seed`, which only language models use; None: the default."""
     penalties: Mapping[str, float | None] = {}
-    """Penalties `frequency_penalty` and `presence_penalty`, which only language models use."""
+    """`frequency_penalty` and `presence_penalty`, which only language models use; None: the default."""
     with_tokens: bool = False
-    """True if the completions contain their tokens."""
+    """True if the completions should contain their tokens with log-probabilities."""
 
 
 class Choice(NamedTuple):
-    """A completion of a prompt."""
+    """One completion of a prompt, cut at a stop sequence or at the maximum length."""
 
     text: str
     finish_reason: FinishReason
@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """The completions of all prompts of a request."""
+    """The completions of all prompts of a request, with the numbers of tokens."""
 
     choices: list[Choice]
     """The completions of the first prompt, then those of the second, and so on."""
@@ -82,7 +82,7 @@ class Completion(NamedTuple):
 
     @property
     def completion_tokens(self) -> int:
-        """The number of tokens of all completions."""
+        """The number of tokens of all completions together."""
         return sum(choice.num_tokens for choice in self.choices)
 
 
@@ -90,14 +90,14 @@ Report = Callable[[Progress], None]
 
 
 class Completions:
-    """A service that completes prompts with the models of a translation service."""
+    """The completion of prompts with the models of a translation service, for the APIs of OpenAI and Ollama."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     @property
     def names(self) -> list[str]:
-        """The names of all models."""
+        """The names of all models: language pairs such as "zh-en", and folders of language models."""
         pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
         return [*pairs, *self.service.generators]
 
@@ -121,7 +121,8 @@ class Completions:
         Args:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
-            report: receives the final part of a single growing completion; called in the event loop.
+            report: receives the final part of a single growing completion; called in the event loop; None: no progress
+                is reported.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -259,7 +260,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: no report."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch: only maximum length and seed may differ."""
@@ -278,7 +279,7 @@ class GenerationJob(Job):
         return self.search.max_length or self.tokens[number]
 
     def can_join(self, other: Job) -> bool:
-        """Return whether another job is for the same language model; its settings may differ."""
+        """Return whether prompts of this job may join a decoder of another job: both are for one language model."""
         return isinstance(other, GenerationJob) and self.served is other.served
 
     @property
@@ -341,7 +342,7 @@ class _PromptDecoder(ContinuousDecoder):
 
 
 def _find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Return the offset at which the first stop sequence in a text begins, or None."""
+    """Return the character offset at which the first stop sequence in a text begins; None without one."""
     return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
 
 
@@ -364,7 +365,7 @@ class _StoppingReport:
         self._count_tokens = count_tokens
 
     def __call__(self, progress: Progress) -> None:
-        """Report the part of a growing translation that is final."""
+        """Report the part of a growing translation that no stop sequence can cut off any more."""
         text = progress.text[: _safe_length(progress.text, self._request.stop)]
         # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
         if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:
@@ -372,7 +373,7 @@ class _StoppingReport:
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
-    """Return the completions of a prompt: its translations, cut at a stop sequence or at the maximum length."""
+    """Return the completions that a prompt's translations give, cut at a stop sequence or the maximum length."""
     choices = []
     best = answer.text, tuple(token.text for token in answer.tokens), answer.is_complete
     others = zip(answer.alternatives, answer.alternative_tokens, answer.complete_alternatives, strict=True)
@@ -414,7 +415,7 @@ def _character_start(text: str, position: int) -> int:
 
 
 def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
-    """Return the offset in a text at which each of its tokens begins; whitespace between tokens is skipped.
+    """Return the character offset in a text at which each of its tokens begins, without the spaces before it.
 
     A token that is not in the text, such as a byte of a character, gets the offset at which the token before it ends.
     """

@@ -379,7 +379,7 @@ class DeepLHandlers:
     # --- documents ---
 
     async def document(self, request: Request) -> Response:
-        """Answer `POST /v2/document` by starting the translation of the document."""
+        """Answer `POST /v2/document` by starting the translation of the document, with its id and secret key."""
         message = await self.checks.read_upload(request, DeepLDocumentRequest)
         owner = self.checks.check_key(request, message.auth_key)
         _refuse(message, ("style_id", "translation_memory_id"))
@@ -400,7 +400,7 @@ class DeepLHandlers:
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
 
     async def document_status(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}` with the state of the translation."""
+        """Answer `POST /v2/document/{id}` with the state of the document's translation."""
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -416,7 +416,7 @@ class DeepLHandlers:
         )
 
     async def document_result(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}/result` with the translated document, and delete it."""
+        """Answer `POST /v2/document/{id}/result` with the translated document, and delete it from the server."""
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -431,7 +431,7 @@ class DeepLHandlers:
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
-    """Refuse a request that sets one of these fields, which would change the result.
+    """Raise an error if a request sets one of these fields, which would change the result.
 
     Raises:
         RequestError: one of them is set and not empty.

@@ -24,7 +24,7 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
-    """A glossary that a client created."""
+    """A glossary that a client created through DeepL's API, as it is stored."""
 
     id: str
     name: str
@@ -53,12 +53,12 @@ class GlossaryStore:
         self._for_search: dict[str, Glossary] = {}
 
     def list(self, owner: str) -> list[StoredGlossary]:
-        """Return an owner's glossaries, oldest first."""
+        """Return the glossaries of an owner, identified by the digest of an API key, oldest first."""
         own = (stored for stored in self._glossaries.values() if stored.owner == owner)
         return sorted(own, key=lambda stored: (stored.created_at, stored.id))
 
     def get(self, id: str, owner: str) -> StoredGlossary:
-        """Return an owner's glossary.
+        """Return the glossary of an owner (digest of an API key) with this identifier.
 
         Raises:
             RequestError: status 404, the owner has no such glossary.
@@ -69,7 +69,7 @@ class GlossaryStore:
         return stored
 
     def glossary(self, stored: StoredGlossary) -> Glossary:
-        """Return a stored glossary as the search uses it; every call returns the same object."""
+        """Return a stored glossary in the form that search uses; further calls return the same object."""
         if stored.id not in self._for_search:
             self._for_search[stored.id] = _as_glossary(stored.terms)
         return self._for_search[stored.id]
@@ -77,7 +77,7 @@ class GlossaryStore:
     def add(
         self, name: str, source: str, target: str, terms: tuple[tuple[str, str], ...], owner: str
     ) -> StoredGlossary:
-        """Store a new glossary and return it.
+        """Store a new glossary, in the folder if there is one, and return it with its identifier.
 
         Raises:
             RequestError: the name is empty or too long, or the owner has too many glossaries.
@@ -101,7 +101,7 @@ class GlossaryStore:
         return stored
 
     def delete(self, id: str, owner: str) -> None:
-        """Delete an owner's glossary.
+        """Delete the glossary of an owner (digest of an API key) with this identifier.
 
         Raises:
             RequestError: status 404, the owner has no such glossary.
@@ -175,5 +175,5 @@ def _lines(text: str) -> list[str]:
 
 
 def entries_as_tsv(stored: StoredGlossary) -> str:
-    """Return the terms of a glossary as tab-separated lines."""
+    """Return the terms of a stored glossary as lines of source and translation, separated by a tab."""
     return "\n".join(f"{source}\t{target}" for source, target in stored.terms)

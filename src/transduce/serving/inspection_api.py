@@ -97,7 +97,7 @@ class InspectionHandlers:
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
-        """Return the model for a request and the search settings.
+        """Return the model for a request to inspect a sentence, and its search settings.
 
         Raises:
             RequestError: there is no such model, or the request exceeds a limit.

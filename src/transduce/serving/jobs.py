@@ -1,4 +1,4 @@
-"""Jobs: the sentences of one request that go through the decoding threads."""
+"""Represent requests as jobs: the sentences of one request for one model, which the decoding threads decode."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Model(QueuedModel, Protocol):
     """Glossary for requests without a glossary, or None."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
+        """Raise a `TransduceError` if the model cannot write the terms of a glossary with these search settings."""
 
     def translate(
         self,
@@ -71,7 +71,7 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return the spans in each best translation that correspond to `spans` of its source sentence.
+        """Return the character spans of each best translation that correspond to `spans` of its source sentence.
 
         `glossary` is the one that the translations were made with.
         """
@@ -83,7 +83,7 @@ class Model(QueuedModel, Protocol):
         """Return the text in the target language that token ids spell."""
 
     def unknown_characters(self, sentence: str) -> str:
-        """Return the characters of a source sentence that the vocabulary cannot represent."""
+        """Return the characters of a source sentence that the vocabulary cannot represent, in order; empty: none."""
 
 
 Progress = Callable[[int, Sequence[int], int], None]
@@ -95,39 +95,39 @@ class TextProgress(Protocol):
     """A progress callback that also receives the text of lines with several sentences."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
+        """Receive a sentence's index in its job, the token ids of its best hypothesis, and how many are final."""
 
     def report_text(self, number: int, final: str, draft: str) -> None:
         """Receive a line's index in its job, the final start of its translation, and a draft of the translation."""
 
 
 class ContinuousDecoder(Protocol):
-    """An interface of decoders that sentences of other jobs may join after any step."""
+    """An interface of decoders that sentences of other jobs (requests) may join after any step."""
 
     @property
     def free_texts(self) -> int:
-        """The maximum number of hypotheses that the decoder can still take."""
+        """The maximum number of further hypotheses that the decoder can take."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
-        """Start decoding sentences together with those that are being decoded."""
+        """Start to decode sentences, together with those that are being decoded."""
 
     def step(self) -> list[tuple["JobSentence", Any]]:
         """Run a decoding step, and return the sentences that have finished, with their results."""
 
     def abandon(self, job: "Job") -> None:
-        """Stop decoding the sentences of a job, which get no results."""
+        """Stop decoding the sentences of a job (request), which then get no results."""
 
 
 class AlignedTranslation(NamedTuple):
-    """A sentence's translation, with the aligned spans of the sentence's marks (inline HTML elements)."""
+    """A sentence's translation, with the spans that correspond to the sentence's inline HTML elements (marks)."""
 
     translation: Translation
     mark_spans: Sequence[Sequence[Span]] = ()
-    """For each alternative, the span of each mark; empty if the sentence has no marks."""
+    """For each alternative, the character span of each mark; empty if the sentence has no marks."""
 
 
 class Job:
-    """The sentences of one request for one model, with their results, which the batcher's lock guards."""
+    """The sentences of one request for one model, with their results; the lock of the `Batcher` guards them."""
 
     may_overtake = True
     """True if a further thread may decode the job while all workers decode much longer batches."""
@@ -172,7 +172,7 @@ class Job:
         """Number of tokens of each sentence, including the end-of-sentence token."""
         self.total_tokens = sum(self.tokens)
         self.work = estimate_work([self.expected_steps(number) for number in range(len(sentences))])
-        """The estimated work of decoding all sentences, in steps times sentences."""
+        """The estimated work of decoding all sentences, in decoding steps times sentences."""
         # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
         self.waiting = sorted(range(len(sentences)), key=lambda index: -self.tokens[index])
         """Indices of the sentences that have not gone into a batch yet."""
@@ -181,11 +181,11 @@ class Job:
         self.num_batches = 0
         """Number of batches being decoded that contain sentences of this job."""
         self.started_at: float | None = None
-        """Time at which the first sentence went into a batch, or None."""
+        """Time (`time.monotonic`) at which the first sentence went into a batch; None before."""
         self.abandoned = False
         """True once no client waits for the results."""
         self.future: Future[list[Any]] = Future()
-        """Completed with the results of all sentences, or with an error."""
+        """Future of the results of all sentences, or of an error, on which the request waits."""
         # A running future cannot be canceled, so a worker may always set its result, even if the client has gone.
         self.future.set_running_or_notify_cancel()
 
@@ -195,11 +195,11 @@ class Job:
         return self.abandoned or time.monotonic() >= self.deadline
 
     def expected_steps(self, number: int) -> int:
-        """Return the expected number of decoding steps of a sentence: a translation is about as long as its source."""
+        """Return the expected number of decoding steps of the sentence at an index: its source tokens."""
         return self.tokens[number]
 
     def is_compatible_with(self, other: "Job") -> bool:
-        """Return whether sentences of this job and of another may be decoded in one batch."""
+        """Return whether sentences of this job and of another may be decoded in one batch: same model and settings."""
         return (
             self.model is other.model
             and self.search == other.search
@@ -216,7 +216,7 @@ class Job:
         return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
-        """Return the results for a batch of sentences of this job and of compatible jobs."""
+        """Return the results for a batch of sentences, of this job and of compatible ones, in the batch's order."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
         protected = None
         if any(entry.elements for entry in batch):
@@ -253,7 +253,7 @@ def estimate_work(steps: Sequence[int]) -> int:
 
 
 class JobSentence(NamedTuple):
-    """A reference to one sentence of a job, by its index."""
+    """A reference to one sentence of a job (request), by its index."""
 
     job: Job
     number: int
@@ -285,7 +285,7 @@ class JobSentence(NamedTuple):
 
 
 class FunctionJob(Job):
-    """A job that runs a function, such as an inspection of a sentence; its batch contains nothing else."""
+    """A job that runs a function on a decoding thread, such as an inspection, alone in its batch."""
 
     may_overtake = False
 

@@ -104,17 +104,17 @@ def canonical(code: str) -> str:
 
 
 def base(code: str) -> str:
-    """Return the language of a code, without script and region."""
+    """Return the language of a canonical code without script and region, such as "zh" of "zh-Hans"."""
     return code.partition("-")[0]
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language, or the code itself if the name is unknown."""
+    """Return the English name of a language by its code, or the code itself if the name is unknown."""
     return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
 
 
 class Routes:
-    """An index of the served models by their language pairs."""
+    """An index of the served translation models by their language pairs."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         """Index the models by their language pairs.
@@ -138,17 +138,17 @@ class Routes:
 
     @property
     def sources(self) -> list[str]:
-        """The languages that some model translates from."""
+        """The canonical codes of the languages that some model translates from, sorted."""
         return sorted({source for source, _ in self._models})
 
     @property
     def targets_of_any(self) -> list[str]:
-        """The languages that some model translates to."""
+        """The canonical codes of the languages that some model translates to, sorted."""
         return sorted({target for _, target in self._models})
 
     @property
     def default_pair(self) -> tuple[str, str]:
-        """The language pair that the web page selects at first.
+        """The language pair that the web page selects at first: that of the first model.
 
         Raises:
             RequestError: status 404, no translation model is served.
@@ -164,7 +164,7 @@ class Routes:
 
     @property
     def samples(self) -> list[tuple[str, ...]]:
-        """Source sentences of each model for the web page, in the order of the models."""
+        """Source sentences that each model offers for the web page, in the order of the models; empty: none."""
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
@@ -177,7 +177,7 @@ class Routes:
         return self._own_codes.get(code, code)
 
     def targets(self, source: str) -> list[str]:
-        """Return the target languages of a source language, and the language itself, as LibreTranslate does."""
+        """Return the codes of the target languages of a source language, and its own, as LibreTranslate does."""
         return sorted({target for model_source, target in self._models if model_source == source} | {source})
 
     def find(self, code: str) -> str:
@@ -216,7 +216,7 @@ class Routes:
         return model
 
     def sources_of(self, target: str) -> list[str]:
-        """Return the languages that some model translates into a target language.
+        """Return the canonical codes of the languages that some model translates into a target language.
 
         Raises:
             RequestError: no model translates into the target language.
@@ -296,14 +296,15 @@ _ALPHABETS = {
 
 
 class Detector:
-    """A detector of a text's language among the languages that are served."""
+    """A detector of the language of a text among the served languages, by profiles or, without them, by scripts."""
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
         """Create a detector.
 
         Args:
             codes: canonical codes of the served languages.
-            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`.
+            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`, else
+                scripts tell languages apart; None: no profiles.
         """
         self.codes = list(codes)
         profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}
@@ -332,7 +333,10 @@ class Detector:
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """Return a probability for each language: the share of the text's letters in its script, normalized to sum to 1."""
+    """Return a probability for each language: the share of a text's letters in its script, normalized to sum to 1.
+
+    All are equal for a text without such letters.
+    """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
@@ -343,7 +347,7 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
 
 
 def has_letters_of(text: str, code: str) -> bool:
-    """Return whether a text has a letter of a language's script."""
+    """Return whether a text (its first 2,000 characters) has a letter of a language's script."""
     alphabet = _ALPHABETS.get(base(code), _LATIN)
     return any(alphabet.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
 

@@ -67,7 +67,7 @@ OPERATIONS = (
 
 
 class LibreTranslateHandlers:
-    """Handlers of LibreTranslate's routes."""
+    """Handlers of the routes of LibreTranslate's API."""
 
     def __init__(self, checks: RequestChecks, documents: DocumentStore) -> None:
         self.checks = checks
@@ -121,7 +121,11 @@ class LibreTranslateHandlers:
         )
 
     async def detect(self, request: Request) -> Response:
-        """Answer `POST /detect` with the languages that a text may be in, likeliest first."""
+        """Answer `POST /detect` with the languages that a text may be in, likeliest first.
+
+        Raises:
+            RequestError: the request is invalid, or the text is too long.
+        """
         message = await self.checks.read(request, DetectRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))
@@ -169,7 +173,7 @@ class LibreTranslateHandlers:
         return LanguageChoice(code=self.service.routes.own_code(code), name=language_name(code))
 
     async def translate_file(self, request: Request) -> Response:
-        """Answer `POST /translate_file` with the address of the translated document."""
+        """Answer `POST /translate_file`, once the document is translated, with the address of the result."""
         message = await self.checks.read_upload(request, TranslateFileRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("source", "target"))
@@ -188,7 +192,7 @@ class LibreTranslateHandlers:
         )
 
     async def download_file(self, request: Request) -> Response:
-        """Answer `GET /download_file/{key}/{name}` with a translated document."""
+        """Answer `GET /download_file/{key}/{name}` with a translated document; status 404 if there is none."""
         id, _, key = request.path_params["key"].partition("-")
         translation = self.documents.get(id, key)
         if translation.state != "done":
@@ -198,7 +202,7 @@ class LibreTranslateHandlers:
         return response
 
     async def suggest(self, request: Request) -> Response:
-        """Answer `POST /suggest` by appending a user's better translation to the file of suggestions."""
+        """Answer `POST /suggest` by appending a user's better translation to a file; status 403 if there is none."""
         self.checks.take_from_rate(request)
         message = await self.checks.read_message(request, SuggestRequest)
         _check_set(message, ("q", "s", "source", "target"))
@@ -218,7 +222,7 @@ class LibreTranslateHandlers:
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append a line to a file.
+    """Append a line to a file, of at most 64 MB.
 
     Raises:
         RequestError: status 507, the file is full or cannot be written.
@@ -235,7 +239,7 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Refuse a request in which a required field is empty, as LibreTranslate does.
+    """Raise an error if a required field of a request is empty, as LibreTranslate does.
 
     Raises:
         RequestError: one of these fields is empty.

@@ -35,7 +35,7 @@ _DECODING_START = re.compile(rb"POST (?P<path>" + "|".join(_DECODING_PATHS).enco
 
 
 class AdmissionCounter:
-    """A counter that limits the requests a server admits per event-loop iteration, shared by all its connections."""
+    """A counter that limits the requests a server starts to read per event-loop iteration to the queue's free slots."""
 
     def __init__(self, free_slots: Callable[[], int], make_refusal: Callable[[str], RequestError]) -> None:
         """Create a counter.
@@ -47,7 +47,7 @@ class AdmissionCounter:
         self.free_slots = free_slots
         self.make_refusal = make_refusal
         self._admitted = 0
-        """Requests admitted during the current iteration of the event loop."""
+        """Number of requests admitted during the current iteration of the event loop."""
 
     def admit(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Admit a request unless this event-loop iteration has filled the queue; return whether it was admitted."""
@@ -94,7 +94,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_shared(self) -> Iterator[None]:
-        """Hold the lock together with other threads that share it, while no thread holds it exclusively."""
+        """Return a context manager that holds the lock together with other threads, while none holds it exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
             self._sharing += 1
@@ -107,7 +107,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_exclusively(self) -> Iterator[None]:
-        """Hold the lock exclusively, while no other thread shares or holds the lock."""
+        """Return a context manager that holds the lock while no other thread shares or holds it."""
         with self._changed:
             self._waiting_for_exclusive += 1
             self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)
@@ -198,7 +198,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
-        """Count a request of a client.
+        """Count a request of a client, named by its address; nothing is counted without a limit.
 
         Raises:
             RequestError: status 429, the client has sent too many requests.

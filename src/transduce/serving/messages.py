@@ -284,7 +284,7 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the error response."""
+        """The HTTP headers of the error response: Retry-After and Connection, where they apply."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -333,7 +333,7 @@ class Operation(NamedTuple):
     answer: type | str
     """Type of a successful response's JSON, or the content type of a response that is not JSON."""
     message: type | None = None
-    """Type of the request: the body of a POST, the query of a GET."""
+    """Type of the request: the body of a POST, the query of a GET; None: the request has neither."""
     needs_key: bool = False
     """True if requests need a key when the server has API keys."""
     streams: bool = False
@@ -347,7 +347,7 @@ class Operation(NamedTuple):
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
-    """Return the OpenAPI document of the operations as JSON values."""
+    """Return the OpenAPI document of API operations, with the limits of the settings, as JSON values."""
     types = [type_of_operation for o in operations for type_of_operation in (o.error, o.message or o.error, o.answer)]
     message_types = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)

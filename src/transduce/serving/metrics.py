@@ -39,7 +39,7 @@ class Metrics:
         return self.registry.get_sample_value(sample, labels) or 0.0
 
     def render(self, gauges: Mapping[str, tuple[str, float]]) -> bytes:
-        """Return the page that Prometheus reads: all counters and histograms, then the gauges.
+        """Return the text that Prometheus reads, in UTF-8: all counters and histograms, then the gauges.
 
         Args:
             gauges: values of this moment, by name: a description and the value.

@@ -64,7 +64,7 @@ class ServedModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """The device that the model computes on."""
+        """The PyTorch device that the model computes on."""
         return self.translator.device
 
     @override
@@ -138,7 +138,7 @@ class ServedModel(Model):
 
 
 class ServedGenerator:
-    """A language model of the server, which has the name of its folder."""
+    """A language model of the server, whose name for clients is that of its folder."""
 
     max_source_tokens = sys.maxsize
 
@@ -150,11 +150,11 @@ class ServedGenerator:
 
     @property
     def device(self) -> torch.device:
-        """The device that the model computes on."""
+        """The PyTorch device that the model computes on."""
         return self.generator.device
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each prompt."""
+        """Return the number of tokens of each prompt, with start tokens."""
         return [len(self.generator.prompt_ids(sentence)) for sentence in sentences]
 
 

@@ -280,7 +280,7 @@ def _now() -> str:
 
 
 class _LineFormatter(EventFormatter):
-    """A formatter of Ollama's streams: a JSON object per line."""
+    """A formatter of the streams of Ollama's API: one JSON object per line."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         """Create a formatter for one answer of a model, of `/api/chat` or `/api/generate`."""
@@ -290,7 +290,7 @@ class _LineFormatter(EventFormatter):
         self._sent = ""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return a line of the stream with the text that became final since the last line."""
+        """Return a line of the stream with the text that became final since the last line; empty if there is none."""
         if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
             return b""
         text, self._sent = progress.text[len(self._sent) :], progress.text

@@ -390,7 +390,7 @@ class OpenAIHandlers:
 
 
 class _Render(Protocol):
-    """A function that makes a response's body from a completion."""
+    """An interface of functions that make the body of a response from a completion."""
 
     def __call__(
         self, id: str, created: int, model: str, completion: Completion, *, with_tokens: bool
@@ -526,7 +526,7 @@ class OpenAIEventFormatter(EventFormatter):
         self._sent: str | None = None
 
     def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event, from the first line only."""
+        """Return an event with the text that became final since the last event; empty for lines after the first."""
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:

@@ -65,6 +65,9 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     """Return the typed message in a JSON object, in which no key may occur twice.
 
     Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+
+    Raises:
+        RequestError: the body is not such an object in UTF-8, or does not fit the message.
     """
     try:
         result = msgspec.json.decode(body, type=message, strict=False)
@@ -83,7 +86,11 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
 
 
 def read_form(body: bytes) -> "_Fields":
-    """Return the fields of an URL-encoded form."""
+    """Return the fields of an URL-encoded form in UTF-8: for each name (without "[]"), a list of its values.
+
+    Raises:
+        RequestError: the form is not UTF-8, or has too many fields.
+    """
     try:
         pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except UnicodeDecodeError:
@@ -130,14 +137,14 @@ def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] 
 
 
 class _Part(NamedTuple):
-    """A part of a multipart form."""
+    """A part of a multipart form: its name, the file name that the client sent, and its content."""
 
     name: bytes
     raw_file_name: bytes
     content: bytearray
 
     def file_name(self) -> str:
-        """Return the name of the uploaded file without its folders."""
+        """Return the name of the uploaded file, in UTF-8, without its folders."""
         return re.split(r"[/\\]", self.raw_file_name.decode("utf-8"))[-1]
 
 
@@ -151,7 +158,7 @@ class _Parts:
         self._header, self._value = bytearray(), bytearray()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """Return the methods that handle the multipart parser's events, by event name."""
+        """Return the methods that handle the multipart parser's events, by the name of the event."""
         return {
             "on_header_field": self._add_to_header,
             "on_header_value": self._add_to_value,
@@ -198,6 +205,9 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 
     A field becomes a list if it occurs several times or the message has only a list there. An empty field counts as
     unset if the message's field is not a text.
+
+    Raises:
+        RequestError: a field occurs too often, or the fields do not fit the message.
     """
     hints = get_type_hints(message)
     values_by_name: dict[str, Any] = {}
@@ -227,7 +237,7 @@ def _validation_error(error: msgspec.ValidationError) -> RequestError:
 
 
 def as_list(texts: str | Sequence[str]) -> list[str]:
-    """Return a list of texts from one text or several."""
+    """Return a list of texts, from one text or from several."""
     return [texts] if isinstance(texts, str) else list(texts)
 
 
@@ -294,7 +304,7 @@ def body_too_large_error(max_bytes: int) -> RequestError:
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
-    """Read and discard the rest of a body, and return whether its end was reached."""
+    """Read and discard the rest of a body, at most 64 MB; return whether its end was reached in time."""
     drained = 0
     try:
         async with asyncio.timeout(seconds):
@@ -313,14 +323,14 @@ def _content_length(headers: Mapping[str, str]) -> int:
 
 
 class Decoder:
-    """A decoder that returns an uncompressed body unchanged; subclasses decompress."""
+    """A decoder of a request's body that returns it unchanged; subclasses decompress."""
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
         """Return the decoded bytes of a chunk; subclasses stop after about `max_bytes` bytes."""
         return chunk
 
     def finish(self) -> None:
-        """Raise a RequestError if compressed data is incomplete; an uncompressed body needs no check."""
+        """Raise a `RequestError` if compressed data is incomplete; an uncompressed body needs no check."""
 
 
 class Inflater(Decoder):
@@ -331,7 +341,11 @@ class Inflater(Decoder):
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded."""
+        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded.
+
+        Raises:
+            RequestError: the data is not compressed as the header says.
+        """
         if max_bytes <= 0:
             return b""
         try:
@@ -340,7 +354,7 @@ class Inflater(Decoder):
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 
     def finish(self) -> None:
-        """Check that the compressed data has ended, with nothing after its end."""
+        """Raise a `RequestError` unless the compressed data has ended, with nothing after its end."""
         if not self._zlib.eof or self._zlib.unused_data:
             raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 

@@ -37,12 +37,12 @@ def file_response(content: bytes, name: str) -> Response:
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Return an error response in the format of the API that the path belongs to."""
+    """Return an error response in the format of the API (OpenAI, DeepL, LibreTranslate) that a path belongs to."""
     return json_response(error_content(error, path), error.status, error.headers)
 
 
 def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
-    """Return an error in the format of the API that the path belongs to."""
+    """Return the body of an error response in the format of the API that a path belongs to."""
     if path.startswith("/v1/"):
         return openai_error(error)
     return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
@@ -99,7 +99,7 @@ class ResponseMiddleware:
         self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request (ASGI), with the common headers and within the time limit."""
+        """Answer one HTTP request by the protocol of ASGI, with the common headers and within the time limit."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -139,19 +139,21 @@ class _Exchange:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message of the response."""
+        """Send one ASGI message of the response; a TimeoutError if the client does not read it in time."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).update(_CROSS_ORIGIN)
         async with asyncio.timeout(self._seconds):
             await self._send(message)
+        if message.get("more_body"):
+            await asyncio.sleep(0)  # lets the server notice a closed connection, to which nothing more is written
 
 
 # --- server-sent events ---
 
 
 class ProgressBuffer:
-    """A buffer of the latest progress of each line, in which new progress replaces progress not sent yet."""
+    """A buffer of the latest progress of each line, where new progress replaces what was not sent yet."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Progress] = {}
@@ -185,7 +187,7 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events of the stream to the client."""
+        """Send the events of the stream to the client by the protocol of ASGI."""
         async with aclosing(self.events) as events:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in events:
@@ -194,7 +196,7 @@ class EventStream(Response):
 
 
 class EventFormatter:
-    """A formatter of server-sent events: `progress`, then `result` or `error`."""
+    """A formatter of the server-sent events of a stream: `progress`, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
         """Return the bytes of the server-sent event that reports a line's progress."""
@@ -257,5 +259,5 @@ async def _events(
 
 
 def server_event(name: str, data: Any) -> bytes:
-    """Return one server-sent event; JSON needs no escaping because it contains no line breaks."""
+    """Return the bytes of one server-sent event; JSON needs no escaping because it contains no line breaks."""
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -75,7 +75,7 @@ class LimitedConnection(H11Protocol):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer of a closed connection."""
+        """Stop the timer for request heads of a connection that was closed."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -239,7 +239,7 @@ def _is_abandoned_socket(path: str) -> bool:
 
 
 def address_of(opened: socket.socket, *, has_tls: bool = False) -> str:
-    """Return the URL of a bound socket, or the path of a Unix domain socket."""
+    """Return the URL of a bound socket, or "unix:PATH" for a Unix domain socket."""
     name = opened.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
@@ -311,7 +311,7 @@ class Server(uvicorn.Server):
         self._is_loading = threading.Lock()
 
     def _refusal(self, path: str) -> RequestError:
-        """Count and return the error for a request that needs decoding while the queue is full."""
+        """Count a request to a path that needs decoding while the queue is full, and return the error for it."""
         self.application.service.metrics.requests.labels(path, busy_error().status).inc()
         return busy_error()
 
@@ -356,7 +356,7 @@ class Server(uvicorn.Server):
             _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start the shutdown; a repeated SIGINT also aborts the running requests."""
+        """Start the shutdown after SIGTERM or SIGINT; a repeated SIGINT also aborts the running requests."""
         if self.should_exit and sig == signal.SIGINT:
             self.application.service.engine.fail_remaining()
         self.application.is_draining = True
@@ -385,7 +385,7 @@ class Server(uvicorn.Server):
 def signal_handlers(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
 ) -> Iterator[None]:
-    """Route signals to a handler within a `with` block in the main thread; in other threads, do nothing."""
+    """Return a context manager that routes signals to a handler in the main thread; in others, it does nothing."""
     try:
         previous = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:

@@ -49,7 +49,7 @@ TextFormat = Literal["text", "html", "xml", "markdown"]
 
 
 class TranslationRequest(NamedTuple):
-    """A protocol-independent request to translate texts."""
+    """A request to translate texts, in a form that is independent of the API it came by."""
 
     texts: list[str]
     source: str
@@ -57,11 +57,11 @@ class TranslationRequest(NamedTuple):
     format: TextFormat = "text"
     alternatives: int = 0
     timeout_seconds: float | None = None
-    """The client's own time limit, which can only shorten the server's deadline."""
+    """The client's own time limit, which can only shorten the server's deadline; None: the server's."""
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Glossary that replaces the models' own glossaries; a glossary without terms disables them."""
+    """Glossary that replaces the models' own; one without terms disables them; None: the models' own."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
@@ -72,7 +72,7 @@ class TranslationRequest(NamedTuple):
     """True for texts of an uploaded document, which has limits of its own."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that a model uses for this request, or None."""
+        """Return the glossary that a model uses for this request: its own, or the model's; None: no terms."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
@@ -99,12 +99,11 @@ class Answer(NamedTuple):
     alternatives: list[str]
     source: str
     detected: DetectedLanguage | None
-    """The detected source language if the request left it open."""
+    """The detected source language; None if the request named the language."""
     quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
-    """Warning, such as "looks English, not German", if the text seems not to be in the language that the request names.
-    """
+    """A reason such as "looks English, not German" if the text seems to be in another language; else None."""
     tokens: tuple[TokenProbability, ...] = ()
     """The tokens of the best translation, if the request asked for them."""
     is_complete: bool = True
@@ -116,7 +115,7 @@ class Answer(NamedTuple):
 
 
 class PlannedText(NamedTuple):
-    """One text of a request, with its split into sentences, its model and its languages."""
+    """A text of a request, with its plan (sentences to translate), its model and its languages."""
 
     text: str
     plan: Plan
@@ -129,20 +128,20 @@ Report = Callable[[Progress], None]
 
 
 class Catalog(NamedTuple):
-    """The models and API keys of a server, both of which the server can load again while it runs."""
+    """The models and API keys of a server, which it can load again while it runs."""
 
     models: Sequence[Model]
     """Translation models, each for a different language pair."""
     generators: Sequence[ServedGenerator] = ()
     """Language models, each with a different name."""
     profiles: LanguageProfiles | None = None
-    """Language profiles for detection."""
+    """Language profiles of the models for language detection; None: only those of the package."""
     api_keys: Sequence[str] = ()
     """Valid API keys; if there are none, requests need no key."""
 
 
 class Service:
-    """A translation and detection service with its models, limits and decoding threads."""
+    """The translation and detection service behind all APIs, with its models, limits and decoding threads."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class Service:
         self.keys = ApiKeys(catalog.api_keys)
 
     def page_settings(self) -> PageSettings:
-        """Return the settings that the web page needs."""
+        """Return the settings that the web page needs: languages, samples and limits."""
         return PageSettings(
             pairs=self.routes.pairs,
             samples=self.routes.samples,
@@ -206,7 +205,7 @@ class Service:
         Args:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
-            report: receives the progress of each line, in the event loop.
+            report: receives the progress of each line, in the event loop; None: no progress is reported.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -260,7 +259,11 @@ class Service:
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
     ) -> Job:
-        """Return a job for the queue with all sentences of a request that one model translates."""
+        """Return a job for the queue with all sentences of a request that one model translates.
+
+        Raises:
+            RequestError: the model cannot write the terms of the request's glossary.
+        """
         positions = [
             (index, line)
             for index, planned in enumerate(planned_texts)
@@ -374,7 +377,7 @@ class _Reporter:
             lines: the lines of the job, in order; a key is the index of the text and the line's index in the text.
             report: receives the progress in the event loop.
             glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
-                is reported before the end.
+                is reported before the end. None: no terms.
             text_settings: the settings of the request; they decide which lines are plain sentences.
         """
         self._model = model
@@ -404,7 +407,10 @@ class _Reporter:
 
 
 def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
-    """Return the answer for one text, taking the translations of its sentences from the iterator."""
+    """Return the answer for one text, which takes the translations of its sentences from the iterator.
+
+    A text in the target language is its own answer.
+    """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
     source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
@@ -448,7 +454,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
 
 
 def _shown_token(token: str) -> str:
-    """Return the text of a token, in which SentencePiece's `▁` is replaced by a space."""
+    """Return the text of a token, with spaces in place of SentencePiece's `▁`."""
     return token.replace("▁", " ")
 
 
@@ -480,7 +486,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return a text's translation from its sentences' alternatives at `rank`, or their best ones if they have fewer."""
+    """Return the translation of a text from its sentences' alternatives at `rank`, or the best if there are fewer."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
@@ -533,7 +539,7 @@ _Message = TypeVar("_Message")
 
 
 class RequestChecks:
-    """The checks that every protocol's handler applies to a request, and the parsing of the request's body."""
+    """The checks of limits and API keys for requests of all APIs, and the parsing of their bodies."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

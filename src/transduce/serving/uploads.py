@@ -56,7 +56,9 @@ class DocumentTranslation:
         """A sentence for each text of the document that seems not to be in the language that the client names."""
         self.result = b""
         self.touched_at = time.monotonic()
-        """Time of the last change or request of the client, from which the time of storage counts."""
+        """Time (`time.monotonic`) of the last change or request of the client, after which the result is kept for a
+        while.
+        """
         self.finished = asyncio.Event()
         self._service = service
         self._readers = readers
@@ -68,7 +70,7 @@ class DocumentTranslation:
 
     @property
     def target_name(self) -> str:
-        """The name of the translated file: the target language stands before the suffix."""
+        """The name of the translated file, with the target language before the suffix."""
         path = PurePath(self.order.file.name or "document")
         return f"{path.stem}.{self.order.target.lower()}{path.suffix}"
 
@@ -77,7 +79,7 @@ class DocumentTranslation:
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
-        """Stop the translation of the document, whose result nobody needs."""
+        """Stop the translation of the document, because nobody needs its result."""
         if not self._canceled.done():
             self._canceled.set_result(None)
 
@@ -147,7 +149,12 @@ class DocumentTranslation:
         return translations
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
-        """Wait until the queue has a free slot, then translate the request and return the answers."""
+        """Wait until the queue has a free slot, then translate the request and return the answers.
+
+        Raises:
+            RequestError: the deadline of the document has passed, or the request is refused.
+            ClientGoneError: the translation was canceled.
+        """
         while not self._canceled.done():
             if time.monotonic() >= self._deadline:
                 raise deadline_error()
@@ -165,7 +172,7 @@ class DocumentTranslation:
 
 
 class DocumentStore:
-    """A collection of the documents that are being translated or wait to be downloaded; old ones are deleted."""
+    """The documents that are being translated or wait to be downloaded; old ones are deleted."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -177,7 +184,7 @@ class DocumentStore:
         return self._service.settings
 
     def start(self, order: DocumentOrder) -> DocumentTranslation:
-        """Begin the translation of a document.
+        """Store an uploaded document, begin its translation in the background, and return the translation.
 
         Raises:
             RequestError: the languages are not served, the file is empty, or too many documents are stored.
@@ -199,7 +206,7 @@ class DocumentStore:
         return translation
 
     def get(self, id: str, key: str) -> DocumentTranslation:
-        """Return a stored document to the client that knows the document's key.
+        """Return the stored document with this identifier to a client that knows its secret key.
 
         Raises:
             RequestError: status 404, there is no such document, or the key is not the document's.

@@ -4,6 +4,7 @@ An experiment's folder has a folder for each variant, with the settings, the log
 """
 
 import itertools
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from transduce.argument_checks import common_words
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.machine import detect_machine, usable_cores
@@ -118,7 +120,15 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise TransduceError(f"{location}: {error.__cause__}") from None
-        raise TransduceError(f"{location} is not an experiment: {error}.") from error
+        unknown = re.match(r"Object contains unknown field `(\w+)`(?: - at `\$\.(\w+))?", str(error))
+        if unknown is None:
+            raise TransduceError(f"{location} is not an experiment: {error}.") from error
+        name, table = unknown.groups(default="")
+        fields = {"test": TestSettings, "variants": VariantSettings}.get(table, ExperimentSettings).__struct_fields__
+        key = f"{table}.{name}" if table else name
+        raise TransduceError(
+            f"{location} is not an experiment: there is no key `{key}`; those in its place are {', '.join(fields)}."
+        ) from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
@@ -364,7 +374,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The path of the run."""
     reason: str
-    """The last line of its log."""
+    """The last error message in its log, or else its last line."""
 
 
 def run_all(
@@ -514,8 +524,9 @@ class _Runner:
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins]
+        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
+            start = log.seek(0, os.SEEK_END)
             with self._lock:
                 if self._is_stopping:
                     return False
@@ -533,8 +544,10 @@ class _Runner:
                 self._processes.discard(process)
         if code == 0 or self._is_stopping:
             return code == 0
-        lines = run.log_path.read_text("utf-8", "replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {code}"
+        lines = run.log_path.read_bytes()[start:].decode("utf-8", "replace").strip().splitlines()
+        # A process that outlived an experiment that was killed may write to the log, too.
+        errors = [line for line in lines if line.startswith("transduce: ")] or lines
+        reason = errors[-1] if errors else f"exit code {code}"
         self._failures.append(Failure(str(run.folder), reason))
         self._say(f"{label}: failed: {reason}")
         return False

@@ -251,6 +251,20 @@ class StoredTextFiles:
             return Path(old).exists() and Path(old).samefile(new)
         return content_sha256(new) == state.sha256
 
+    def has_other_content(self, old: str, new: str) -> bool:
+        """Return whether the existing file `new` differs from what the run's file `old` was at the start.
+
+        The content is read only if the size or the modification time differs. Without a stored digest, the size
+        decides.
+        """
+        file = self._files.get(old)
+        if file is None or not Path(new).is_file():
+            return False
+        status = Path(new).stat()
+        if status.st_size == file.size and (status.st_mtime_ns == file.modified_at or not file.sha256):
+            return False
+        return not file.sha256 or content_sha256(new) != file.sha256
+
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
         """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
 

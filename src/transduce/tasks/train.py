@@ -88,7 +88,7 @@ def with_runs(request: RunRequest) -> RunRequest:
         moved = ("source", "target", "dev_source", "dev_target", "languages")
         corpora = [{name: tables.pop(name) for name in moved if name in tables}]
         corpora += [_mixed_run(each) for each in tables.pop("mix")]
-    tables["corpora"] = [_with_text_of_run(table) for table in corpora]
+    tables["corpora"] = [_with_text_of_run(table, is_mixed=bool(data.mix)) for table in corpora]
     content["data"] = tables
     return msgspec.structs.replace(request, settings=content)
 
@@ -108,8 +108,16 @@ def _mixed_run(text: str) -> dict[str, Any]:
     return {"run": folder, "share": value}
 
 
-def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name."""
+def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any]:
+    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name.
+
+    Args:
+        table: the settings of a corpus.
+        is_mixed: whether `data.mix` names the run, and not a table of the user's.
+
+    Raises:
+        TransduceError: there is no such run, or its text is not in files as it was when the run started.
+    """
     if "run" not in table:
         return table
     folder = Path(table["run"])
@@ -118,19 +126,30 @@ def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
             raise TransduceError(
                 f"A corpus takes its text from `run` ({folder}) or from `{name}`: leave one of them out."
             )
+    remedy = (
+        "name all text by `--corpus NEW_SOURCE NEW_TARGET --corpus OLD_SOURCE OLD_TARGET share=SHARE` instead (in "
+        "Python: corpora=)."
+        if is_mixed
+        else "name the files by `source` and `target` in its table, in place of `run`."
+    )
     if not (folder / SETTINGS_FILE).is_file():
         raise TransduceError(
-            f"{folder} holds no run of `transduce train`, whose training text could be mixed in: name its files by "
-            "--corpus instead."
+            f"{folder} holds no run of `transduce train`, whose training text could be mixed in: {remedy}"
         )
-    data = StoredTextFiles(folder).locate(read_stored(folder / SETTINGS_FILE), needs_dev=False).data
+    stored, old = StoredTextFiles(folder), read_stored(folder / SETTINGS_FILE)
+    data = stored.locate(old, needs_dev=False).data
     if data.has_several_directions or data.prepared is not None:
         reason = "has several language pairs" if data.has_several_directions else "is a prepared corpus"
-        raise TransduceError(f"The training text of the run in {folder} {reason}: name its files by --corpus instead.")
-    for path in (*data.source, *data.target):
+        raise TransduceError(f"The training text of the run in {folder} {reason}: {remedy}")
+    for name, path in zip((*old.data.source, *old.data.target), (*data.source, *data.target), strict=True):
         if not Path(path).exists():
             raise TransduceError(
-                f"{path}, training text of the run in {folder}, is not there any more: name the files by --corpus."
+                f"The run in {folder} was trained on {path}, which does not exist (the current folder is "
+                f"{Path.cwd()}): {remedy}"
+            )
+        if stored.has_other_content(name, path):
+            raise TransduceError(
+                f"The run in {folder} was trained on {name}, but the text in {path} is another one now: {remedy}"
             )
     rest = {name: value for name, value in table.items() if name != "run"}
     languages = {} if data.pair is None else {"languages": list(data.pair)}

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from transduce.argument_checks import shell_word
 from transduce.errors import TransduceError
 from transduce.text.files import (
     LineBlocks,
@@ -334,7 +335,8 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
     remedy = (
         f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
         if returns
-        else f"find the line that is missing; `transduce doctor --source {source} --target {target}` shows where."
+        else f"find the line that is missing; `transduce doctor --source {shell_word(source)} --target "
+        f"{shell_word(target)}` shows where."
     )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "

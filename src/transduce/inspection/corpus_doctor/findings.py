@@ -179,7 +179,10 @@ def _keep_word_marks(between: re.Match[str]) -> str:
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
-    """Return findings about duplicates, copies, sources with several translations, and overlap with the test set."""
+    """Return findings about duplicates, copies, sources with several translations, and overlap with the test set.
+
+    Without a test set (None), overlap is not checked.
+    """
     findings = [_duplicates(text), _copies(text), _retranslated(text)]
     return findings if test is None else [*findings, *_overlaps(text, test)]
 

@@ -67,17 +67,17 @@ class Subject:
     reserved_ids: tuple[int, ...] = ()
     """Further special token ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function that computes the results of `logits` position by position, with the cache that decoding uses."""
+    """Function that computes the results of `logits` position by position, with the decoding cache; None: skipped."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function from source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per token in nats."""
+    """Function from source ids (B, S) and target ids with end symbol (B, T) to mean nats per token; None: skipped."""
     label_smoothing: float = 0.0
     """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
     """Function from a length to the sinusoids (length, D) that the model adds; None if the model adds none."""
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
-    """Function that returns a newly initialized model of the same kind as a subject, in float32."""
+    """Function that returns a newly initialized model of the same kind, in float32; None: there is none."""
     look_for_mistakes: bool = True
     """False to leave out the search for mistakes of tutorials, for models of this package, whose parts are tested."""
     learning_rate: float = 1e-3

@@ -18,6 +18,7 @@ from transduce.model.masks import AttentionMask
 from transduce.model.positions import BIASES
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import SETTINGS_FILE, read_model_folder
+from transduce.model_folder.safety import refuse_weights_file
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationObjective
@@ -204,6 +205,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
         model = read_model_folder(path).model
         settings = _settings_beside(path)
     elif path.is_file():
+        refuse_weights_file(path, " To examine an `nn.Module` of your own, call `transduce.examine` in Python.")
         settings = make_settings(read_settings(path))
         if "transformer" not in kind_of(settings.task.kind).model_kinds:
             raise TransduceError(

@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -276,6 +276,15 @@ def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
 _DEFAULT_ENDS = ("<|endoftext|>", "</s>")
 # Tokenizer classes that cannot be imported, because they have no vocabulary files.
 _UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
+_DEFAULT_CLASSES = {
+    "bert": "BertTokenizer",
+    "bart": "RobertaTokenizer",
+    "roberta": "RobertaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+}
+"""Tokenizer classes, by `model_type`, of folders that name none."""
+_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+"""Tokenizer classes in which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
 _SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
 """Tokenizer classes in which `add_prefix_space` of tokenizer_config.json overrides tokenizer.json."""
 # Tokens that are recognized in a text if the vocabulary contains them.
@@ -321,7 +330,7 @@ def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenize
 def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     if model.model_type == "marian":
         return _marian(files, model)
-    parts = _read_parts(files, model.model_type)
+    parts = _read_parts(files, model)
     special = _special_ids(files, parts, model)
     languages = _languages(files, model.model_type, parts)
     tags = frozenset(languages.tags.values()) if languages else frozenset()
@@ -388,24 +397,31 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     return ImportedTokenizerRecord(source=sides[0], target=sides[1], languages=languages)
 
 
-def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
+def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
     """Return the tokenization algorithm and the token ids from whichever files exist."""
-    content = files.json("tokenizer.json")
+    content, model_type = files.json("tokenizer.json"), known.model_type
     model = files.sentencepiece()
     if content:
         settings = files.json("tokenizer_config.json")
-        content = _with_class_settings(content, settings)
-        if _is_llama_class(files, model_type) and merges_characters(content):
+        class_name = _class_name(files, model_type)
+        content = _with_class_settings(content, settings, class_name)
+        if class_name == "LlamaTokenizer" and model_type == "llama" and merges_characters(content):
             content = _llama_pipeline(content, settings)
         parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
         parts = _with_configured_tokens(parts, len(content["model"]["vocab"]), settings)
+        names = () if class_name in _BERT_CLASSES else ("cls_token", "sep_token")
+        parts = _with_special_tokens(parts, len(content["model"]["vocab"]), files, known.sizes[0], without=names)
+        start = _token_id(files, parts.ids, "cls_token")
+        if class_name in _BERT_CLASSES and parts.before and start is not None:
+            parts = parts._replace(before=(start,))
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieceRecord(model))
     if model is not None:
         settings = files.json("tokenizer_config.json")
-        if _is_llama_class(files, model_type) and settings.get("add_prefix_space") is False:
+        is_llama = model_type == "llama" and _class_name(files, model_type) == "LlamaTokenizer"
+        if is_llama and settings.get("add_prefix_space") is False:
             raise TransduceError(
                 f"{files.location}/tokenizer_config.json: `add_prefix_space` = false cannot be imported from a "
                 "sentencepiece model: load the tokenizer with transformers and save it, which writes tokenizer.json."
@@ -418,11 +434,11 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
         return _read_bert_files(files)
     if files.read("merges.txt") is not None:
         return _read_byte_level_files(files, adds_start=FAMILIES[model_type].begins_text)
-    class_name = files.json("tokenizer_config.json").get("tokenizer_class")
-    if class_name in _UNSUPPORTED_CLASSES:
+    named_class = files.json("tokenizer_config.json").get("tokenizer_class")
+    if named_class in _UNSUPPORTED_CLASSES:
         raise TransduceError(
-            f"{files.location} has the tokenizer {class_name}, which {_UNSUPPORTED_CLASSES[class_name]} and cannot be "
-            "imported."
+            f"{files.location} has the tokenizer {named_class}, which {_UNSUPPORTED_CLASSES[named_class]} and cannot "
+            "be imported."
         )
     raise TransduceError(
         f"{files.location} holds no tokenizer that can be imported: it needs tokenizer.json, or "
@@ -430,25 +446,26 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     )
 
 
-_NORMALIZER_SETTINGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
+# Settings of a Bert class with the names of `tokenizers`, and their defaults, which override tokenizer.json, too.
+_NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
 
 
-def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
     """Return a tokenizer.json with the settings of tokenizer_config.json that override it in transformers.
 
     Args:
         content: the content of tokenizer.json.
         settings: the content of tokenizer_config.json.
+        class_name: the tokenizer's class, see `_class_name`.
     """
     changed = dict(content)
-    class_name = str(settings.get("tokenizer_class")).removesuffix("Fast")
     normalizer, pre_tokenizer = (dict(content.get(name) or {}) for name in ("normalizer", "pre_tokenizer"))
-    if class_name == "BertTokenizer" and normalizer.get("type") == "BertNormalizer":
-        overrides = {theirs: settings[name] for name, theirs in _NORMALIZER_SETTINGS.items() if name in settings}
+    if class_name in _BERT_CLASSES and normalizer.get("type") == "BertNormalizer":
+        overrides = {theirs: settings.get(name, default) for name, (theirs, default) in _NORMALIZER_SETTINGS.items()}
         changed["normalizer"] = normalizer | overrides
     is_byte_level = pre_tokenizer.get("type") == "ByteLevel"
     if class_name in _SPACED_CLASSES and is_byte_level and isinstance(settings.get("add_prefix_space"), bool):
@@ -456,11 +473,10 @@ def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]
     return changed
 
 
-def _is_llama_class(files: TokenizerFiles, model_type: str) -> bool:
-    """Return whether transformers opens a folder's tokenizer as its class LlamaTokenizer."""
+def _class_name(files: TokenizerFiles, model_type: str) -> str:
+    """Return the class as which transformers opens a folder's tokenizer, without the suffix `Fast`; "" if unknown."""
     names = (files.json(name).get("tokenizer_class") for name in ("tokenizer_config.json", "config.json"))
-    class_name = next(filter(None, names), None)
-    return model_type == "llama" and str(class_name).removesuffix("Fast") == "LlamaTokenizer"
+    return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -507,6 +523,44 @@ def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mappi
             ids[text] = max([learned, *(token.id + 1 for token in added.values())])
         added[text] = added_token(ids[text], entries[key])
     return parts._replace(ids=ids, added=tuple(added.values()))
+
+
+def _with_special_tokens(
+    parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
+) -> TokenizerParts:
+    """Return the parts of a tokenizer.json with the special tokens that the folder's other files name.
+
+    As in transformers, one that the vocabulary lacks gets the next free id. One without an embedding, for which
+    transformers fails, stays ordinary text.
+
+    Args:
+        parts: the parts of the tokenizer.json, with the tokens of `_with_configured_tokens`.
+        learned: the number of tokens in the learned vocabulary.
+        files: the files of the tokenizer.
+        size: the number of the model's embeddings.
+        without: the names of settings whose tokens take an id, but are not used: tokenizer.json's are.
+    """
+    settings = files.json("special_tokens_map.json") | files.json("tokenizer_config.json")
+    listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
+    others = [name for name in settings if name.endswith("_token") and name not in _SPECIAL_TOKENS]
+    named = [(name, settings.get(name)) for name in (*_SPECIAL_TOKENS, *others)]
+    named += list(listed.items()) if isinstance(listed, dict) else [("", token) for token in listed]
+    ids, added = dict(parts.ids), {token.text: token for token in parts.added}
+    free = max([learned, *(token.id + 1 for token in added.values())])
+    for name, token in named:
+        text = text_of(token)
+        if not text or text in added:
+            continue
+        id = ids.get(text, free)
+        free = max(free, id + 1)
+        if id < size and name not in without:
+            ids[text] = id
+            described = token if isinstance(token, dict) else {"content": text}
+            added[text] = added_token(id, described)._replace(special=True)
+    return parts._replace(ids=ids, added=tuple(added.values()))
+
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:

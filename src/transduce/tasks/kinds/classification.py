@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -284,7 +285,9 @@ class ClassificationKind(LabelChoices, TextKind):
             f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
         )
         card = self.card(corpus, resolved, step, summary)
-        return Outcome.of(summary, f"Try: transduce classify {placement.folder}", card, event)
+        return Outcome.of(
+            summary, f"Try: transduce classify {shell_word(placement.folder)}{common_options()}", card, event
+        )
 
 
 def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
@@ -164,7 +165,8 @@ class DenoisingKind(TextKind):
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
         event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
-        hint = f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR"
+        used = f"{shell_word(placement.folder)}{common_options()}"
+        hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.generator import decode_with_line_feeds, load_generator
@@ -264,7 +265,7 @@ class LanguageModelKind(TextKind):
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
-        hint = f'Try: transduce generate {placement.folder} "the beginning"'
+        hint = f'Try: transduce generate {shell_word(placement.folder)}{common_options()} "the beginning"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
 from transduce.data.batches import Batch
 from transduce.data.sentence_pairs import (
@@ -412,7 +413,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             else f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        hint = f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"'
+        hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
         return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 

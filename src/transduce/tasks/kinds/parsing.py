@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import score_trees
@@ -198,7 +199,7 @@ class ParsingKind(TranslationKind):
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
-        hint = f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}'
+        hint = f'Try: echo "The cat sleeps ." | transduce parse {shell_word(placement.folder)}{common_options()}'
         return Outcome.of(measured, hint, self.card(corpus, resolved, step, report), report)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError
@@ -435,7 +436,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
         report = dev.report()
-        hint = f'Try: echo "The cat sleeps ." | transduce tag {placement.folder}'
+        hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
         return Outcome.of(f"Dev set: {report}", hint, self.card(corpus, resolved, step, report), report)
 
 

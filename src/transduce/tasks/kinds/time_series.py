@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.series import (
     Numbers,
@@ -444,7 +445,8 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
-        hint = f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}"
+        used = f"{shell_word(placement.folder)}{common_options()}"
+        hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
 
 

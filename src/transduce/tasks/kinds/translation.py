@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.acceleration import temporary_inference_copy
+from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan, Plan
 from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
@@ -489,7 +490,7 @@ class TranslationKind(TextKind):
         measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
         outcome = Outcome.of(
             chosen + measured,
-            f"Try: transduce translate {placement.folder}{_target_option(resolved.data)}",
+            f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
             self.card(corpus, resolved, step, shown),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from transduce.argument_checks import common_words
 from transduce.errors import TransduceError
 from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
@@ -149,7 +150,7 @@ class _Verification:
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)
         command = [*module_command("transduce"), "train", "--resume", "--out", str(run)]
-        command += ["--device", self.request.device]
+        command += ["--device", self.request.device, *common_words()]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
         log = self.folder / "said.txt"
         environment = child_environment()

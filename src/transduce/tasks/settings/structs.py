@@ -340,7 +340,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TransduceError(f"`data.temperature` must be from 1 to 100, but is {self.temperature:g}.")
         if not self.corpora:
             return
-        if len({bool(corpus.target) for corpus in self.corpora}) > 1:
+        if len({bool(corpus.target) for corpus in self.corpora if corpus.run is None}) > 1:
             raise TransduceError(
                 "All tables of `data.corpora` must have the same form, but some have a `target` and some do not: write "
                 "two files for each pair of languages, or one file of pairs for each."
