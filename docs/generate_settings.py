@@ -16,7 +16,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from transduce.commands.options import SEARCH_OPTIONS, option_of
 from transduce.model.config import ModelConfig
+from transduce.tasks.settings.options import OPTIONS
 from transduce.tasks.settings.presets import RECIPES
 from transduce.tasks.settings.reading import struct_of
 from transduce.tasks.settings.structs import ModelSettings, Settings, VocabularySettings
@@ -86,6 +88,8 @@ IF_NOT_SET = {
     "search.generate.forced_first_id": "none",
     "search.generate.forced_last_id": "none",
 }
+
+_OPTIONS = {option.setting: option_of(name) for name, option in (OPTIONS | SEARCH_OPTIONS).items()}
 
 _TABLES = {
     "": "The whole run",
@@ -203,6 +207,7 @@ def settings_table(prefix: str, struct: Struct, names: list[str]) -> Iterator[st
         if field.name in names:
             name = f"{prefix}.{field.name}".removeprefix(".")
             text = meaning(name, struct).replace("|", "\\|")
+            text += f" Option: `{_OPTIONS[name]}`." if name in _OPTIONS else ""
             kind = TYPES.get(name) or show_type(hints[field.name])
             yield f"| `{name}` | {kind} | {show_default(name, field.default)} | {text} |"
 

@@ -7,7 +7,7 @@ Machine-readable output, exceptions' types and the server's answers stay English
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -58,16 +58,31 @@ def labeled(label: str, text: str) -> str:
 
 def column(text: str, width: int, *, right: bool = False) -> str:
     """Return a message in the user's language, padded to a width in terminal columns; `right` aligns it right."""
-    shown = localized(text)
-    spaces = " " * (width - columns_of(shown))
-    return spaces + shown if right else shown + spaces
+    return padded(localized(text), width, right=right)
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Return a text padded to a width in terminal columns; `right` aligns it right."""
+    spaces = " " * (width - columns_of(text))
+    return spaces + text if right else text + spaces
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
+    """Return rows of cells as lines with aligned columns of a terminal; `right` aligns all columns right."""
+    widths = [max(map(columns_of, cells)) for cells in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(padded(cell, width, right=right) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )
+    return [line.rstrip() for line in lines]
 
 
 def columns_of(text: str) -> int:
     """Return the width of a text in terminal columns, of which a Chinese character takes two."""
-    from unicodedata import east_asian_width
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
 
-    return len(text) if text.isascii() else sum(2 if east_asian_width(each) in "WF" else 1 for each in text)
+    return cell_len(text)
 
 
 # --- the catalog ---

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -33,6 +33,9 @@ from transduce.model.config import OWN_NAMES
 from transduce.model.feed_forward import ACTIVATIONS
 from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
+from transduce.tasks.settings import options as setting_options
+from transduce.tasks.settings.reading import struct_of
+from transduce.tasks.settings.structs import Settings
 from transduce.training.choices import PRESETS
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -212,6 +215,9 @@ def test_train_with_a_settings_file_set_and_options(
         (["--minutes", "nan"], "`--minutes` must be finite, but is nan"),
         (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
+        (["--set", "training.steps=0"], "`training.steps` must be greater than 0, but is 0"),
+        (["--mix", "old:2"], "`--mix` takes the folder of a run and a share between 0 and 1"),
+        (["--mix", "old:0.5", "--monolingual", "x"], "`--monolingual` is for one pair of languages, but `--mix` names"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`--threads` must be at least 1, but is 0"),
@@ -531,12 +537,41 @@ def test_help_is_printed_without_importing_torch() -> None:
 
 
 def test_options_offer_what_the_package_has() -> None:
-    assert tuple(KINDS) == offered.TASK_KINDS
+    assert tuple(KINDS) == setting_options.TASK_KINDS
     assert tuple(PREPARED_KINDS) == offered.PREPARED_KINDS
-    assert tuple(PRESETS) == offered.PRESETS
+    assert tuple(PRESETS) == setting_options.PRESETS
     assert offered.EXPORT_FORMATS == FORMATS
     assert offered.QUANTIZATIONS == QUANTIZATIONS
     assert get_args(Style) == offered.TUTORIAL_STYLES
     assert get_args(Method) == offered.ATTRIBUTION_METHODS
     assert offered.PICTURE_SUFFIXES == SUFFIXES
     assert (offered.DEMO_STEPS, offered.GENERATED_TOKENS) == (STEPS, DEFAULT_LENGTH)
+
+
+@pytest.mark.parametrize("table", [setting_options.OPTIONS, offered.SEARCH_OPTIONS])
+def test_an_option_takes_what_its_setting_holds(table: dict[str, setting_options.SettingOption]) -> None:
+    for name, option in table.items():
+        hint: Any = Settings
+        for key in option.setting.split("."):
+            hint = get_type_hints(struct_of(hint) or Settings)[key]
+        kinds = [each for each in get_args(hint) if each is not type(None)] if type(None) in get_args(hint) else [hint]
+        is_list = "nargs" in option.form or option.form.get("action") == "append"
+        assert is_list == (getattr(kinds[0], "__origin__", None) is tuple), name
+        assert (option.form == setting_options.FLAG) == (kinds[0] is bool), name
+        if kinds[0] in (int, float):
+            assert option.form["type"] is kinds[0], name
+
+
+def test_a_message_names_options_that_were_passed_and_settings_that_a_file_sets(
+    capsys: Capture, toy_corpus: Path, tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "m")]
+    assert main(["train", *out, "--mix", "old:0.3"]) == 2
+    by_options = "transduce: `--mix` adds text of earlier runs to new text: name that by `--source` and `--target`.\n"
+    assert capsys.readouterr().err == by_options
+    settings = tmp_path / "settings.toml"
+    settings.write_text("training.minutes = 3\n", "utf-8")
+    assert main(["train", str(settings), *out, "--source", str(toy_corpus / "train.zh"), "--steps", "5"]) == 2
+    assert "line 1: `--steps` (5) and `training.minutes` (3.0) both set when to stop" in capsys.readouterr().err
+    assert main(["train", str(settings), *out]) == 2
+    assert "name it by `data.source` and `data.target`.\n" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from transduce import ui_language
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
 from transduce.inference.line_warnings import LineWarnings, UnknownLetters
-from transduce.ui_language import CATALOGS, Catalog, localized
+from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,18 +105,17 @@ def test_what_the_demonstration_suggests_is_in_chinese(activation: str) -> None:
 @pytest.mark.usefixtures("chinese")
 @pytest.mark.parametrize("noun", ["line", "output line"])
 def test_warnings_about_a_line_are_chinese_under_every_name_of_a_line(noun: str) -> None:
+    def unknown_letters(text: str) -> UnknownLetters:
+        return UnknownLetters({"龘"} & {*text}, {"彁"} & {*text})
+
     for text in ("I am no Chinese sentence at all", "我有龘", "我有彁"):
-        found = UnknownLetters({"龘"} & {*text}, {"彁"} & {*text})
-        sentence = LineWarnings("zh", "en", unknown_characters=lambda _, found=found: found, noun="sentence")
-        sentence.add(1, text, None)
-        assert not re.search("[A-Za-z]", localized(str(sentence))), localized(str(sentence))
-        warnings = LineWarnings("zh", "en", unknown_characters=lambda _, found=found: found, noun=noun)
-        warnings.add(1, text, None)
-        assert str(warnings)
-        assert not re.search("[A-Za-z]", localized(str(warnings))), localized(str(warnings))
-        for number in range(2, 9):
-            warnings.add(number, text, None)
-        assert not re.search("[A-Za-z]", localized(str(warnings))), localized(str(warnings))
+        for word, count in ((noun, 1), (noun, 8), ("sentence", 1)):
+            warnings = LineWarnings("zh", "en", unknown_characters=unknown_letters, noun=word)
+            for number in range(1, count + 1):
+                warnings.add(number, text, None)
+            shown = localized(str(warnings))
+            assert shown
+            assert not re.search("[A-Za-z]", shown), shown
 
 
 def test_the_compiled_catalog_is_that_of_the_text_file() -> None:
@@ -253,7 +252,7 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
             "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",
         ),
         (["translate", "m", "--beam-size", "x"], "参数 --beam-size：不是整数：'x'"),
-        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 --source 和 --target 指定"),
+        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 `--source` 和 `--target` 指定"),
         (["train", "--out", "{folder}/m", "--source", "{folder}/a.zh", "--target", "{folder}/a.en"], "a.zh 不存在"),
         (
             ["train", "--out", "{folder}/m", "--set", "training.stepz=3"],
@@ -286,3 +285,9 @@ def test_machine_readable_output_is_the_same_in_every_language(capfdbinary: pyte
         assert main(["check-install", "--json", "-", "--ui-language", language]) == 0
         reports.append(json.loads(capfdbinary.readouterr().out))
     assert reports[0] == reports[1]
+
+
+def test_columns_are_aligned_where_a_chinese_character_takes_two() -> None:
+    rows = [["变体", "BLEU"], ["base", "31.2"], ["大", "9"]]
+    assert aligned(rows) == ["变体  BLEU", "base  31.2", "大    9"]
+    assert aligned(rows, right=True) == ["变体  BLEU", "base  31.2", "  大     9"]

@@ -113,7 +113,7 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "There is no text to learn from: name it with --source and --target"),
+        ([], "There is no text to learn from: name it by `--source` and `--target`"),
         (["--source", "a", "--shard", "0/4"], "`--shard` takes a number and a count, .* but is `0/4`"),
         (["--source", "a", "--shard", "5/4"], "but is `5/4`"),
         (["--source", "a", "--shard", "1"], "but is `1`"),

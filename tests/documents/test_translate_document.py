@@ -1,5 +1,6 @@
 """Test `transduce.translate_document` and `transduce translate` with documents: files, resuming, and errors."""
 
+import copy
 import io
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import transduce
 from transduce.commands.main import main
@@ -102,6 +104,34 @@ def test_python_translates_a_document(translator: Translator, toy_corpus: Path, 
     (tmp_path / "sub").mkdir()
     with pytest.raises(TransduceError, match="is the document itself"):
         transduce.translate_document(translator, source, tmp_path / "sub" / ".." / "film.srt")
+
+
+def test_a_translation_is_not_resumed_with_other_weights_tags_or_terms(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fine-tuning by LoRA keeps the embeddings, and a glossary is named by its file."""
+    source, target, terms = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "terms.tsv"
+    source.write_text("我喜欢苹果。\n", "utf-8")
+    terms.write_text("苹果\tapples\n", "utf-8")
+    options: dict[str, object] = {"settings": DocumentSettings(format="txt"), "glossary": terms}
+    monkeypatch.setattr("transduce.documents.translate.translate_content", _interrupted)
+    with pytest.raises(InterruptedWorkError):
+        transduce.translate_document(translator, source, target, **options)  # type: ignore[arg-type]
+    with pytest.raises(InterruptedWorkError):
+        transduce.translate_document(translator, source, target, resume=True, **options)  # type: ignore[arg-type]
+    terms.write_text("苹果\tpears\n", "utf-8")
+    with pytest.raises(TransduceError, match="started with another document, model or settings"):
+        transduce.translate_document(translator, source, target, resume=True, **options)  # type: ignore[arg-type]
+    terms.write_text("苹果\tapples\n", "utf-8")
+    changed = copy.deepcopy(translator)
+    with torch.no_grad():
+        dict(changed.model.named_parameters())["decoder_layers.0.feed_forward.inner.weight"].add_(1.0)
+    with pytest.raises(TransduceError, match="started with another document, model or settings"):
+        transduce.translate_document(changed, source, target, resume=True, **options)  # type: ignore[arg-type]
+
+
+def _interrupted(*_: object, **__: object) -> bytes:
+    raise InterruptedWorkError
 
 
 def test_names_of_translations() -> None:

@@ -167,8 +167,8 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
     ("changes", "message"),
     [
         ({"task": "language-model"}, "`data.distill_from` means nothing where `task.kind` is language"),
-        ({"source": "pairs.tsv"}, "translates files of sentences, a sentence a line: name them with --source"),
-        ({"source": None}, "translates files of sentences, a sentence a line: name them with --source"),
+        ({"source": "pairs.tsv"}, "translates files of sentences, a sentence a line: name them by `data.source`"),
+        ({"source": None}, "translates files of sentences, a sentence a line: name them by `data.source`"),
         ({"source": "nowhere.zh"}, r"nowhere.zh does not exist: `data.source` names the text that the teacher"),
         ({"target": "text.en"}, r"writes the targets, in place of `data.target`: leave one of them out"),
         ({"distill_from": "nowhere"}, "nowhere"),

@@ -695,7 +695,10 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
         ),
         ({"task": {"kind": "masked-language-model", "context": 4}}, r"`task.context` must be at least 5 here"),
         ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
-        ({"task": {"kind": "masked-language-model"}}, r"masked language model learns from text: name it with --source"),
+        (
+            {"task": {"kind": "masked-language-model"}},
+            r"masked language model learns from text: name it by `data.source`",
+        ),
         ({"task": {"kind": "classification", "tags": False}}, r"`task.tags` means nothing"),
         ({"task": {"kind": "classification"}, "model": {"kind": "decoder"}}, r"takes encoder"),
         ({"task": {"kind": "classification"}, "model": {"tie_output": False}}, r"`model.tie_output` means nothing"),

@@ -175,7 +175,7 @@ def test_the_context_is_that_of_the_model_it_begins_with(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data.source": []}, "A language model learns from text: name it with --source"),
+        ({"data.source": []}, "A language model learns from text: name it by `data.source`"),
         ({"data.target": ["b.en"]}, r"learns from text only, but `data\.target` names b\.en: leave it out"),
         ({"task.noise.share": 0.2}, r"`task\.noise` means nothing where `task\.kind` is language-model"),
         ({"model.kind": "recurrent"}, r"`model\.kind` is recurrent, but `task\.kind` = language-model takes decoder"),

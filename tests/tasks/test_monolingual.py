@@ -193,7 +193,7 @@ def test_flagged_translations_are_left_out(request_: dict[str, Any], monkeypatch
     ("changes", "message"),
     [
         ({"task": "language-model", "target": None}, "`data.monolingual` means nothing where `task.kind` is language"),
-        ({"target": None}, "takes a file for each side: pass --source and --target"),
+        ({"target": None}, "takes a file for each side: set `data.source` and `data.target`"),
         ({"monolingual": "nowhere.en"}, "nowhere.en does not exist: `data.monolingual` names text"),
         ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
         ({"preset": "huge"}, "`preset` must be one of"),

@@ -99,7 +99,7 @@ def test_what_was_set_is_shown_as_set(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data.source": []}, "There is no text to learn from: name it with --source and --target"),
+        ({"data.source": []}, "There is no text to learn from: name it by `data.source` and `data.target`"),
         ({"data.source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
         ({"data.target": ["nowhere.en"]}, r"nowhere\.en does not exist: check the file's name"),
         ({"data.dev_source": ["nowhere.zh"]}, r"nowhere\.zh does not exist: check the file's name"),
@@ -219,7 +219,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     source, target = write_lines("a.zh", ["我爱你"] * 30), write_lines("a.en", ["I love you"] * 30)
     with pytest.raises(
         TransduceError,
-        match="too few different sources to hold a dev set out of it: pass --dev-source and",
+        match=r"too few different sources to hold a dev set out of it: set `data.dev_source` and",
     ):
         train(out=tmp_path / "model", source=source, target=target, settings={"tokenizer.byte_fallback": False})
     assert not (tmp_path / "model").exists()

@@ -265,7 +265,7 @@ def test_files_of_different_columns_are_refused(table: Path, write_lines: WriteL
 
 
 def test_a_table_without_numbers_needs_no_run(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match="A forecaster learns from tables of numbers: name them with --source"):
+    with pytest.raises(TransduceError, match=r"A forecaster learns from tables of numbers: name them by `data.source`"):
         train(out=tmp_path / "out", settings=SETTINGS, device="cpu", threads=1)
 
 

@@ -81,6 +81,9 @@ def test_a_file_is_read_with_its_locations(tmp_path: Path) -> None:
         ("Hund\tdog\nKatze\t\n", "line 2: A term needs a text for the source and at least one for the translation"),
         ("\tdog\n", "line 1: A term needs a text for the source"),
         ("Hund\tdog\t \n", r"line 1: .* of 'Hund' and \['dog', ' '\] is empty: write an unchanged term alone"),
+        ("Hund,dog\nKatze,cat\nGmbH\n", r"has no tabs, .* but most of them have `,`: write `term`, a tab"),
+        ("汤姆，Thomas\n", r"has no tabs, .* but most of them have `，`"),
+        ("Hund -> dog\n", r"has no tabs, .* but most of them have `->`"),
         ("\n\n", "A glossary needs terms, but .*terms.tsv has none"),
     ],
 )
@@ -108,3 +111,10 @@ def test_a_large_glossary_is_looked_up_at_once() -> None:
     terms = Glossary(Term(f"Wort{number}", (f"word{number}",)) for number in range(100_000))
     assert len(terms) == 100_000
     assert [term.targets for term in terms.find("Ein Wort99999 und Wort7")] == [("word99999",), ("word7",)]
+
+
+def test_names_with_commas_may_stay_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "names.tsv"
+    for text in ("GmbH\nAG\nDupont, SA\n", "Hund\tdog\nDupont, SA\n"):
+        path.write_text(text, "utf-8")
+        assert "Dupont, SA" in [term.source for term in read_glossary(path).terms]

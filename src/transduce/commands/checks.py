@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_computing, add_device, check_writable, write_report
+from transduce.commands.options import add_computing, add_device, check_writable, loading_options, write_report
 from transduce.commands.train import add_run, run_request
 from transduce.errors import TransduceError
 from transduce.text.corpus import format_of
@@ -33,7 +33,7 @@ def run_check_install(options: argparse.Namespace) -> int:
     from transduce.inspection.installation import check_install
 
     check_writable(report=options.json, inputs=[options.model])
-    report = check_install(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    report = check_install(options.model, **loading_options(options))
     write_report(report, options.json)
     return 0
 

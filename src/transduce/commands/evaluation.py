@@ -24,6 +24,8 @@ from transduce.commands.options import (
     check_writable,
     glossary_from,
     load_translator,
+    loading_options,
+    option_of,
     read_aligned_lines,
     refuse_options,
     search_settings,
@@ -158,11 +160,9 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     for name in _OF_TRANSLATIONS:
         if vars(options).get(name):
             raise TransduceError(
-                f"`--{name.replace('_', '-')}` is for translations, but {options.model} is a classifier: leave it out."
+                f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
-    classifier = load_classifier(
-        options.model, precision=options.precision, device=options.device, threads=options.threads
-    )
+    classifier = load_classifier(options.model, **loading_options(options))
     check_labels(classifier, labels, f"{options.reference}:1")
     predicted = [each.label for each in classifier(texts)]
     if options.output:
@@ -303,12 +303,10 @@ def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
 
 def _names_of_systems(a: str, b: str) -> tuple[str, str]:
     """Return the shortest different suffixes of the two paths, as names of the systems."""
-    parts_a, parts_b = Path(a).parts, Path(b).parts
-    for length in range(1, max(len(parts_a), len(parts_b)) + 1):
-        names = str(Path(*parts_a[-length:])), str(Path(*parts_b[-length:]))
-        if names[0] != names[1]:
-            return names
-    return f"{a} (1)", f"{b} (2)"
+    from transduce.inspection.plots_runs import unique_suffixes
+
+    name_a, name_b = unique_suffixes([Path(a), Path(b)])
+    return (name_a, name_b) if name_a != name_b else (f"{a} (1)", f"{b} (2)")
 
 
 # --- score ---

@@ -11,6 +11,8 @@ from transduce.commands.options import (
     check_folder,
     check_writable,
     load_translator,
+    loading_options,
+    option_of,
     read_aligned_lines,
     write_report,
 )
@@ -48,9 +50,7 @@ def run_experiment(options: argparse.Namespace) -> int:
     report = experiment(
         options.file,
         jobs=options.jobs,
-        device=options.device,
-        threads=options.threads,
-        precision=options.precision,
+        **loading_options(options),
     )
     write_report(report, options.json)
     if options.json != "-":
@@ -99,8 +99,7 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce paper`, whose defaults are None, so that options without effect are refused."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
-        f"  {name:8} {localized(purpose)}\n{' ' * 11}"
-        + " ".join(f"[--{option.replace('_', '-')}]" for option in _TAKES[name])
+        f"  {name:8} {localized(purpose)}\n{' ' * 11}" + " ".join(f"[{option_of(option)}]" for option in _TAKES[name])
         for name, purpose in _RESULTS.items()
     )
     parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))
@@ -142,7 +141,7 @@ def run_paper(options: argparse.Namespace) -> int:
     for name in {option for options_of in _TAKES.values() for option in options_of}:
         if vars(options)[name] is not None and name not in allowed:
             raise TransduceError(
-                f"`--{name.replace('_', '-')}` does not apply to `transduce paper {options.result}`: leave it out."
+                f"`{option_of(name)}` does not apply to `transduce paper {options.result}`: leave it out."
             )
     check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):

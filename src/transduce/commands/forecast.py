@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_device, check_writable, file_or_stream, write_report
+from transduce.commands.options import add_device, check_writable, file_or_stream, loading_options, write_report
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --score: points of a season, for the seasonal baseline (default: the model's)",
     )
     scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
-    add_device(parser, precisions=("auto", "fp32", "bf16"), precision_help="auto: fp32")
+    add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,9 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check(options)
-    forecaster = load_forecaster(
-        options.model, precision=options.precision, device=options.device, threads=options.threads
-    )
+    forecaster = load_forecaster(options.model, **loading_options(options))
     values = read_table(options.table, forecaster.card.columns).values
     if options.score:
         write_report(score_table(forecaster, values, options), options.json)

@@ -8,9 +8,13 @@ import msgspec
 
 from transduce.commands.options import (
     GENERATED_TOKENS,
+    SAMPLING_OPTIONS,
     add_computing,
+    add_sampling,
     check_writable,
+    loading_options,
     refuse_options,
+    sampling_from,
     text_argument,
     write_report,
 )
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from transduce.search.settings import SearchSettings
 
 _TEMPERATURE = 0.8
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,29 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="no text contains this; can be repeated",
     )
     add("--json", metavar="PATH", help="write texts and probabilities as JSON; -: to standard output")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help=f"below 1, likely tokens become more likely (default: {_TEMPERATURE})",
-    )
-    sampling.add_argument(
-        "--top-k", type=int, metavar="K", help="draw from the K most likely tokens (default: all tokens)"
-    )
-    sampling.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the most likely tokens with total probability P (default: 1)",
-    )
-    sampling.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="draw only tokens with at least this share of the most likely token's probability (default: 0)",
-    )
-    sampling.add_argument("--seed", type=int, metavar="N", help="random seed (default: 1)")
+    add_sampling(parser.add_argument_group("sampling").add_argument, temperature=_TEMPERATURE)
     search = parser.add_argument_group("search instead of sampling")
     search.add_argument("--greedy", action="store_true", help="always take the most likely token")
     search.add_argument(
@@ -138,9 +119,7 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("A prompt and --prompts are both set: leave one of them out.")
     prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
-    generator = load_generator(
-        options.model, precision=options.precision, device=options.device, threads=options.threads
-    )
+    generator = load_generator(options.model, **loading_options(options))
     if options.prompts:
         generations = generator(prompts, search=search, one_line=options.one_line)
         write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)
@@ -184,12 +163,13 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
     samples = not (options.greedy or options.beam_size)
     if not samples:
         way = "--greedy" if options.greedy else "--beam-size"
-        refuse_options(options, _SAMPLING, f"sets how to sample, but {way} does not sample: leave one of them out.")
+        refuse_options(
+            options, SAMPLING_OPTIONS, f"sets how to sample, but {way} does not sample: leave one of them out."
+        )
     if not options.beam_size:
         refuse_options(
             options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out."
         )
-    sampling = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
     return SearchSettings(
         beam_size=options.beam_size or 1,
         n_best=options.n_best,
@@ -198,7 +178,7 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
         no_repeated_ngrams=options.no_repeated_ngrams,
         repetition_penalty=options.repetition_penalty,
         forbidden=tuple(options.forbid),
-        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling) if samples else None,
+        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling_from(options)) if samples else None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import name_path_in_errors
-from transduce.commands.options import TUTORIAL_STYLES, check_folder
+from transduce.commands.options import TUTORIAL_STYLES, check_folder, option_of
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
 
     unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
     if unused is not None:
-        raise TransduceError(f"`--{unused.replace('_', '-')}` is for translators, but karpathy's are language models.")
+        raise TransduceError(f"`{option_of(unused)}` is for translators, but karpathy's are language models.")
     if options.words is None:
         raise TransduceError("Name the model's characters, as JSON, or its tokenizer.json with --words.")
     weights = read_tensors(Path(options.file))

@@ -15,6 +15,8 @@ from transduce.commands.options import (
     add_search,
     check_writable,
     load_translator,
+    loading_options,
+    option_of,
     search_settings,
     text_argument,
 )
@@ -158,7 +160,7 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
     if task_of(Path(folder)) == "translation":
         return load_translator(folder, options)
-    return load(folder, precision=options.precision, device=options.device, threads=options.threads)
+    return load(folder, **loading_options(options))
 
 
 def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
@@ -174,12 +176,12 @@ def _check_options(options: argparse.Namespace) -> str | None:
     from transduce.inspection.plots import check_picture
 
     chosen = [name for name in _TOOLS if vars(options)[name]]
-    shown = [f"--{name.replace('_', '-')}" for name in chosen]
+    shown = [option_of(name) for name in chosen]
     if len(chosen) > 1:
         raise TransduceError(f"{shown[0]} and {shown[1]} each show something of their own: pass one of them.")
     for name, tool in _BELONG_TO.items():
         if vars(options)[name] is not None and tool not in chosen:
-            raise TransduceError(f"`--{name.replace('_', '-')}` needs --{tool.replace('_', '-')}: pass that too.")
+            raise TransduceError(f"`{option_of(name)}` needs {option_of(tool)}: pass that too.")
     if options.attribution is not None and chosen:
         raise TransduceError(f"--attribution explains a sentence, and {shown[0]} something else: pass one of them.")
     if options.html is not None and any(name != "pronoun" for name in chosen):

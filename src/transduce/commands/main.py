@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from transduce.argument_checks import use_common_options
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, labeled, localized, ui_language
+from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
@@ -131,7 +131,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     lines, line, columns = [], "", 0
     for unit in re.findall(_UNIT, " ".join(text.split())):
-        taken = sum(2 if character >= "\u2e80" else 1 for character in unit)
+        taken = columns_of(unit)
         if line and columns + taken > width:
             lines.append(line.rstrip())
             line, columns = "", 0
@@ -304,32 +304,35 @@ def _explained(arguments: list[str]) -> int:
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
-    """Return an error's message in which options replace the names of Python arguments that they set.
+    """Return an error's message in which options replace the names of the settings or Python arguments that they set.
 
-    A message that names none of the options passed is returned as it is: its names may be those of a settings file.
-    Settings of a run are replaced by those options alone that were passed.
+    If a settings file or --set is passed, settings whose options are not passed keep their names. If no option of a
+    Python argument that the message names is passed, Python arguments keep their names.
     """
     message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
-    options = {f"`{name}`": f"--{name.replace('_', '-')}" for name in re.findall(r"`([a-z_]+)`", message)}
+    # The table that a setting belongs to is one of a settings file.
+    names = set(re.findall(r"`([a-z_.]+)`(?! belongs to the table)", error.args[0]))
+    if verb not in VERBS or not names:
+        return message
+    from transduce.commands.options import option_of
+    from transduce.tasks.settings.options import OPTIONS
+
     passed = {argument.partition("=")[0] for argument in arguments}
-    if verb in VERBS and passed.intersection(options.values()):
-        for name, option in options.items():
-            if option in build_parser(verb)._option_string_actions:
-                message = message.replace(name, f"`{option}`")
-    if verb in _SETTING_VERBS:
-        for setting, name in set(re.findall(_RUN_SETTING, message)):
-            names = _OPTIONS_OF_SETTINGS.get(name, (name,))
-            used = next((option for each in names if (option := f"--{each.replace('_', '-')}") in passed), None)
-            message = message if used is None else message.replace(setting, f"`{used}`")
+    options_of_settings = {option.setting: name for name, option in OPTIONS.items()}
+    if "--mix" in passed and "--corpus" not in passed:
+        options_of_settings["data.corpora"] = "mix"
+    of_settings = {name: option_of(options_of_settings[name]) for name in names & options_of_settings.keys()}
+    of_arguments = {name: option_of(name) for name in names - of_settings.keys()}
+    if "--set" in passed or any(argument.endswith(".toml") for argument in arguments):
+        of_settings = {name: option for name, option in of_settings.items() if option in passed}
+    if not passed.intersection(of_arguments.values()):
+        of_arguments = {}
+    existing = build_parser(verb)._option_string_actions
+    for name, option in {**of_settings, **of_arguments}.items():
+        if option in existing:
+            message = message.replace(f"`{name}`", f"`{option}`")
     return message
-
-
-_SETTING_VERBS = ("demo", "train", "prepare", "verify-resume")
-# A setting's name in a message, except in one about the tables of a settings file.
-_RUN_SETTING = re.compile(r"(`(?:task|data|tokenizer|training)\.([a-z_]+)`)(?! belongs to the table)")
-_OPTIONS_OF_SETTINGS = {"kind": ("task",), "corpora": ("corpus", "mix")}
-"""Options that set a setting of another name; other options are named after their settings."""
 
 
 def _start_in_utf8() -> None:

@@ -3,41 +3,28 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
-from transduce.tasks import TaskName
+from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.inference.load import LoadOptions
     from transduce.inference.translator import Translator
     from transduce.search.settings import SearchSettings
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
 # `--help` does not import PyTorch.
-TASK_KINDS = get_args(TaskName)
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
-PRESETS = (
-    "tiny",
-    "small",
-    "base",
-    "big",
-    "paper-base",
-    "paper-big",
-    "bert-base",
-    "bert-large",
-    "gpt2",
-    "t5-small",
-    "bart-base",
-)
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
@@ -61,60 +48,105 @@ def text_argument(argument: str) -> str:
     return argument
 
 
-def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
-    """Add the options for the device of computation: --device, --threads and, with `precisions`, --precision."""
-    group = parser.add_argument_group("device and precision")
-    group.add_argument("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
-    group.add_argument(
-        "--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)"
-    )
-    if precisions:
-        group.add_argument("--precision", default="auto", choices=precisions, help=precision_help)
+def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
+    """Add the group of options --device and --threads, and return the function that adds another to the group."""
+    add = parser.add_argument_group("device and precision").add_argument
+    add("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
+    add("--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)")
+    return add
 
 
-def add_columns(add: Callable[..., object]) -> None:
-    """Declare the options that name further columns of the training text."""
-    add("--weight-column", metavar="NAME", help="column or JSON field with the weight of each pair in the loss")
-    add(
-        "--document-column",
-        metavar="NAME",
-        help="column or JSON field that names the document of each pair, for --context-before (default: blank lines "
-        "separate documents)",
-    )
-    add(
-        "--context-before",
-        type=int,
-        metavar="N",
-        help="the model reads up to N earlier sentences of the document before each sentence (default: 0)",
-    )
+def option_of(name: str) -> str:
+    """Return the option that sets the argument `name`: --batch-tokens for batch_tokens."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_settings(add: Callable[..., object], *names: str, table: Mapping[str, SettingOption] = OPTIONS) -> None:
+    """Declare options that set settings, by their names in a table."""
+    for name in names:
+        add(option_of(name), help=table[name].help, **table[name].form)
+
+
+def settings_from(options: argparse.Namespace, **converted: Any) -> dict[str, Any]:
+    """Return the content of the command's settings file, changed by --set and by the options of `OPTIONS`.
+
+    Args:
+        options: the options of a command.
+        **converted: values of options, by their names, in the form that settings have.
+    """
+    from transduce.tasks.settings.reading import put_options, read_settings
+
+    content = read_settings(Path(options.settings) if options.settings else None, options.set)
+    put_options(content, {name: value for name, value in vars(options).items() if name in OPTIONS} | converted)
+    return content
 
 
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
     """Add the group of options for where and how to compute: --device, --threads, --precision.
 
-    int8 is offered for models that read or write text.
+    int8 is offered for models that read or write text, but not for training.
     """
-    add_device(
-        parser,
-        precisions=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
-        precision_help="auto: bf16 if the hardware multiplies it faster"
-        + ("; int8: 8-bit weights, for a CPU" if int8 else ""),
+    add = add_device(parser)
+    if not int8:
+        add_settings(add, "precision")
+        return
+    choices = (*OPTIONS["precision"].form["choices"], "int8")
+    add(
+        "--precision",
+        default="auto",
+        choices=choices,
+        help="auto: bf16 if the hardware multiplies it faster; int8: 8-bit weights, for a CPU",
     )
 
 
-SEARCH_OPTIONS = (
-    "beam_size",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeated_ngrams",
-    "repetition_penalty",
-    "coverage_penalty",
-    "diverse_groups",
-    "diversity_penalty",
-    "forbid",
-    "batch_invariant",
-)
+SEARCH_OPTIONS = {
+    "beam_size": SettingOption("search.beam_size", "hypotheses kept at each step, usually 4; 1: greedy", COUNT),
+    "length_penalty": SettingOption(
+        "search.length_penalty",
+        "greater values favor longer output; usually 0.6",
+        {"type": float, "metavar": "ALPHA"},
+    ),
+    "max_length": SettingOption(
+        "search.max_length",
+        "maximum number of new tokens, including the end symbol; usually source tokens + 50",
+        COUNT,
+    ),
+    "min_length": SettingOption("search.min_length", "minimum number of new tokens; usually 0", COUNT),
+    "no_repeated_ngrams": SettingOption(
+        "search.no_repeated_ngrams", "no n-gram of N tokens occurs twice; usually 0: no limit", COUNT
+    ),
+    "repetition_penalty": SettingOption(
+        "search.repetition_penalty",
+        "greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
+        {"type": float, "metavar": "P"},
+    ),
+    "coverage_penalty": SettingOption(
+        "search.coverage_penalty",
+        "greater values penalize omissions of source tokens; usually 0",
+        {"type": float, "metavar": "BETA"},
+    ),
+    "diverse_groups": SettingOption(
+        "search.diverse_groups",
+        "groups of the beam that avoid each other's choices; usually 1",
+        {"type": int, "metavar": "G"},
+    ),
+    "diversity_penalty": SettingOption(
+        "search.diversity_penalty",
+        "cost of a choice of an earlier group; usually 0.5",
+        {"type": float, "metavar": "NATS"},
+    ),
+    "forbid": SettingOption(
+        "search.forbidden",
+        "no translation contains this word or text; can be repeated",
+        {"action": "append", "type": text_argument, "metavar": "TEXT"},
+    ),
+    "batch_invariant": SettingOption(
+        "search.batch_invariant",
+        "the same scores, bit by bit, whatever sentences share the batch; refused where that cannot be guaranteed",
+        FLAG,
+    ),
+}
+"""The options of `add_search`, by their names in Python."""
 BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search options that have no effect when translations are sampled."""
 
@@ -122,51 +154,39 @@ BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_grou
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the group of options that override the search settings in a model's folder."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
-    group.add_argument("--beam-size", type=int, metavar="N", help="hypotheses kept at each step, usually 4; 1: greedy")
-    group.add_argument(
-        "--length-penalty", type=float, metavar="ALPHA", help="greater values favor longer output; usually 0.6"
+    add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+
+
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
+    """Declare the options of sampling; `temperature` is its default."""
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help=f"below 1, likely tokens become more likely (default: {temperature})",
     )
-    group.add_argument(
-        "--max-length",
-        type=int,
-        metavar="N",
-        help="maximum number of new tokens, including the end symbol; usually source tokens + 50",
-    )
-    group.add_argument("--min-length", type=int, metavar="N", help="minimum number of new tokens; usually 0")
-    group.add_argument(
-        "--no-repeated-ngrams", type=int, metavar="N", help="no n-gram of N tokens occurs twice; usually 0: no limit"
-    )
-    group.add_argument(
-        "--repetition-penalty",
+    add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens (default: all tokens)")
+    add(
+        "--top-p",
         type=float,
         metavar="P",
-        help="greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
+        help="draw from the most likely tokens with total probability P (default: 1)",
     )
-    group.add_argument(
-        "--coverage-penalty",
+    add(
+        "--min-p",
         type=float,
-        metavar="BETA",
-        help="greater values penalize omissions of source tokens; usually 0",
+        metavar="P",
+        help="draw only tokens with at least this share of the most likely token's probability (default: 0)",
     )
-    group.add_argument(
-        "--diverse-groups", type=int, metavar="G", help="groups of the beam that avoid each other's choices; usually 1"
-    )
-    group.add_argument(
-        "--diversity-penalty", type=float, metavar="NATS", help="cost of a choice of an earlier group; usually 0.5"
-    )
-    group.add_argument(
-        "--forbid",
-        action="append",
-        type=text_argument,
-        metavar="TEXT",
-        help="no translation contains this word or text; can be repeated",
-    )
-    group.add_argument(
-        "--batch-invariant",
-        action="store_const",
-        const=True,
-        help="the same scores, bit by bit, whatever sentences share the batch; refused where that cannot be guaranteed",
-    )
+    add("--seed", type=int, metavar="N", help="random seed (default: 1)")
+
+
+def sampling_from(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of those options of `add_sampling` that are set, by their names in `SamplingSettings`."""
+    return {name: vars(options)[name] for name in SAMPLING_OPTIONS if vars(options)[name] is not None}
 
 
 def add_glossary(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +243,12 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
     """
     for name in names:
         if vars(options)[name] is not None:
-            raise TransduceError(f"`--{name.replace('_', '-')}` {reason}")
+            raise TransduceError(f"`{option_of(name)}` {reason}")
+
+
+def loading_options(options: argparse.Namespace) -> "LoadOptions":
+    """Return the options of `add_computing` as keyword arguments of functions that load a model."""
+    return {"precision": options.precision, "device": options.device, "threads": options.threads}
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
@@ -231,17 +256,9 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    threads = thread_count(options, first)
-    return open_translator(
-        folders,
-        precision=options.precision,
-        device=options.device,
-        threads=threads,
-        source_language=options.source_language if "source_language" in options else None,
-        target_language=options.target_language if "target_language" in options else None,
-        datastore=options.datastore if "datastore" in options else None,
-        tag=options.tag if "tag" in options else None,
-    )
+    passed = {name: vars(options).get(name) for name in ("source_language", "target_language", "datastore", "tag")}
+    computing = loading_options(options) | {"threads": thread_count(options, first)}
+    return open_translator(folders, **computing, **passed)
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:
@@ -262,13 +279,14 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     """
     from transduce.inference.decoding import read_search_settings
 
-    overrides = {name: vars(options)[name] for name in SEARCH_OPTIONS}
-    forbidden = overrides.pop("forbid")
-    overrides["forbidden"] = None if forbidden is None else tuple(forbidden)
+    passed = {name: vars(options)[name] for name in SEARCH_OPTIONS if vars(options)[name] is not None}
     base = read_search_settings(Path(folder))
-    if any(overrides[name] is not None for name in BEAM_OPTIONS):
+    if passed.keys() & set(BEAM_OPTIONS):
         base = msgspec.structs.replace(base, sampling=None)
-    search = msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value is not None})
+    overrides = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    if "forbid" in passed:
+        overrides["forbidden"] = tuple(passed["forbid"])
+    search = msgspec.structs.replace(base, **overrides)
     if options.coverage_penalty and search.beam_size == 1:
         raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if options.diversity_penalty is not None and search.diverse_groups == 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from transduce.commands.main import ListingFormatter
-from transduce.commands.options import PICTURE_SUFFIXES, add_computing, check_writable, load_translator
+from transduce.commands.options import PICTURE_SUFFIXES, add_computing, check_writable, load_translator, option_of
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = ListingFormatter
     parser.epilog = "arguments and options of each kind:\n" + "\n".join(
-        f"  {kind:12} {items} " + " ".join(f"[--{option.replace('_', '-')}]" for option in options)
+        f"  {kind:12} {items} " + " ".join(f"[{option_of(option)}]" for option in options)
         for kind, (items, options) in _TAKES.items()
     )
     add = parser.add_argument
@@ -122,9 +122,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for name in {name for _, names in _TAKES.values() for name in names}:
         is_set = vars(options)[name] is not None
         if is_set and name not in takes:
-            raise TransduceError(
-                f"--{name.replace('_', '-')} does not apply to `transduce plot {options.kind}`: leave it out."
-            )
+            raise TransduceError(f"{option_of(name)} does not apply to `transduce plot {options.kind}`: leave it out.")
         if not is_set:
             vars(options)[name] = defaults.get(name)
     if options.kind == "masks" and not padding_is_set:
@@ -140,7 +138,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise TransduceError(f"`--{name}` must be at least 1, but is {vars(options)[name]}.")
     for name in ("warmup", "d_model"):
         if min(vars(options)[name]) < 1:
-            raise TransduceError(f"`--{name.replace('_', '-')}` must be at least 1, but is {min(vars(options)[name])}.")
+            raise TransduceError(f"`{option_of(name)}` must be at least 1, but is {min(vars(options)[name])}.")
 
 
 def _tutorial(options: argparse.Namespace) -> "Chart":

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
+from transduce.commands.options import (
+    add_computing,
+    add_datastore,
+    add_search,
+    load_translator,
+    option_of,
+    search_settings,
+)
 from transduce.errors import TransduceError
 from transduce.inspection.page import render_live_page
 from transduce.serving.settings import ServingSettings
@@ -114,8 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser)
     limits = parser.add_argument_group("limits")
     for name, (kind, metavar, meaning) in _LIMITS.items():
-        option = f"--{name.replace('_', '-')}"
-        limits.add_argument(option, type=kind, default=defaults[name], metavar=metavar, help=meaning)
+        limits.add_argument(option_of(name), type=kind, default=defaults[name], metavar=metavar, help=meaning)
     add_computing(parser)
 
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 import msgspec
 
 from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
-from transduce.commands.options import add_computing, check_writable, file_or_stream, text_argument, write_report
+from transduce.commands.options import (
+    add_computing,
+    check_writable,
+    file_or_stream,
+    loading_options,
+    text_argument,
+    write_report,
+)
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
@@ -104,9 +111,7 @@ def run_classify(options: argparse.Namespace) -> int:
             "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
             "of them out."
         )
-    classifier = load_classifier(
-        options.model, precision=options.precision, device=options.device, threads=options.threads
-    )
+    classifier = load_classifier(options.model, **loading_options(options))
     if options.labels:
         _report_labels(options, classifier)
         return 0
@@ -179,7 +184,7 @@ def run_tag(options: argparse.Namespace) -> int:
         raise TransduceError(f"`{option}` needs a file of columns, but standard input has sentences: name a file.")
     if options.columns and len(options.columns) > 2:
         raise TransduceError(f"`--columns` names those of word and tag, but there are {len(options.columns)}.")
-    tagger = load_tagger(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    tagger = load_tagger(options.model, **loading_options(options))
     if options.score:
         _report_tags(options, tagger)
         return 0
@@ -276,7 +281,7 @@ def run_parse(options: argparse.Namespace) -> int:
         raise TransduceError(
             "`--pretty` draws trees, but `--reference` prints none: add `--output`, or leave one of them out."
         )
-    parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    parser = load_parser(options.model, **loading_options(options))
     if options.beam_size is not None:
         parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
     if options.reference:
@@ -360,7 +365,7 @@ def run_fill_mask(options: argparse.Namespace) -> int:
     from transduce.inference.mask_filler import load_filler
 
     check_writable(report=options.json, inputs=[options.model])
-    filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    filler = load_filler(options.model, **loading_options(options))
     if options.text == "-":
         lines = enumerate(stdin_lines(), 1)
         fillings = [_fill_line(filler, number, line, options.candidates) for number, line in lines if line.strip()]
@@ -408,12 +413,7 @@ def run_embed(options: argparse.Namespace) -> int:
         )
     check_writable(options.output, inputs=[options.model, options.text])
     embedder = load_embedder(
-        options.model,
-        precision=options.precision,
-        device=options.device,
-        threads=options.threads,
-        pooling=options.pooling,
-        normalizes=options.normalize,
+        options.model, **loading_options(options), pooling=options.pooling, normalizes=options.normalize
     )
     write = _write_npy if kind == "npy" else _write_json_lines
     with name_path_in_errors(path), open_atomically(path) as file:

@@ -16,12 +16,12 @@ from transduce.argument_checks import common_options, shell_word
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
     DEMO_STEPS,
-    PRESETS,
-    TASK_KINDS,
-    add_columns,
     add_computing,
+    add_settings,
     check_folder,
     check_writable,
+    loading_options,
+    settings_from,
     write_json,
     write_report,
 )
@@ -33,33 +33,6 @@ from transduce.ui_language import localized
 if TYPE_CHECKING:
     from transduce.tasks.run.run import RunRequest
     from transduce.training.forecast import RunForecast
-
-# Options that set a setting, with the setting's name.
-_SETTINGS = {
-    "task": "task.kind",
-    "init_from": "init_from",
-    "source": "data.source",
-    "target": "data.target",
-    "prepared": "data.prepared",
-    "dev_source": "data.dev_source",
-    "dev_target": "data.dev_target",
-    "monolingual": "data.monolingual",
-    "distill_from": "data.distill_from",
-    "back_translated": "data.back_translated",
-    "strict_format": "data.strict_format",
-    "columns": "data.columns",
-    "weight_column": "data.weight_column",
-    "document_column": "data.document_column",
-    "context_before": "data.context_before",
-    "languages": "data.languages",
-    "vocabulary": "tokenizer.vocabulary",
-    "user_symbols": "tokenizer.user_symbols",
-    "line_feeds": "tokenizer.line_feeds",
-    "preset": "preset",
-    "steps": "training.steps",
-    "minutes": "training.minutes",
-    "seed": "training.seed",
-}
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,12 +62,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Declare the options that define a run: its settings, and where and how to compute."""
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file; options override it")
-    add(
-        "--task",
-        choices=TASK_KINDS,
-        metavar="KIND",
-        help=f"what to train: {', '.join(TASK_KINDS)} (default: translation)",
-    )
+    add_settings(add, "task")
     add(
         "--set",
         action="append",
@@ -102,115 +70,24 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting, such as training.steps=2000; can be repeated",
     )
-    _add_text(parser)
-    _add_vocabulary(parser)
-    model = parser.add_argument_group("model and training")
-    model.add_argument(
-        "--preset", metavar="NAME", help=f"size of the model: {', '.join(PRESETS)} (default: by the number of pairs)"
-    )
-    model.add_argument("--init-from", metavar="DIR", help="start from the weights and the tokenizer of this model")
-    model.add_argument(
-        "--steps", type=int, metavar="N", help="total parameter updates, including those before a resume"
-    )
-    model.add_argument("--minutes", type=float, metavar="M", help="training time, instead of --steps")
-    model.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (default: 1)")
-    add_computing(parser, int8=False)
-
-
-def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the vocabulary."""
-    add = parser.add_argument_group("vocabulary").add_argument
-    add(
-        "--vocabulary",
-        nargs="+",
-        metavar="PATH",
-        help="existing vocabulary for both sides, or one for each: a sentencepiece model, a tokenizer.json, a word "
-        "list, or a model folder (default: learned from the text)",
-    )
-    add(
-        "--user-symbols",
-        nargs="+",
-        metavar="TOKEN",
-        help="tokens that are never split; with --init-from, those that the base model lacks are added to its "
-        "vocabulary",
-    )
-    add(
-        "--line-feeds",
-        action="store_const",
-        const=True,
-        help="a token for line feeds inside texts (of JSON lines), which translation then keeps",
-    )
-
-
-def _add_text(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for the files of the training text."""
-    add = parser.add_argument_group("texts").add_argument
-    add(
-        "--source",
-        nargs="+",
-        metavar="FILE",
-        help="source text, one sentence per line, plain or compressed; or files of pairs (.tsv, .jsonl, .csv, "
-        ".parquet, .arrow, .tmx, a datasets folder, or - for standard input); or monolingual text, trees or tables "
-        "(.csv, .tsv), depending on the task",
-    )
-    add("--target", nargs="+", metavar="FILE", help="translations of --source, line by line")
-    add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
-    add("--dev-source", nargs="+", metavar="FILE", help="dev set (default: a part of the training pairs)")
-    add("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
-    add(
-        "--corpus",
-        nargs="+",
-        action="append",
-        metavar="FILE",
-        help="SOURCE TARGET [KEY=VALUE …]: one of several corpora, instead of --source, with settings such as "
-        "tag=news, share=0.3 or weight=2; can be repeated",
-    )
-    add(
+    texts = parser.add_argument_group("texts").add_argument
+    add_settings(texts, "source", "target", "prepared", "dev_source", "dev_target", "corpus")
+    texts(
         "--dev-corpus",
         nargs=2,
         action="append",
         metavar=("SOURCE", "TARGET"),
         help="the dev set of one of several corpora, in any order",
     )
-    add(
-        "--mix",
-        nargs="+",
-        metavar="OLD:SHARE",
-        help="the folder of an earlier run, whose training text makes up this share of all pairs, such as old:0.3",
+    add_settings(
+        texts,
+        *("mix", "columns", "weight_column", "document_column", "context_before", "strict_format", "languages"),
+        *("monolingual", "back_translated", "distill_from"),
     )
-    add(
-        "--columns",
-        nargs=2,
-        metavar=("SOURCE", "TARGET"),
-        help="columns or JSON fields that hold the texts (default: language codes or usual names)",
-    )
-    add_columns(add)
-    add(
-        "--strict-format",
-        action="store_const",
-        const=True,
-        help="stop at a line of a .tsv file that has other than two columns, instead of skipping it",
-    )
-    add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes (default: the files' suffixes)")
-    add(
-        "--monolingual",
-        nargs="+",
-        metavar="FILE",
-        help="target-language text without translations: a reverse model is trained first and back-translates it",
-    )
-    add(
-        "--back-translated",
-        nargs="+",
-        metavar="FILE",
-        help="files of --source that were back-translated by a machine from their targets; their source "
-        "sentences start with a tag that marks them",
-    )
-    add(
-        "--distill-from",
-        nargs="+",
-        metavar="DIR",
-        help="instead of --target: a teacher model (or an ensemble) that translates the source text for distillation",
-    )
+    add_settings(parser.add_argument_group("vocabulary").add_argument, "vocabulary", "user_symbols", "line_feeds")
+    model = parser.add_argument_group("model and training").add_argument
+    add_settings(model, "preset", "init_from", "steps", "minutes", "seed")
+    add_computing(parser, int8=False)
 
 
 # A setting of a corpus after its files.
@@ -255,23 +132,15 @@ class _ForecastKeeper(Callback):
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
     """Return the `RunRequest` that the options of `add_run` describe."""
     from transduce.tasks.run.run import RunRequest
-    from transduce.tasks.settings.reading import put_setting, read_settings
 
-    content = read_settings(Path(options.settings) if options.settings else None, options.set)
-    for option, name in _SETTINGS.items():
-        value = getattr(options, option)
-        if value is not None:
-            put_setting(content, name, value)
-    if options.mix:
-        put_setting(content, "data.mix", options.mix)
-    if options.corpus:
-        put_setting(content, "data.corpora", _corpora(options.corpus, options.dev_corpus or []))
-    elif options.dev_corpus:
+    if options.dev_corpus and not options.corpus:
         raise TransduceError("--dev-corpus belongs to --corpus, but none is named: use --dev-source and --dev-target.")
-    if options.precision != "auto":
-        put_setting(content, "training.precision", options.precision)
     return RunRequest(
-        settings=content,
+        settings=settings_from(
+            options,
+            corpus=_corpora(options.corpus, options.dev_corpus or []) if options.corpus else None,
+            precision=None if options.precision == "auto" else options.precision,
+        ),
         out=out,
         resume=resume,
         dry_run=dry_run,
@@ -340,9 +209,7 @@ def run_demo(options: argparse.Namespace) -> int:
             options.out,
             seed=options.seed,
             steps=options.steps,
-            device=options.device,
-            threads=options.threads,
-            precision=options.precision,
+            **loading_options(options),
         )
         command = f'transduce inspect {shell_word(options.out)}{common_options()} "{SENTENCES[-1]}"'
         of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ

@@ -14,16 +14,19 @@ import msgspec
 from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
     BEAM_OPTIONS,
+    SAMPLING_OPTIONS,
     add_computing,
     add_datastore,
     add_glossary,
     add_languages,
+    add_sampling,
     add_search,
     check_writable,
     file_or_stream,
     glossary_from,
     load_translator,
     refuse_options,
+    sampling_from,
     search_settings,
     text_argument,
     thread_count,
@@ -49,8 +52,6 @@ _OTHER_CONTENT = (
     (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
     (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
 )
-# Options whose defaults come from `SamplingSettings`.
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_glossary(parser)
     add_datastore(parser)
     add_search(parser)
-    add_sampling(parser)
+    sampling = parser.add_argument_group("sampling (with --sample)").add_argument
+    sampling("--sample", action="store_true", help="draw translations instead of searching for the best")
+    add_sampling(sampling, temperature=1)
     add_bulk(parser)
     add_documents(parser)
     add_languages(parser)
@@ -128,28 +131,6 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
     group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
-
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the group of sampling options: --sample, --temperature, --top-k, --top-p, --seed."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
-    group.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="with --sample: below 1, likely tokens become more likely (default: 1)",
-    )
-    group.add_argument(
-        "--top-k", type=int, metavar="K", help="with --sample: draw from the K most likely tokens (default: all tokens)"
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="with --sample: draw from the most likely tokens with total probability P (default: 1)",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="with --sample: random seed (default: 1)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -239,10 +220,9 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
     search = search_settings(options, folder)
     sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
-        overrides = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
-        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **overrides)
+        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
     else:
-        refuse_options(options, _SAMPLING, "sets how to sample: add --sample, or leave it out.")
+        refuse_options(options, SAMPLING_OPTIONS, "sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.redecode and (draws or search.n_best > 1):

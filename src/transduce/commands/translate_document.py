@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import is_special_file, name_path_in_errors
-from transduce.commands.options import check_writable, load_translator, refuse_options
+from transduce.commands.options import check_writable, load_translator, option_of, refuse_options
 from transduce.documents.formats import (
     FORMATS,
     START_BYTES,
@@ -137,9 +137,7 @@ def translate_file(
 
     for name, unset in _OF_LINES.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
-            raise TransduceError(
-                f"`--{name.replace('_', '-')}` applies to lines of text, not to documents: leave it out."
-            )
+            raise TransduceError(f"`{option_of(name)}` applies to lines of text, not to documents: leave it out.")
     output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
     named = None if output is None else format_of_name(output.name)
     if named not in (None, format) and options.format != "txt":

@@ -14,7 +14,8 @@ from transduce.inspection.attention import attention_maps, word_attention
 from transduce.inspection.sentence_view import draw_attention
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.tasks.settings.reading import make_settings, read_settings
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.settings.reading import make_settings
 from transduce.ui_language import localized
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
@@ -116,7 +117,7 @@ def refuse_other_run(out: Path) -> None:
 def _sources_of_run(out: Path) -> list[str] | None:
     """Return the source files that the run in a folder was trained on; None if the folder holds no run."""
     settings = out / SETTINGS_FILE
-    return list(read_settings(settings).get("data", {}).get("source", [])) if settings.is_file() else None
+    return list(read_stored(settings).data.source) if settings.is_file() else None
 
 
 def _text_folder(out: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import torch
 
 from transduce.atomic_io import write_file
 from transduce.documents.formats import read_document
@@ -16,7 +17,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
-from transduce.inference.glossary_search import GlossaryLike
+from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.text_settings import TextSettings
@@ -234,12 +235,28 @@ def translate_document(
     content = source.read_bytes()
     document = read_document(source.name, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, search, glossary=glossary, text_settings=text_settings)
-    weights = hashlib.sha256(translator.model.source_weight.detach().float().cpu().numpy().tobytes()).hexdigest()
-    model = (repr(translator), weights)
-    identity = msgspec.json.encode((settings, translate.search, text_settings, model, repr(glossary)))
+    identity = content + msgspec.json.encode(settings) + _identity(translate)
     observe = None if progress is None else _counted(document, progress)
-    write_translated(document, path, translate, identity=content + identity, resume=resume, observe=observe)
+    write_translated(document, path, translate, identity=identity, resume=resume, observe=observe)
     return path
+
+
+def _identity(translate: "ModelTexts") -> bytes:
+    """Return bytes that represent the models, the tokenizer and the settings that determine translations."""
+    translator, digest = translate.translator, hashlib.sha256()
+    stored = translator.datastore
+    weights = (tensor for model in translator.models for tensor in model.state_dict().values())
+    for tensor in (*weights, *(() if stored is None else stored.tensors)):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    glossary, source = as_glossary(translate.glossary), translator.tokenizer.source
+    return msgspec.json.encode(
+        (
+            (digest.hexdigest(), None if stored is None else stored.card),
+            (repr(translator), translator.tokenizer.fingerprint, source.before, translator.tokenizer.target.before),
+            (translate.search, translate.text_settings or translator.text),
+            None if glossary is None else glossary.terms,
+        )
+    )
 
 
 def _counted(document: Document, progress: Progress) -> Observer:

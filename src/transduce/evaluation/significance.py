@@ -14,7 +14,7 @@ from transduce.argument_checks import as_integer, as_texts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_warnings, lines_sha256, make_metrics
 from transduce.text.files import count_noun
-from transduce.ui_language import columns_of, localized
+from transduce.ui_language import aligned, localized
 
 # --- resampling ---
 # BLEU and chrF are functions of counts that add up over sentences. So the counts of many resampled corpora are one
@@ -112,7 +112,7 @@ def bootstrap_mean_differences(
 _MAX_DIVISIONS = 20_000
 
 
-def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *, seed: int = 12345) -> float:
+def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float]) -> float:
     """Return the p value of the difference between the mean scores of two groups of runs, by a permutation test.
 
     The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
@@ -126,7 +126,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *,
     if count <= _MAX_DIVISIONS:
         chosen = np.array(list(combinations(range(total), size)))
     else:
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(12345)
         chosen = np.array([generator.permutation(total)[:size] for _ in range(_MAX_DIVISIONS)])
     sums = values[chosen].sum(axis=1)
     differences = np.abs((values.sum() - sums) / (total - size) - sums / size)
@@ -268,7 +268,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         facts = f"{sentences}, {self.differing:,} differ; {self.resamples:,} resamples, seed {self.seed}"
         return "\n".join(
             [
-                *_aligned([heading, *map(_cells, metrics)]),
+                *aligned([heading, *map(_cells, metrics)], right=True),
                 *(row.verdict for row in metrics),
                 *_disagreement(self.bleu, self.chrf),
                 facts,
@@ -490,11 +490,3 @@ def _cells(row: MetricComparison) -> list[str]:
     values = [f"{row.value_a:.2f}", f"{row.value_b:.2f}", f"{row.difference:+.2f}"]
     interval = localized(f"{row.interval_low:+.2f} to {row.interval_high:+.2f}")
     return [row.metric, *values, interval, f"{row.p_randomisation:.3f}", f"{row.p_bootstrap:.3f}"]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(" " * (width - columns_of(cell)) + cell for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.compiled_search import find_compiled_search
@@ -25,8 +24,8 @@ from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
-from transduce.model_folder.read import SETTINGS_FILE
-from transduce.model_folder.safety import read_json, read_toml
+from transduce.model_folder.read import SETTINGS_FILE, read_run_setting
+from transduce.model_folder.safety import read_json
 from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
@@ -51,6 +50,7 @@ from transduce.search.scorer import (
 )
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
+from transduce.text.filters import FilterSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
 
@@ -80,7 +80,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
     """
     if is_hugging_face_folder(folder):
         return hugging_face_search_settings(folder)
-    table, path = _read_run_settings(folder / SETTINGS_FILE), folder / SETTINGS_FILE
+    table, path = read_run_setting(folder, "search", dict[str, Any]), folder / SETTINGS_FILE
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
@@ -98,21 +98,10 @@ def read_max_source_tokens(folder: Path) -> int:
     Raises:
         TransduceError: the run's settings cannot be read.
     """
-    if is_hugging_face_folder(folder) or not (folder / SETTINGS_FILE).is_file():
+    if is_hugging_face_folder(folder):
         return DEFAULT_MAX_SOURCE
-    try:
-        return msgspec.convert(
-            with_current_settings(read_toml(folder, SETTINGS_FILE), warn=False), _Run
-        ).data.filters.max_tokens
-    except msgspec.ValidationError as error:
-        raise TransduceError(f"The settings in {folder / SETTINGS_FILE} cannot be used: {error}.") from None
-
-
-def _read_run_settings(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    table = with_current_settings(read_toml(path.parent, path.name), warn=False).get("search")
-    return table if isinstance(table, dict) else None
+    filters = read_run_setting(folder, "data.filters", FilterSettings)
+    return DEFAULT_MAX_SOURCE if filters is None else filters.max_tokens
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:
@@ -127,24 +116,6 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
-
-
-class _Filters(msgspec.Struct, frozen=True):
-    """The settings in the table `data.filters` of a training run's settings.toml that translation reads."""
-
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
-
-
-class _Data(msgspec.Struct, frozen=True):
-    """The settings in the table `data` of a training run's settings.toml that translation reads."""
-
-    filters: _Filters = _Filters()
-
-
-class _Run(msgspec.Struct, frozen=True):
-    """The content of a training run's settings.toml, as far as translation reads it."""
-
-    data: _Data = _Data()
 
 
 # --- search of a batch ---

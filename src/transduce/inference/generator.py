@@ -29,8 +29,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
-from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder
-from transduce.model_folder.safety import read_toml
+from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
@@ -82,7 +81,7 @@ class Generation(msgspec.Struct, frozen=True):
     prompt: str
     """The start of the text, as it was passed."""
     continuations: tuple[Continuation, ...]
-    """As many continuations as requested; from beam search, best first."""
+    """The continuations, as many as requested; from beam search, best first, from sampling in the order drawn."""
 
     @property
     def text(self) -> str:
@@ -753,8 +752,7 @@ def _read_context(folder: Path, config: ModelConfig) -> int:
     if not (folder / SETTINGS_FILE).is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
         return most if context is None or config.positions == "learned" else context
-    task = read_toml(folder, SETTINGS_FILE).get("task")
-    context = task.get("context") if isinstance(task, dict) else None
-    if not isinstance(context, int) or context < 2:
+    context = read_run_setting(folder, "task.context", int)
+    if context is None or context < 2:
         return most
     return min(context, most) if config.positions == "learned" else context

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from transduce.text.languages import CJK
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
@@ -107,7 +108,7 @@ _NO_TITLE = (
     r"|公[斤里分尺顷升吨]|[厘毫微纳千][米克升秒瓦]|[平立]方|[美欧日港英]元|英[里寸尺镑]|小时(?!候)|分钟|分之|[天年月]|人民币|百分)"
 )
 _SECTION_NUMBER = (
-    rf"(?:[1-9]\d?(?:\.[1-9]\d?){{1,5}}[ \t\u3000\u00a0]+(?=[\u3040-\u30ff\u3400-\u9fff]){_NO_TITLE}"
+    rf"(?:[1-9]\d?(?:\.[1-9]\d?){{1,5}}[ \t\u3000\u00a0]+(?=[{CJK}]){_NO_TITLE}"
     r"|[1-9]\d?(?:\.[1-9]\d?){2,5}[ \t\u3000\u00a0]+(?=[A-ZÄÖÜÀ-Þ]))"
 )
 # List marks and quotation marks of e-mail at the start of a line: "- ", "* [x] ", "1. ", "2、", "a) ", "(3)", "①".
@@ -115,7 +116,7 @@ _LIST_MARK = re.compile(
     r"(?:(?:[-*+•·‣◦▪▫■□●○◆◇►▶➤→✓✔☐☑★☆–—>]|\#{1,6})[ \t\u3000\u00a0]+(?:\[[ xX]\]\s+)?"
     r"|(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivx]{2,5}[.)])[ \t\u3000\u00a0]+"
     rf"|{_SECTION_NUMBER}"
-    r"|\d{1,3}(?:[、）]|．(?!\d)|\.(?=[\u3040-\u30ff\u3400-\u9fff]))\s*"
+    rf"|\d{{1,3}}(?:[、）]|．(?!\d)|\.(?=[{CJK}]))\s*"
     r"|[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十]{1,3}[、，])\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
     r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*)+"
 )

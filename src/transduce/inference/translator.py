@@ -159,7 +159,7 @@ class Translator:
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
         self.context: DocumentContext | None = None
-        """How many earlier sentences of a document the model reads; None: it translates each sentence by itself."""
+        """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
         self._set_tokenizer(tokenizer, target_language)
 
     examples = renamed_attribute("examples", "datastore")

@@ -70,11 +70,10 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
     return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
 
 
-def page_in_iframe(page: str, *, height_pixels: int = 720) -> str:
+def page_in_iframe(page: str) -> str:
     """Return HTML that shows a page in an iframe of a notebook, so that its style does not affect the notebook."""
-    style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
-    allowed, content = " ".join(("allow-scripts", "allow-downloads")), html.escape(page, quote=True)
-    return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{content}"></iframe>'
+    style, content = "width: 100%; height: 720px; border: 1px solid #ccc", html.escape(page, quote=True)
+    return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{content}"></iframe>'
 
 
 # --- attention weights ---

@@ -497,7 +497,7 @@ def _weighted_attention(model: EncoderDecoderLayers, weights: Tensor) -> Iterato
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """What an attention module's output consists of: values of positions, attention weights, and residual input."""
+    """The components of an attention module's output: values of positions, attention weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool

@@ -13,7 +13,6 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 import torch
-from rich.cells import cell_len
 from torch import Tensor
 
 from transduce.errors import TransduceError
@@ -23,7 +22,7 @@ from transduce.inspection.plots import Chart, HeatMap
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
-from transduce.ui_language import localized
+from transduce.ui_language import columns_of, localized, padded
 
 Fill = Literal["zero", "mean"]
 """The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
@@ -79,13 +78,16 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
     """
     rows, columns = ([_part_name(name) for name in names] for names in (rows, columns))
     widths = [
-        max(map(cell_len, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
+        max(map(columns_of, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
     ]
-    margin = max(map(cell_len, rows), default=0)
-    lines = [" " * margin + "".join(f"  {_right(name, width)}" for name, width in zip(columns, widths, strict=True))]
+    margin = max(map(columns_of, rows), default=0)
+    lines = [
+        " " * margin
+        + "".join(f"  {padded(name, width, right=True)}" for name, width in zip(columns, widths, strict=True))
+    ]
     for row, texts in zip(rows, cells, strict=True):
-        drawn = "".join(f"  {_right(text, width)}" for text, width in zip(texts, widths, strict=True))
-        lines.append(row + " " * (margin - cell_len(row)) + drawn)
+        drawn = "".join(f"  {padded(text, width, right=True)}" for text, width in zip(texts, widths, strict=True))
+        lines.append(padded(row, margin) + drawn)
     return "\n".join(lines)
 
 
@@ -94,12 +96,8 @@ def _part_name(name: str) -> str:
     return localized(name) if is_part else name
 
 
-def _right(text: str, width: int) -> str:
-    return " " * (width - cell_len(text)) + text
-
-
 def _cut(text: str) -> str:
-    while cell_len(text) > _MAX_CELL:
+    while columns_of(text) > _MAX_CELL:
         text = text[:-1]
     return text
 

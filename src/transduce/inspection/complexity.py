@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from rich.cells import cell_len
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
 from transduce.model.attention import Window, attend, attend_in_window
 from transduce.training.choices import PRESETS, count_multiplied_weights
-from transduce.ui_language import localized
+from transduce.ui_language import aligned, localized
 
 # --- reports ---
 
@@ -38,12 +37,7 @@ class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         rows = [[localized(_shown(cell)) for cell in row] for row in (self.columns, *self.rows)]
-        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self.title, "", *lines, *([""] if self.notes else []), *self.notes])
+        return "\n".join([self.title, "", *aligned(rows), *([""] if self.notes else []), *self.notes])
 
 
 def _shown(cell: Cell) -> str:

@@ -44,7 +44,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.text.tagged import describe_spans, read_tagged
-from transduce.ui_language import localized
+from transduce.ui_language import aligned, localized
 
 _RESAMPLES, _SEED = 1_000, 12345
 _LOWER_IS_BETTER = ("loss",)
@@ -197,8 +197,8 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[Failure, ...] = ()
 
     def __str__(self) -> str:
-        lines = _aligned(self._rows())
-        lines += ["", *_aligned(self._difference_rows())] if self.differences else []
+        lines = aligned(self._rows())
+        lines += ["", *aligned(self._difference_rows())] if self.differences else []
         return "\n".join([*lines, *self.notes, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _rows(self) -> list[list[str]]:
@@ -261,11 +261,6 @@ _EXPLANATION = (
     "test sentences would change the result of these runs. p (seeds): a permutation test over runs; it says whether "
     "other seeds would. A difference is called real if both are below 0.05 divided by the number of comparisons."
 )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

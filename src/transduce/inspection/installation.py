@@ -110,7 +110,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelStatus | None = None
     """The backend that decodes the requested model; None if no model was requested."""
     slower: str | None = None
-    """What is slower or missing because this processor or device has no kernels; None: nothing."""
+    """A description of what is slower or missing because this machine has no kernels; None: nothing."""
 
     def __str__(self) -> str:
         return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())

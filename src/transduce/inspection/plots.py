@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.cells import cell_len
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
-from transduce.ui_language import columns_of, localized, ui_language
+from transduce.ui_language import columns_of, localized, padded, ui_language
 
 # --- charts ---
 # Charts as data, independent of what draws them: curves and heat maps.
@@ -406,7 +405,7 @@ _LISTED = 3  # right words of a left word
 
 def _draw_word_lines(panel: WordLines) -> str:
     """Return lines that list, for each head and left word, the three right words with the highest weights, if any."""
-    lines, width = [panel.title], max(map(cell_len, panel.left), default=0)
+    lines, width = [panel.title], max(map(columns_of, panel.left), default=0)
     for head, weights in enumerate(panel.weights):
         lines += [panel.head_names[head]] if panel.head_names else []
         for row, word in enumerate(panel.left):
@@ -415,7 +414,7 @@ def _draw_word_lines(panel: WordLines) -> str:
                 f"{panel.right[each]} {weights[row, each]:.2f}" for each in best if weights[row, each] >= _FAINTEST
             ]
             if shown:
-                lines.append(f"  {word}{' ' * (width - cell_len(word))} → {', '.join(shown)}")
+                lines.append(f"  {padded(word, width)} → {', '.join(shown)}")
     return "\n".join(lines)
 
 
@@ -471,7 +470,7 @@ def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], wi
 def _draw_heat_map(panel: HeatMap, columns: int) -> str:
     """Return a heat map as text with one shade per value; a large table is reduced to the means of its blocks."""
     rows = list(panel.row_names) or [str(number) for number in range(len(panel.values))]
-    margin = max(map(cell_len, rows)) + 1
+    margin = max(map(columns_of, rows)) + 1
     width = max(_MIN_COLUMNS, columns - margin)
     values, row_step, column_step = _shrink(panel.values, _MAX_ROWS, width)
     cell = max(1, min(2, width // values.shape[1]))
@@ -481,7 +480,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
     for number, row in enumerate(shades):
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
-        lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
+        lines.append((padded(name, margin - 1, right=True) + " " + cells).rstrip())
     axes = ", ".join(f"{label} {arrow}" for label, arrow in ((panel.y_label, "↓"), (panel.x_label, "→")) if label)
     shading = localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark")
     lines.append(axes + shading if axes else shading[1:].lstrip())
@@ -495,9 +494,7 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
     lines = []
     for line in range(max(map(len, names))):
         letters = (name[line] if line < len(name) else " " for name in names)
-        lines.append(
-            (" " * margin + "".join(letter + " " * max(0, cell - cell_len(letter)) for letter in letters)).rstrip()
-        )
+        lines.append((" " * margin + "".join(padded(letter, cell) for letter in letters)).rstrip())
     return lines
 
 

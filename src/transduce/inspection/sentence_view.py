@@ -8,14 +8,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.cells import cell_len
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention, page_in_iframe, shaded_table
 from transduce.inspection.page import render_page, render_text_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
-from transduce.ui_language import localized, ui_language
+from transduce.ui_language import columns_of, localized, padded, ui_language
 
 # --- attention from a pronoun ---
 # A model that resolves "it" should have heads that attend to the right noun, and to another noun if the sentence
@@ -96,7 +95,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _name(parts: list[str]) -> str:
-        """Join the words of a candidate, without spaces if each word is a single character."""
+        """Return the words of a candidate joined, without spaces if each word is a single character."""
         return ("" if all(len(part) == 1 for part in parts) else " ").join(parts)
 
     @property
@@ -110,8 +109,8 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
         for pointer in self.pointers:
-            top_word = f"{_fit(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
-            top_candidate = f"{_fit(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
+            top_word = f"{padded(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
+            top_candidate = f"{padded(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
             mark = f"  {_MARK}" if pointer.points else ""
             lines.append(f"layer {pointer.layer + 1:2}, head {pointer.head + 1:2}   {top_word}   {top_candidate}{mark}")
         if self.antecedent is not None:
@@ -168,7 +167,7 @@ class PronounPair(msgspec.Struct, frozen=True):
         widths = [_width(each) for each in names]
         for pair in self._heads():
             cells = [
-                f"{_fit(name[each.candidate], width)} {_percent(each.candidate_weight)} {_MARK * each.points:1}"
+                f"{padded(name[each.candidate], width)} {_percent(each.candidate_weight)} {_MARK * each.points:1}"
                 for name, each, width in zip(names, pair, widths, strict=True)
             ]
             both = "  both" if all(each.points for each in pair) else ""
@@ -194,7 +193,7 @@ def _percent(weight: float) -> str:
 
 
 def _width(words: tuple[str, ...]) -> int:
-    return max(map(cell_len, words))
+    return max(map(columns_of, words))
 
 
 # --- data that the page, the terminal and notebooks show ---
@@ -457,20 +456,16 @@ def draw_attention(attention: WordAttention) -> str:
 
     The darkest shade of a row is its greatest weight.
     """
-    label_width = max((cell_len(word) for word in attention.target_words), default=0)
-    widths = [max(2, cell_len(word)) for word in attention.source_words]
-    header = " ".join(_fit(word, width) for word, width in zip(attention.source_words, widths, strict=True))
+    label_width = max((columns_of(word) for word in attention.target_words), default=0)
+    widths = [max(2, columns_of(word)) for word in attention.source_words]
+    header = " ".join(padded(word, width) for word, width in zip(attention.source_words, widths, strict=True))
     lines = [" " * label_width + "  " + header]
     for word, row in zip(attention.target_words, attention.weights, strict=True):
         maximum = float(row.max(initial=0.0)) or 1.0
         shades = (_SHADES[min(4, int(float(weight) / maximum * 4.999))] for weight in row)
-        cells = " ".join(_fit(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
-        lines.append(" " * (label_width - cell_len(word)) + word + "  " + cells)
+        cells = " ".join(padded(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
+        lines.append(padded(word, label_width, right=True) + "  " + cells)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _fit(text: str, width: int) -> str:
-    return text + " " * (width - cell_len(text))
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
@@ -502,7 +497,7 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
     names = [step.token for step in steps]
     if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
         names = [f"{output}  {name}" for name, output in zip(names, outputs, strict=True)]
-    width = max(map(cell_len, names), default=0)
+    width = max(map(columns_of, names), default=0)
     lines = []
     for name, step in zip(names, steps, strict=True):
         alternatives = [candidate for candidate in step.candidates if candidate.token != step.token][:_MAX_ALTERNATIVES]
@@ -511,7 +506,7 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
         )
         bar = draw_bar(step.probability, _BAR_CELLS)
         lines.append(
-            f"{_fit(name, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {alternatives_text}"
+            f"{padded(name, width)}  {100 * step.probability:5.1f} %  {padded(bar, _BAR_CELLS)}  {alternatives_text}"
         )
     return "\n".join(line.rstrip() for line in lines)
 

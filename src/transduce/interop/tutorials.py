@@ -7,7 +7,7 @@ sines and cosines, the import permutes the dimensions of the residual stream, wh
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -59,29 +59,25 @@ _FEED_FORWARD_LIST = {
 }
 
 
-def _separate(ours: str, theirs: str) -> _Layer:
-    """Return the names of an attention module that has layers W_Q, W_K and W_V and its own norm.
+def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, norm: str) -> _Layer:
+    """Return the names of an attention module that has a layer for each projection.
 
-    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs`.
+    Keys are this package's names, which start with `ours`. Values are the tutorial's: those of projections and output
+    layer start with `theirs`, and `norm` is the norm's.
     """
     return {
-        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_Q", "W_K", "W_V")),
-        f"{ours}.output.{{p}}": (f"{theirs}.fc.{{p}}",),
-        f"{ours}_residual.{{norm}}.{{p}}": (f"{theirs}.layer_norm.{{p}}",),
+        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in projections),
+        f"{ours}.output.{{p}}": (f"{theirs}.{output}.{{p}}",),
+        f"{ours}_residual.{{norm}}.{{p}}": (f"{norm}.{{p}}",),
     }
+
+
+def _separate(ours: str, theirs: str) -> _Layer:
+    return _attention(ours, theirs, ("W_Q", "W_K", "W_V"), "fc", f"{theirs}.layer_norm")
 
 
 def _block(ours: str, theirs: str, norm: str) -> _Layer:
-    """Return the names of an attention module whose norm belongs to a block around it.
-
-    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs` or, for
-    the norm, with `norm`.
-    """
-    return {
-        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_q", "W_k", "W_v")),
-        f"{ours}.output.{{p}}": (f"{theirs}.W_o.{{p}}",),
-        f"{ours}_residual.{{norm}}.{{p}}": (f"{norm}.ln.{{p}}",),
-    }
+    return _attention(ours, theirs, ("W_q", "W_k", "W_v"), "W_o", f"{norm}.ln")
 
 
 def _block_feed_forward(norm: str) -> _Layer:

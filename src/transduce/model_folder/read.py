@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transduce.acceleration import outline_quantized
 from transduce.argument_checks import shell_word
+from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
@@ -34,6 +35,7 @@ from transduce.model_folder.safety import (
     file_inside,
     read_bounded,
     read_json,
+    read_toml,
     refuse_weights_file,
 )
 from transduce.model_folder.tensor_files import MappedTensors
@@ -41,6 +43,7 @@ from transduce.model_folder.weight_cache import PrepackedCache, VerifiedFiles
 from transduce.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=Model)
+S = TypeVar("S")
 Built = TypeVar("Built", bound=AnyModel)
 
 FORMAT_VERSION = 1
@@ -105,6 +108,35 @@ def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
         TransduceError: the file is damaged.
     """
     return tuple(read_json(folder, DIRECTIONS, _Directions).directions) if (folder / DIRECTIONS).is_file() else ()
+
+
+def read_run_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that the run in a folder stored, as nested tables with their current names.
+
+    Raises:
+        TransduceError: the file cannot be read.
+    """
+    return with_current_settings(read_toml(folder, SETTINGS_FILE), warn=False)
+
+
+def read_run_setting(folder: Path, name: str, kind: type[S]) -> S | None:
+    """Return a setting or table of the run that made the model in a folder; None if it is not set there.
+
+    Args:
+        folder: the model folder, which need not have settings.
+        name: the dotted name of the setting.
+        kind: the type of the setting's values.
+
+    Raises:
+        TransduceError: the file cannot be read, or the value has another type.
+    """
+    value: Any = read_run_settings(folder) if (folder / SETTINGS_FILE).is_file() else None
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    try:
+        return None if value is None else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise TransduceError(f"The settings in {folder / SETTINGS_FILE} cannot be used: {error}.") from None
 
 
 class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

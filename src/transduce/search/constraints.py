@@ -41,7 +41,7 @@ class WordContinuations(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a hypothesis is with its sentence's required phrases: those it lacks, and the one it has begun."""
+    """A hypothesis's progress through its sentence's required phrases: those it lacks, and the one it has begun."""
 
     unmet: frozenset[int]
     """The indices of the sentence's required phrases that the hypothesis does not contain yet."""

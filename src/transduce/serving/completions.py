@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 from typing_extensions import override
 
 from transduce.errors import TransduceError
@@ -19,6 +21,7 @@ from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, Model
 from transduce.serving.messages import Progress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
+from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, stream_response
 from transduce.serving.service import (
     Answer,
     Service,
@@ -27,6 +30,7 @@ from transduce.serving.service import (
     language_headers,
     token_probabilities,
     warning_headers,
+    watch_disconnect,
 )
 from transduce.serving.settings import ServingSettings
 
@@ -140,7 +144,39 @@ class Completions:
         source, target = next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
         return await self._translate((source, target), request, disconnected, report)
 
-    def language_headers(self, request: CompletionRequest) -> dict[str, str]:
+    async def respond(
+        self,
+        request: Request,
+        wanted: CompletionRequest,
+        render: Callable[[Completion], msgspec.Struct],
+        formatter: EventFormatter | None,
+    ) -> Response:
+        """Return the response to a request: its completions in one JSON object, or a stream of events.
+
+        Args:
+            request: the client's request.
+            wanted: what the client asks for.
+            render: makes the JSON object of completions.
+            formatter: formats the events of a stream; None: there is no stream.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
+        disconnected = watch_disconnect(request)
+        if formatter is not None:
+            latest = ProgressBuffer()
+            answering = asyncio.ensure_future(self.complete(wanted, disconnected, latest.put))
+            response = await stream_response(answering, latest, disconnected.cancel, formatter)
+            response.headers.update(self._language_headers(wanted))
+            return response
+        try:
+            completion = await self.complete(wanted, disconnected)
+        finally:
+            disconnected.cancel()
+        return json_response(render(completion), headers=completion.headers)
+
+    def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
         """Return the response header that warns of prompts which are not in the translation model's source language."""
         name = self.find(request.model)
         pairs = self.service.routes.named_pairs

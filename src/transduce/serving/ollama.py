@@ -1,6 +1,5 @@
 """Ollama's API, as far as programs use it to have texts translated or continued."""
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,8 +14,8 @@ from transduce.serving.completions import Completion, CompletionRequest, Complet
 from transduce.serving.messages import Operation, Progress, RequestError, invalid_request
 from transduce.serving.openai import ChatMessage, Ignored, Refused, conversation_text, last_user_message
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, stream_response
-from transduce.serving.service import RequestChecks, watch_disconnect
+from transduce.serving.responses import EventFormatter, json_response
+from transduce.serving.service import RequestChecks
 
 # --- messages ---
 
@@ -239,20 +238,16 @@ class OllamaHandlers:
             },
         )
         formatter = _LineFormatter(message.model, is_chat=is_chat)
-        disconnected = watch_disconnect(request)
-        if message.stream is None or message.stream:
-            latest = ProgressBuffer()
-            answering = asyncio.ensure_future(self.completions.complete(order, disconnected, latest.put))
-            response = await stream_response(answering, latest, disconnected.cancel, formatter)
+        streams = message.stream is None or message.stream
+        response = await self.completions.respond(
+            request,
+            order,
+            lambda completion: formatter.last_line(completion, completion.choices[0].text),
+            formatter if streams else None,
+        )
+        if streams:
             response.headers["Content-Type"] = _NDJSON
-            response.headers.update(self.completions.language_headers(order))
-            return response
-        try:
-            completion = await self.completions.complete(order, disconnected)
-        finally:
-            disconnected.cancel()
-        content = formatter.last_line(completion, completion.choices[0].text)
-        return json_response(content, headers=completion.headers)
+        return response
 
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/tags` and `GET /api/ps` with all models."""

@@ -4,10 +4,10 @@ A translation model translates the last message of the role `user` and ignores e
 language model continues the text of all messages.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -25,8 +25,8 @@ from transduce.serving.completions import (
 )
 from transduce.serving.messages import OpenAIError, Operation, Progress, RequestError, invalid_request
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, openai_error, stream_response
-from transduce.serving.service import RequestChecks, TokenProbability, watch_disconnect
+from transduce.serving.responses import EventFormatter, json_response, openai_error
+from transduce.serving.service import RequestChecks, TokenProbability
 
 # --- messages ---
 
@@ -360,22 +360,13 @@ class OpenAIHandlers:
         self, request: Request, order: CompletionRequest, message: _SharedFields, prefix: str, render: "_Render"
     ) -> Response:
         name, created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
-        disconnected = watch_disconnect(request)
+        formatter = None
         if message.stream:
-            latest = ProgressBuffer()
-            answering = asyncio.ensure_future(self.completions.complete(order, disconnected, latest.put))
             with_usage = message.stream_options is not None and bool(message.stream_options.include_usage)
             head = {"id": name, "created": created, "model": message.model}
             formatter = OpenAIEventFormatter(head, is_chat=prefix == "chatcmpl", with_usage=with_usage)
-            response = await stream_response(answering, latest, disconnected.cancel, formatter)
-            response.headers.update(self.completions.language_headers(order))
-            return response
-        try:
-            completion = await self.completions.complete(order, disconnected)
-        finally:
-            disconnected.cancel()
-        content = render(name, created, message.model, completion, with_tokens=order.with_tokens)
-        return json_response(content, headers=completion.headers)
+        rendered = partial(render, name, created, message.model, with_tokens=order.with_tokens)
+        return await self.completions.respond(request, order, rendered, formatter)
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models` with all models of the server."""

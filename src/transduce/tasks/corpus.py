@@ -456,10 +456,11 @@ def _task_corpus(
     dev = text.dev if text.dev is not None else prepared.held_out
     if dev is None and text.hold_out is not None:
         raise TransduceError(
-            "The corpus has too few different sources to hold a dev set out of it: pass --dev-source and --dev-target."
+            "The corpus has too few different sources to hold a dev set out of it: set `data.dev_source` "
+            "and `data.dev_target`."
             if data.prepared is None
-            else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
-            "--dev-target, or prepare it again."
+            else f"Nothing was held out as a dev set when {data.prepared} was prepared: set `data.dev_source` "
+            "and `data.dev_target`, or prepare it again."
         )
     pairs, groups = _read_dev(dev)
     prepared_dev = None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER)

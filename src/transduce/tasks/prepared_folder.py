@@ -1,12 +1,15 @@
-"""Read and write the folder of `transduce prepare`: a tokenizer, the tokenized corpus, and the card of their origin."""
+"""Read and write the folder of `transduce prepare`: a tokenizer, the tokenized corpus, and the card of their origin.
+
+Tasks that store data of another form in a run's folder write and check their cards here, too.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import file_sha256, write_file
 from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -46,7 +49,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
     """Write the metadata of a prepared folder, prepared.json."""
-    write_file(folder / PREPARED_NAME, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    write_stored_card(folder / PREPARED_NAME, card)
 
 
 def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, PreparedCorpus]:
@@ -187,3 +190,36 @@ def _not_prepared(folder: Path) -> str:
     if (folder / CORPUS_CARD_NAME).exists():
         return f"{folder} holds a corpus without its tokenizer: name the folder that `transduce prepare --out` wrote."
     return f"{folder / PREPARED_NAME} does not exist: {folder} was not written by `transduce prepare`."
+
+
+# --- cards of data that tasks without a prepared corpus store ---
+
+
+StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
+
+
+def write_stored_card(path: Path, card: msgspec.Struct) -> None:
+    """Write the card of data that a task stores in a run's folder."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+
+
+def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
+    """Read a card that `write_stored_card` wrote.
+
+    Raises:
+        TransduceError: the file is missing or damaged.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+
+
+def check_stored_file(path: Path, sha256: str | None) -> None:
+    """Refuse a file that differs from the one that a task stored, whose digest is `sha256`.
+
+    Raises:
+        TransduceError: the file is missing or was changed.
+    """
+    if not path.is_file() or file_sha256(path) != sha256:
+        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")

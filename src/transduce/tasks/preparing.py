@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_list, as_path, as_paths
+from transduce.argument_checks import as_path, as_paths
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -32,7 +32,7 @@ from transduce.tasks.prepared_folder import (
     write_prepared_card,
 )
 from transduce.tasks.run.resolving import resolve_tokenizer
-from transduce.tasks.settings.reading import make_settings, put_setting
+from transduce.tasks.settings.reading import make_settings, put_arguments
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
@@ -174,17 +174,15 @@ def prepare(  # noqa: PLR0913  (the command's own options)
     """
     content: dict[str, Any] = {}
     arguments = {
-        "data.source": _paths(source, "source"),
-        "data.target": _paths(target, "target"),
-        "data.dev_source": _paths(dev_source, "dev_source"),
-        "data.dev_target": _paths(dev_target, "dev_target"),
-        "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.languages": None if languages is None else as_list(languages, "languages"),
-        "task.kind": task,
+        "source": source,
+        "target": target,
+        "dev_source": dev_source,
+        "dev_target": dev_target,
+        "back_translated": back_translated,
+        "languages": languages,
+        "task": task,
     }
-    for name, value in (arguments | dict(settings or {})).items():
-        if value is not None:
-            put_setting(content, name, value)
+    put_arguments(content, arguments, settings)
     request = PrepareRequest(
         settings=content,
         out=as_path(out, "`out`"),
@@ -198,10 +196,6 @@ def prepare(  # noqa: PLR0913  (the command's own options)
             raise TransduceError("`tokenizer_only` learns a tokenizer: leave `shard` and `tokenizer` out.")
         return prepare_tokenizer(request)
     return prepare_corpus_folder(request) if shard is None else prepare_shard(request)
-
-
-def _paths(files: Files | None, name: str) -> list[str] | None:
-    return None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
 
 
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:

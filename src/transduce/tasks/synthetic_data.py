@@ -217,7 +217,7 @@ def _check_monolingual(settings: Settings, request: RunRequest) -> None:
     if not data.target:
         raise TransduceError(
             "`data.monolingual` is translated back by a model that learns from the same pairs in reverse, which takes "
-            "a file for each side: pass --source and --target."
+            "a file for each side: set `data.source` and `data.target`."
         )
     for path in data.monolingual:
         if not Path(path).is_file():
@@ -347,7 +347,7 @@ def _check_distillation(settings: Settings, request: RunRequest) -> None:
     check_translated(settings, "distill_from", by_hand)
     if not data.source or any(format_of(path, data.format) != "lines" for path in data.source):
         raise TransduceError(
-            "`data.distill_from` translates files of sentences, a sentence a line: name them with --source, which "
+            "`data.distill_from` translates files of sentences, a sentence a line: name them by `data.source`, which "
             "neither files of pairs nor a prepared corpus can be."
         )
     if data.target:

@@ -118,7 +118,7 @@ def _store_standard_input(out: Path, format: Format) -> str:
         if format == "tsv" and b"\t" not in line:
             raise TransduceError(
                 "Standard input must hold pairs, tab-separated or as JSON lines, but its first line is neither: name "
-                "files of sentences by --source and --target."
+                "files of sentences by `data.source` and `data.target`."
             )
     path = out.with_name(f"standard-input.{format}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,8 +280,8 @@ class StoredTextFiles:
         for path in (*paths["dev_source"], *paths["dev_target"]) if needs_dev else ():
             if path in self._files and self._files[path].is_dev and not Path(path).exists():
                 raise TransduceError(
-                    f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
-                    "--dev-target (in Python: dev_source=, dev_target=) where it is now."
+                    f"{path}, a file of the run's dev set, is not there any more: set `data.dev_source` and "
+                    "`data.dev_target` to where it is now."
                 )
         if data.corpora:
             data, paths = _with_located_corpora(data, paths), {}

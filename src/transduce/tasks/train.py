@@ -15,7 +15,8 @@ from transduce.errors import TransduceError
 from transduce.model_folder.read import SETTINGS_FILE
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import read_stored, refuse_to_overwrite
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
+from transduce.tasks.settings.options import FILES, FOLDERS, OPTIONS, PATHS
+from transduce.tasks.settings.reading import make_settings, put_arguments, put_setting, read_settings
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.synthetic_data import (
     OLD_TEACHER_FOLDER,
@@ -83,7 +84,7 @@ def with_runs(request: RunRequest) -> RunRequest:
             )
         if not data.source:
             raise TransduceError(
-                "`data.mix` adds text of earlier runs to new text: name that by --source and --target."
+                "`data.mix` adds text of earlier runs to new text: name that by `data.source` and `data.target`."
             )
         moved = ("source", "target", "dev_source", "dev_target", "languages")
         corpora = [{name: tables.pop(name) for name in moved if name in tables}]
@@ -267,35 +268,32 @@ def train(  # noqa: PLR0913  (the command's own options)
             raise TransduceError(f"`{name}` names files and `{other}` holds pairs: pass only one of them.")
     content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
     arguments = {
-        "data.source": _paths(source, "source"),
-        "data.target": _paths(target, "target"),
-        "data.dev_source": _paths(dev_source, "dev_source"),
-        "data.dev_target": _paths(dev_target, "dev_target"),
-        "data.monolingual": _paths(monolingual, "monolingual"),
-        "data.distill_from": _paths(distill_from, "distill_from"),
-        "data.back_translated": _paths(back_translated, "back_translated"),
-        "data.corpora": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
-        "data.mix": None if mix is None else _mix(mix),
-        "data.columns": None if columns is None else as_list(columns, "columns"),
-        "data.weight_column": weight_column,
-        "data.document_column": document_column,
-        "data.context_before": context_before,
-        "data.languages": None if languages is None else as_list(languages, "languages"),
-        "task.kind": task,
-        "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
-        "tokenizer.vocabulary": _paths(vocabulary, "vocabulary"),
-        "tokenizer.user_symbols": None if user_symbols is None else as_list(user_symbols, "user_symbols"),
+        "source": source,
+        "target": target,
+        "dev_source": dev_source,
+        "dev_target": dev_target,
+        "monolingual": monolingual,
+        "distill_from": distill_from,
+        "back_translated": back_translated,
+        "corpus": None if corpora is None else list(map(_corpus, as_list(corpora, "corpora"))),
+        "mix": None if mix is None else _mix(mix),
+        "columns": columns,
+        "weight_column": weight_column,
+        "document_column": document_column,
+        "context_before": context_before,
+        "languages": languages,
+        "task": task,
+        "init_from": init_from,
+        "vocabulary": vocabulary,
+        "user_symbols": user_symbols,
         "preset": preset,
-        "training.steps": steps,
-        "training.minutes": minutes,
-        "training.seed": seed,
-        "training.precision": None if precision == "auto" else precision,
+        "steps": steps,
+        "minutes": minutes,
+        "seed": seed,
+        "precision": None if precision == "auto" else precision,
     }
-    if settings is not None and not isinstance(settings, Mapping):
-        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
-    for name, value in (arguments | dict(settings or {})).items():
-        if value is not None:
-            put_setting(content, name, value)
+    _refuse_texts(arguments)
+    put_arguments(content, arguments, settings)
     request = RunRequest(
         settings=content,
         out=as_path(out, "`out`"),
@@ -389,12 +387,14 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
         put_setting(content, f"data.{name}", [str(path)])
 
 
-def _paths(files: Files | None, name: str) -> list[str] | None:
-    paths = None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
-    for path in paths or ():
-        if any(character.isspace() for character in path) and not Path(path).exists():
-            raise TransduceError(
-                f"`{name}` names files, but there is no file {path[:60]!r}: if these are texts, pass pairs of them by "
-                "`pairs`, such as pairs=[(source, target), …]."
-            )
-    return paths
+def _refuse_texts(arguments: Mapping[str, Any]) -> None:
+    """Refuse texts in place of the names of files."""
+    for name, value in arguments.items():
+        if value is None or OPTIONS[name].form not in (FILES, FOLDERS, PATHS):
+            continue
+        for path in map(str, as_paths(value, f"`{name}`")):
+            if any(character.isspace() for character in path) and not Path(path).exists():
+                raise TransduceError(
+                    f"`{name}` names files, but there is no file {path[:60]!r}: if these are texts, pass pairs of them "
+                    "by `pairs`, such as pairs=[(source, target), …]."
+                )

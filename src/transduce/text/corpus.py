@@ -498,7 +498,7 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
     names = " or ".join(f'"{source}" and "{target}"' for source, target in key_pairs)
     raise TransduceError(
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
-        "language codes, pass the two by --languages (`data.languages`), else rename them."
+        "language codes, pass the two by `data.languages`, else rename them."
     )
 
 
@@ -545,8 +545,8 @@ def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, n
             continue
         if name.casefold() in ("weight", "weights"):
             raise TransduceError(
-                f'{where}: the field "{name}" would weight the pair, but no weights are expected: pass '
-                f"`--weight-column {name}` (`data.weight_column`) to use it, or rename it if it means something else."
+                f'{where}: the field "{name}" would weight the pair, but no weights are expected: set '
+                f"`data.weight_column` to {name} to use it, or rename it if it means something else."
             )
         notes.unused_fields[name] = where
 

@@ -1,5 +1,6 @@
 """Glossaries: terms with required translations, finding them in texts and checking translations."""
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -158,15 +159,25 @@ class Glossary:
         ]
 
 
+_OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001]|->|→")  # in files that were not written for this format
+
+
 def read_glossary(path: Path) -> Glossary:
     """Read a glossary file: each line has a source term, a tab and its translation; further tabs separate alternatives.
 
     A term alone in its line stays unchanged in translation. Empty lines are ignored.
 
     Raises:
-        TransduceError: the file cannot be read, a line has an empty term, or there is no term.
+        TransduceError: the file cannot be read, a line has an empty term, there is no term, or the columns are not
+            separated by tabs.
     """
     glossary = Glossary(_read_terms(path))
+    separated = [each for term in glossary.terms for each in _OTHER_SEPARATOR.findall(term.source)[:1]]
+    if len(separated) * 2 > len(glossary) and all(term.targets == (term.source,) for term in glossary.terms):
+        raise TransduceError(
+            f"{path} has no tabs, so its lines would be copied as they are, but most of them have `{separated[0]}`: "
+            "write `term`, a tab and `translation` on each line."
+        )
     if not len(glossary):
         raise TransduceError(
             f"A glossary needs terms, but {path} has none: write `term`, a tab and `translation` on each line."

@@ -18,6 +18,8 @@ from transduce.text.files import uncompressed_name
 # --- scripts ---
 
 
+CJK = "\u3040-\u30ff\u3400-\u9fff"
+"""Chinese characters and kana, as ranges in a regular expression."""
 _RANGES = {
     "Han and kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
     "Hangul": "\u1100-\u11ff\uac00-\ud7af",
@@ -90,36 +92,10 @@ def is_written_in(language: str, script: str) -> bool:
 
 
 # Suffixes that look like language codes but are file types or names of a side.
-_NOT_LANGUAGES = frozenset(
-    (
-        "txt",
-        "tsv",
-        "csv",
-        "gz",
-        "xml",
-        "src",
-        "tgt",
-        "trg",
-        "ref",
-        "hyp",
-        "out",
-        "raw",
-        "tok",
-        "bpe",
-        "spm",
-        "log",
-        "dat",
-        "doc",
-        "ids",
-        "lab",
-        "low",
-        "cln",
-        "sys",
-        "new",
-        "old",
-        "md",
-    )
+_OTHER_SUFFIXES = (
+    "txt tsv csv gz xml src tgt trg ref hyp out raw tok bpe spm log dat doc ids lab low cln sys new old md"
 )
+_NOT_LANGUAGES = frozenset(_OTHER_SUFFIXES.split())
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")
 
 _HANGUL = re.compile("[\u1100-\u11ff\uac00-\ud7af]")

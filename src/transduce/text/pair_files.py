@@ -180,9 +180,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
         if missing:
-            raise TransduceError(
-                f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct --columns (`data.columns`)."
-            )
+            raise TransduceError(f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct `data.columns`.")
         return columns.names
     names = [name for name in names if name not in (columns.weight, columns.document)]
     for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
@@ -191,7 +189,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     if len(names) == 2:
         return names[0], names[1]
     raise TransduceError(
-        f"{where} has the columns {_listed(names)}: name those of source and target by --columns (`data.columns`)."
+        f"{where} has the columns {_listed(names)}: name those of source and target by `data.columns`."
     )
 
 
@@ -214,7 +212,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         if columns.names is None and not is_header(keys, columns.languages):
             raise TransduceError(
                 f"{path} begins with {_listed(names)}, which are no usual names of columns: name the columns by "
-                "--columns (`data.columns`), or write a first line such as source,target."
+                "`data.columns`, or write a first line such as source,target."
             )
         columns.report(keys)
         columns.check_more(names, path)
@@ -317,7 +315,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "
-            f"{', '.join(sorted(found)) or 'none'}: name two of these by --languages (`data.languages`)."
+            f"{', '.join(sorted(found)) or 'none'}: name two of these by `data.languages`."
         )
 
 
@@ -340,8 +338,8 @@ def _texts(element: ElementTree.Element) -> Iterator[str]:
 def _guess_languages(found: list[str], header_language: str | None, path: str) -> tuple[str, str]:
     if len(found) != 2:
         raise TransduceError(
-            f"{path} has texts in {', '.join(sorted(found)) or 'no language'}: name source and target by --languages "
-            "(`data.languages`)."
+            f"{path} has texts in {', '.join(sorted(found)) or 'no language'}: name source and target by "
+            "`data.languages`."
         )
     source = (header_language or "").casefold()
     first = next((language for language in found if source and language.split("-")[0] == source.split("-")[0]), None)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from transduce.errors import TransduceError
+from transduce.text.languages import CJK
 from transduce.text.word_spans import Span
 
 PLACEHOLDER_TOKENS = tuple(f"<placeholder-{number}>" for number in range(1, 9))
@@ -164,7 +165,7 @@ _CALL = re.compile(
 )
 # Signs of code in a name or arguments. They are required in scripts with spaces, because of words such as friend(s).
 _CODE_SIGN = re.compile(r"""[_=\[{&("]|'[^']*'|\w\.\w""")
-_HAS_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
+_HAS_CJK = re.compile(f"[{CJK}]")
 
 
 def _call_spans(text: str) -> Iterator[Span]:

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation, is_word_character
+from transduce.text.languages import CJK, is_unspaced_character, is_unspaced_or_punctuation, is_word_character
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -28,7 +28,7 @@ WIDE = "。！？｡"
 # Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
 _OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
 # Chinese and Japanese texts also have the narrow marks without a space after them.
-_NARROW = r"(?<=[\u3040-\u30ff\u3400-\u9fff])[!?]+"
+_NARROW = rf"(?<=[{CJK}])[!?]+"
 # Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"
 # (។ល។); a wide full stop, except as a decimal point.
 UNSPACED = (
@@ -297,7 +297,7 @@ def _words(text: str) -> frozenset[str]:
 _CLOSERS = "”’\"'»«)\\]」』）》】〉"
 # Quotation marks of French stand after a space: « Quoi ? »
 _CLOSING_MARKS = rf"(?P<closers>[{_CLOSERS}]*(?:[“‘](?=\s|$)|[ \u00a0\u202f]»[{_CLOSERS}]*)?)"
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_CJK = rf"{CJK}\uac00-\ud7af"
 _CANDIDATE = re.compile(
     rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+)[!?…{WIDE}]*)"
     rf"|(?P<spaced>(?<![{STOPS}{CALLS}])[{STOPS}{CALLS}]++(?=[{_CLOSERS}]*[“‘]?(?:\s|$)))"

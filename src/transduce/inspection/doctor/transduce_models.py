@@ -23,6 +23,7 @@ from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
@@ -228,7 +229,7 @@ def subject_from_path(path: Path, device: str = "cpu") -> Subject:
 def _settings_beside(folder: Path) -> Settings:
     """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
     path = folder / SETTINGS_FILE
-    return make_settings(read_settings(path)) if path.is_file() else Settings()
+    return read_stored(path) if path.is_file() else Settings()
 
 
 def config_from_settings(settings: Settings) -> ModelConfig:

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS
+from transduce.interop.hugging_face.import_settings import ACTIVATIONS as IMPORTED_ACTIVATIONS
+from transduce.interop.hugging_face.import_settings import BART_KEYS, BERT_KEYS, GPT2_KEYS, LLAMA_KEYS, T5_KEYS, Keys
+from transduce.interop.hugging_face.import_settings import GATES as IMPORTED_GATES
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -13,8 +16,8 @@ from transduce.model.layer_graph import table
 # Description of a Hugging Face class: the settings under which it computes the same as this package's models.
 
 
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
-GATES = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}
+ACTIVATIONS = {ours: theirs for theirs, ours in IMPORTED_ACTIVATIONS.items()}
+GATES = {gated: ACTIVATIONS[plain] for plain, gated in IMPORTED_GATES.items()}
 
 
 class Family(NamedTuple):
@@ -53,30 +56,26 @@ def effective_settings(config: ModelConfig) -> dict[str, object]:
     }
 
 
+def _written(config: ModelConfig, keys: Keys) -> dict[str, Any]:
+    """Return the keys of config.json that hold settings as they are."""
+    effective = effective_settings(config)
+    return {key.name: effective[setting] for setting, key in keys.items()}
+
+
 # --- huggingface decoders ---
 # Hugging Face's decoder-only classes and their config.json: GPT-2, Llama and Qwen2.
 
 
 def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.target_vocabulary_size,
-        "n_embd": config.d_model,
-        "n_layer": config.num_decoder_layers,
-        "n_head": config.num_heads,
-        "n_inner": config.d_ff,
-        "n_positions": config.max_positions,
+    return _written(config, GPT2_KEYS) | {
         "activation_function": ACTIVATIONS[config.activation],
-        "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
-        "attn_pdrop": config.attention_dropout,
-        "layer_norm_epsilon": config.norm_epsilon,
         "tie_word_embeddings": config.tie_output,
         "bos_token_id": config.start_id,
     }
 
 
 def _llama_config(config: ModelConfig) -> dict[str, Any]:
-    effective = effective_settings(config)
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rotary_scaling is not None:
         rope = {
@@ -86,20 +85,9 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
             "high_freq_factor": config.rotary_scaling.high_frequency_factor,
             "original_max_position_embeddings": config.rotary_scaling.original_length,
         }
-    return {
-        "vocab_size": config.target_vocabulary_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.num_decoder_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": effective["num_key_value_heads"],
-        "head_dim": config.key_width,
+    return _written(config, LLAMA_KEYS) | {
         "hidden_act": GATES[config.activation],
         "max_position_embeddings": MAXIMUM_POSITIONS,
-        "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": effective["projection_bias"],
-        "mlp_bias": effective["feed_forward_bias"],
-        "attention_dropout": config.attention_dropout,
         # transformers 5 reads `rope_parameters`; version 4 reads `rope_theta` and `rope_scaling`.
         "rope_parameters": rope | {"rope_theta": config.rotary_base},
         "rope_theta": config.rotary_base,
@@ -274,24 +262,15 @@ _ALWAYS_FREE = frozenset(
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json keys that BART, mBART, Marian, Pegasus and M2M100 share."""
-    return {
-        "vocab_size": config.source_vocabulary_size,
-        "decoder_vocab_size": config.target_vocabulary_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.num_encoder_layers,
-        "decoder_layers": config.num_decoder_layers,
+    return _written(config, BART_KEYS) | {
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
         "activation_function": ACTIVATIONS[config.activation],
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.activation_dropout,
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
         "max_position_embeddings": config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS,
-        "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": config.tie_source_target,
         "tie_word_embeddings": True,
         "normalize_before": config.norm_order == "pre",
@@ -303,19 +282,8 @@ def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _t5_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.target_vocabulary_size,
-        "d_model": config.d_model,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "num_heads": config.num_heads,
-        "d_kv": config.key_width,
-        "d_ff": config.d_ff,
+    return _written(config, T5_KEYS) | {
         "feed_forward_proj": _T5_ACTIVATIONS[config.activation],
-        "dropout_rate": config.dropout,
-        "layer_norm_epsilon": config.norm_epsilon,
-        "relative_attention_num_buckets": config.relative_buckets,
-        "relative_attention_max_distance": config.relative_max_distance,
         "tie_word_embeddings": config.tie_output,
         "decoder_start_token_id": config.start_id,
     }
@@ -401,18 +369,8 @@ _M2M100 = Family(
 
 
 def _bert_config(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.source_vocabulary_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_encoder_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.d_ff,
+    return _written(config, BERT_KEYS) | {
         "hidden_act": ACTIVATIONS[config.activation],
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.token_types,
-        "layer_norm_eps": config.norm_epsilon,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
     }

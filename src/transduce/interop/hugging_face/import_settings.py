@@ -47,16 +47,17 @@ def check_sizes(location: str | Path, config: ModelConfig) -> None:
 
 Settings = dict[str, Any]
 
-_ACTIVATIONS = {
+# This package's names of activations by Hugging Face's, of which the last is written.
+ACTIVATIONS = {
     "relu": "relu",
-    "gelu": "gelu",
     "gelu_python": "gelu",
+    "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
-    "silu": "silu",
     "swish": "silu",
+    "silu": "silu",
 }
-_GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
 
 
 class ConfigReader:
@@ -107,9 +108,9 @@ class ConfigReader:
     def activation(self, name: str, default: str) -> str:
         """Return the activation function under a key of config.json, by this package's name."""
         value = self._value(name, default)
-        if value not in _ACTIVATIONS:
-            self.refuse(name, f"must be one of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[value]
+        if value not in ACTIVATIONS:
+            self.refuse(name, f"must be one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
         """Return the common value of two config.json keys that must be equal: this package has one setting for both."""
@@ -138,28 +139,119 @@ class ConfigReader:
         return value
 
 
+# --- keys of config.json that hold settings as they are ---------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """A key of config.json that holds a setting of this package, for import and export."""
+
+    name: str
+    default: float | Callable[[Settings], int] | None = None
+    """What stands for a missing key: a value, whose type is that of the setting, or a function of the settings before
+    it; None: the key must be present."""
+
+
+Keys = Mapping[str, Key]
+"""The keys of a family by the names of settings. Of several settings of one key, the last is exported."""
+
+BART_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("decoder_vocab_size", lambda settings: int(settings["source_vocabulary_size"])),
+    "num_encoder_layers": Key("encoder_layers"),
+    "num_decoder_layers": Key("decoder_layers"),
+    "d_model": Key("d_model"),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "activation_dropout": Key("activation_dropout", 0.0),
+    "scale_embeddings": Key("scale_embedding", default=False),
+    "pad_id": Key("pad_token_id"),
+    "eos_id": Key("eos_token_id"),
+}
+T5_KEYS: Keys = {
+    "d_model": Key("d_model"),
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_encoder_layers": Key("num_layers"),
+    "num_decoder_layers": Key("num_decoder_layers", lambda settings: int(settings["num_encoder_layers"])),
+    "d_ff": Key("d_ff"),
+    "num_heads": Key("num_heads"),
+    "d_k": Key("d_kv"),
+    "d_v": Key("d_kv"),
+    "attention_dropout": Key("dropout_rate", 0.1),
+    "activation_dropout": Key("dropout_rate", 0.1),
+    "dropout": Key("dropout_rate", 0.1),
+    "norm_epsilon": Key("layer_norm_epsilon", 1e-6),
+    "relative_buckets": Key("relative_attention_num_buckets", 32),
+    "relative_max_distance": Key("relative_attention_max_distance", 128),
+    "pad_id": Key("pad_token_id", 0),
+    "eos_id": Key("eos_token_id", 1),
+}
+BERT_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_encoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("intermediate_size"),
+    "num_heads": Key("num_attention_heads"),
+    "dropout": Key("hidden_dropout_prob", 0.1),
+    "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
+    "norm_epsilon": Key("layer_norm_eps", 1e-12),
+    "max_positions": Key("max_position_embeddings"),
+    "token_types": Key("type_vocab_size", 2),
+    "pad_id": Key("pad_token_id", 0),
+}
+GPT2_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("n_layer"),
+    "d_model": Key("n_embd"),
+    "d_ff": Key("n_inner", lambda settings: 4 * int(settings["d_model"])),
+    "num_heads": Key("n_head"),
+    "dropout": Key("resid_pdrop", 0.1),
+    "attention_dropout": Key("attn_pdrop", 0.1),
+    "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
+    "max_positions": Key("n_positions"),
+}
+LLAMA_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("intermediate_size"),
+    "num_heads": Key("num_attention_heads"),
+    "num_key_value_heads": Key("num_key_value_heads", lambda settings: int(settings["num_heads"])),
+    "d_k": Key("head_dim", lambda settings: int(settings["d_model"] // settings["num_heads"])),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "norm_epsilon": Key("rms_norm_eps", 1e-6),
+    "projection_bias": Key("attention_bias", default=False),
+    "feed_forward_bias": Key("mlp_bias", default=False),
+}
+
+
+def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
+    settings: Settings = {}
+    for setting, (name, default) in keys.items():
+        value = default(settings) if callable(default) else default
+        if isinstance(value, bool):
+            settings[setting] = config.flag(name, default=value)
+        elif isinstance(value, float):
+            settings[setting] = config.number(name, value)
+        else:
+            read = config.size if setting in ("d_model", "num_heads") else config.whole
+            settings[setting] = read(name, value)
+    return settings
+
+
 # --- encoder and decoder ----------------------------------------------------------------------------------------
 
 
 def _bart_like(config: ConfigReader) -> Settings:
     """Return the settings that BART, mBART, Marian, Pegasus and M2M100 have in common."""
-    vocabulary = config.whole("vocab_size")
-    return {
+    return _read_keys(config, BART_KEYS) | {
         "kind": "transformer",
-        "source_vocabulary_size": vocabulary,
-        "target_vocabulary_size": config.whole("decoder_vocab_size", vocabulary),
-        "num_encoder_layers": config.whole("encoder_layers"),
-        "num_decoder_layers": config.whole("decoder_layers"),
-        "d_model": config.whole("d_model"),
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
         "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
-        "dropout": config.number("dropout", 0.1),
-        "attention_dropout": config.number("attention_dropout", 0.0),
-        "activation_dropout": config.number("activation_dropout", 0.0),
         "activation": config.activation("activation_function", "gelu"),
-        "scale_embeddings": config.flag("scale_embedding", default=False),
-        "pad_id": config.whole("pad_token_id"),
-        "eos_id": config.whole("eos_token_id"),
     }
 
 
@@ -204,43 +296,25 @@ def m2m100(config: ConfigReader) -> Settings:
 
 def t5(config: ConfigReader) -> Settings:
     """Return the model settings of T5, with a plain or gated feed-forward layer."""
-    d_model, vocabulary = config.size("d_model"), config.whole("vocab_size")
-    layers = config.whole("num_layers")
+    settings = _read_keys(config, T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
     name = str(projection).removeprefix("gated-")
     # T5's "gated-gelu" means the tanh approximation.
     name = "gelu_new" if gated and name == "gelu" else name
-    if name not in _ACTIVATIONS:
+    if name not in ACTIVATIONS:
         config.refuse("feed_forward_proj", "must be relu, gelu, silu, or one of these after `gated-`")
-    activation = _ACTIVATIONS[name]
+    activation = ACTIVATIONS[name]
     scales_output = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
-    return {
+    return settings | {
         "kind": "transformer",
-        "source_vocabulary_size": vocabulary,
-        "target_vocabulary_size": vocabulary,
-        "num_encoder_layers": layers,
-        "num_decoder_layers": config.whole("num_decoder_layers", layers),
-        "d_model": d_model,
-        "d_ff": config.whole("d_ff"),
-        "num_heads": config.whole("num_heads"),
-        "d_k": config.whole("d_kv"),
-        "d_v": config.whole("d_kv"),
-        "dropout": config.number("dropout_rate", 0.1),
-        "attention_dropout": config.number("dropout_rate", 0.1),
-        "activation_dropout": config.number("dropout_rate", 0.1),
-        "activation": _GATES[activation] if gated else activation,
+        "activation": GATES[activation] if gated else activation,
         "norm": "rms",
-        "norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
         "bias": False,
         "positions": "relative",
-        "relative_buckets": config.whole("relative_attention_num_buckets", 32),
-        "relative_max_distance": config.whole("relative_attention_max_distance", 128),
         "attention_score": "dot",
         "scale_embeddings": False,
-        "output_scale": d_model**-0.5 if scales_output else 1.0,
-        "pad_id": config.whole("pad_token_id", 0),
-        "eos_id": config.whole("eos_token_id", 1),
+        "output_scale": settings["d_model"] ** -0.5 if scales_output else 1.0,
     }
 
 
@@ -255,26 +329,13 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Return the model settings of BERT."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    vocabulary, pad_id = config.whole("vocab_size"), config.whole("pad_token_id", 0)
-    return {
+    return _read_keys(config, BERT_KEYS) | {
         "kind": "encoder",
-        "source_vocabulary_size": vocabulary,
-        "target_vocabulary_size": vocabulary,
-        "num_encoder_layers": config.whole("num_hidden_layers"),
-        "d_model": config.whole("hidden_size"),
-        "d_ff": config.whole("intermediate_size"),
-        "num_heads": config.whole("num_attention_heads"),
-        "dropout": config.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": config.number("attention_probs_dropout_prob", 0.1),
         "activation": config.activation("hidden_act", "gelu"),
         "norm_order": "post",
-        "norm_epsilon": config.number("layer_norm_eps", 1e-12),
         "positions": "learned",
-        "max_positions": config.whole("max_position_embeddings"),
         "embedding_norm": True,
-        "token_types": config.whole("type_vocab_size", 2),
         "scale_embeddings": False,
-        "pad_id": pad_id,
     }
 
 
@@ -298,60 +359,31 @@ def roberta(config: ConfigReader) -> Settings:
 def gpt2(config: ConfigReader) -> Settings:
     """Return the model settings of GPT-2."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
-    vocabulary, d_model = config.whole("vocab_size"), config.whole("n_embd")
-    return _special_ids(config) | {
-        "kind": "decoder",
-        "source_vocabulary_size": vocabulary,
-        "target_vocabulary_size": vocabulary,
-        "num_decoder_layers": config.whole("n_layer"),
-        "d_model": d_model,
-        "d_ff": config.whole("n_inner", 4 * d_model),
-        "num_heads": config.whole("n_head"),
-        "dropout": config.number("resid_pdrop", 0.1),
-        "attention_dropout": config.number("attn_pdrop", 0.1),
-        "activation": config.activation("activation_function", "gelu_new"),
-        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
-        "positions": "learned",
-        "max_positions": config.whole("n_positions"),
-        "scale_embeddings": False,
-    }
+    return (
+        _special_ids(config)
+        | _read_keys(config, GPT2_KEYS)
+        | {
+            "kind": "decoder",
+            "activation": config.activation("activation_function", "gelu_new"),
+            "positions": "learned",
+            "scale_embeddings": False,
+        }
+    )
 
 
 def llama(config: ConfigReader) -> Settings:
     """Return the model settings of Llama."""
-    vocabulary, d_model, heads = (
-        config.whole("vocab_size"),
-        config.whole("hidden_size"),
-        config.size("num_attention_heads"),
-    )
-    width = config.whole("head_dim", d_model // heads)
-    attention_bias = config.flag("attention_bias", default=False)
-    return (
-        _special_ids(config)
-        | _rope(config)
-        | {
-            "kind": "decoder",
-            "source_vocabulary_size": vocabulary,
-            "target_vocabulary_size": vocabulary,
-            "num_decoder_layers": config.whole("num_hidden_layers"),
-            "d_model": d_model,
-            "d_ff": config.whole("intermediate_size"),
-            "num_heads": heads,
-            "num_key_value_heads": config.whole("num_key_value_heads", heads),
-            "d_k": width,
-            "d_v": width,
-            "dropout": 0.0,
-            "attention_dropout": config.number("attention_dropout", 0.0),
-            "activation": _GATES[config.activation("hidden_act", "silu")],
-            "norm": "rms",
-            "norm_epsilon": config.number("rms_norm_eps", 1e-6),
-            "bias": False,
-            "projection_bias": attention_bias,
-            "attention_output_bias": attention_bias,
-            "feed_forward_bias": config.flag("mlp_bias", default=False),
-            "scale_embeddings": False,
-        }
-    )
+    settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
+    return settings | {
+        "kind": "decoder",
+        "d_v": settings["d_k"],
+        "dropout": 0.0,
+        "activation": GATES[config.activation("hidden_act", "silu")],
+        "norm": "rms",
+        "bias": False,
+        "attention_output_bias": settings["projection_bias"],
+        "scale_embeddings": False,
+    }
 
 
 def mistral(config: ConfigReader) -> Settings:

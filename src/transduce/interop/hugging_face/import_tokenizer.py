@@ -20,7 +20,7 @@ from transduce.interop.hugging_face.token_pipelines import (
     TokenizationRecord,
     TokenizerJson,
     WordPieceRecord,
-    has_pipeline_step,
+    is_byte_level,
     open_pipeline,
 )
 from transduce.text.sentencepiece_model import read_pieces
@@ -251,7 +251,7 @@ def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerP
 
 def merges_characters(content: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json is a BPE over characters, as a sentencepiece model may be."""
-    return "merges" in content["model"] and not has_pipeline_step(content, "pre_tokenizer", "ByteLevel")
+    return "merges" in content["model"] and not is_byte_level(content)
 
 
 def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:

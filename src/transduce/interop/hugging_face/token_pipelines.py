@@ -248,13 +248,13 @@ def open_pipeline(
     return opened
 
 
-def has_pipeline_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
-    """Return whether a part of a tokenizer.json, such as its `pre_tokenizer`, contains a step of a type."""
-    step = content.get(part)
+def is_byte_level(content: Mapping[str, Any]) -> bool:
+    """Return whether the `pre_tokenizer` of a tokenizer.json contains a step that maps bytes to characters."""
+    step = content.get("pre_tokenizer")
     steps = [step] if step else []
     while steps:
         step = steps.pop()
-        if step.get("type") == kind:
+        if step.get("type") == "ByteLevel":
             return True
         steps += [inner for inside in step.values() if isinstance(inside, list) for inner in inside if _is_step(inner)]
     return False
@@ -271,7 +271,7 @@ class PipelineTokenSplitter(TokenSplitter):
         """
         self._pipeline = open_pipeline(content, symbols)
         self._tokens: dict[int, str] = {id: token for token, id in self._pipeline.get_vocab().items()}
-        self._is_byte_level = has_pipeline_step(content, "pre_tokenizer", "ByteLevel")
+        self._is_byte_level = is_byte_level(content)
         is_word_piece = content["model"].get("type") == "WordPiece"
         self._continuing = content["model"]["continuing_subword_prefix"] if is_word_piece else None
 

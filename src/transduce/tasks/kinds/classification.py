@@ -31,6 +31,7 @@ from transduce.tasks.kinds.encoders import (
     LabelingObjective,
     as_encoder,
     build_encoder,
+    describe_encoder,
     read_store,
     text_length,
 )
@@ -260,12 +261,10 @@ class ClassificationKind(LabelChoices, TextKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to classifiers."""
-        model = resolved.model
         return CardTexts(
             "A classifier",
             "text-classification",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             "transduce classify THIS_FOLDER < texts.txt",
         )
 

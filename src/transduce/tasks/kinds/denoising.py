@@ -102,9 +102,8 @@ class DenoisingKind(TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text, one per line; some lines are held out if there is no dev set."""
-        files, dev = text_only(data, "denoising model")
-        filters = msgspec.structs.replace(data.filters, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
+        text = text_only(data, "denoising model", msgspec.structs.replace(data.filters, drop_identical=False))
+        return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
         """Return the special tokens that replace the removed tokens of corrupted texts."""

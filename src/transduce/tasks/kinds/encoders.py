@@ -74,6 +74,12 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
     return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
 
 
+def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
+    """Return the description of a trained encoder for its model card; `size` describes the corpus."""
+    model = resolved.model
+    return f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on {size}"
+
+
 class EncoderChoices:
     """Default settings that all tasks of a BERT encoder share: its sizes, the schedule and the learning rate."""
 

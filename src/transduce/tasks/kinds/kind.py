@@ -6,7 +6,6 @@ they work on.
 
 import math
 import time
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE
+from transduce.model_folder.read import read_run_setting
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -139,12 +138,9 @@ def continues_training(settings: Settings, kind: str) -> bool:
 def _task_of(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
-        content: dict[str, Any] = tomllib.loads((folder / SETTINGS_FILE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return read_run_setting(folder, "task.kind", str)
+    except TransduceError:
         return None
-    task = content.get("task", {})
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 # --- interface of a task ---
@@ -560,14 +556,20 @@ def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
     return DTYPES[resolved.training.precision]
 
 
-def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
+"""Filters that keep all lines, even empty ones."""
+
+
+def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Nothing is held out if there is no dev text.
 
     Raises:
         TransduceError: there is a target, or no source.
     """
     if not data.source:
-        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
+        raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
     if data.format == "tsv":
         raise TransduceError(
             f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
@@ -579,7 +581,8 @@ def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles |
                 f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
                 f"files in `data.{setting.replace('target', 'source')}`."
             )
-    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+    dev = _both_sides(data.dev_source) if data.dev_source else None
+    return TaskText(files=_both_sides(data.source), dev=dev, filters=filters, hold_out=None)
 
 
 def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
@@ -598,9 +601,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "instead."
         )
     if not data.source:
-        raise TransduceError(
-            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
-        )
+        raise TransduceError("There is no text to learn from: name it by `data.source` and `data.target`.")
 
     def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
@@ -666,12 +667,12 @@ class TextKind(TaskKind[TaskCorpus]):
         if not self.may_be_prepared:
             raise TransduceError(
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
-                "files: name them with --source."
+                "files: name them by `data.source`."
             )
         if settings.init_from is not None:
             raise TransduceError(
                 "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
-                "text with --source."
+                "text by `data.source`."
             )
 
     # --- the text ---

@@ -38,7 +38,6 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
-from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
     Choice,
@@ -130,9 +129,7 @@ class LanguageModelKind(TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text files to read, with filters that keep all lines, even empty ones."""
-        files, dev = text_only(data, "language model")
-        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+        return text_only(data, "language model")
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""

@@ -38,6 +38,7 @@ from transduce.tasks.kinds.encoders import (
     EncoderChoices,
     as_encoder,
     build_encoder,
+    describe_encoder,
     read_store,
     text_length,
 )
@@ -124,7 +125,7 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     if len(filled) < 2 * _MIN_SENTENCES:
         raise TransduceError(
             f"Pretraining needs running text of at least {2 * _MIN_SENTENCES} sentences, half of them for "
-            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`data.dev_source`)."
         )
     dev = min(_MAX_DEV_SENTENCES, max(_MIN_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev])
@@ -250,9 +251,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text to prepare: all sentences, and the empty lines between documents."""
-        files, dev = text_only(data, "masked language model")
-        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+        return text_only(data, "masked language model")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without space for text between the special tokens.
@@ -389,12 +388,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card for a masked language model."""
-        model = resolved.model
         return CardTexts(
             "A masked language model",
             "fill-mask",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
         )
 

@@ -117,7 +117,7 @@ class ParsingKind(TranslationKind):
         """
         data = settings.data
         if not data.source:
-            raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")
+            raise TransduceError("Parsing learns from trees: name a treebank by `data.source`.")
         if data.format not in ("auto", "lines"):
             raise TransduceError(f"A treebank has no other format, but `data.format` is {data.format}: leave it out.")
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):

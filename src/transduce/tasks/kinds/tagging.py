@@ -30,6 +30,7 @@ from transduce.tasks.kinds.encoders import (
     LabelingObjective,
     as_encoder,
     build_encoder,
+    describe_encoder,
     text_length,
 )
 from transduce.tasks.kinds.kind import (
@@ -44,7 +45,12 @@ from transduce.tasks.kinds.kind import (
     refuse_unused,
     validation_event,
 )
-from transduce.tasks.prepared_folder import tokenizer_settings_of
+from transduce.tasks.prepared_folder import (
+    check_stored_file,
+    read_stored_card,
+    tokenizer_settings_of,
+    write_stored_card,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
@@ -124,7 +130,7 @@ def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
     count = min(_MAX_DEV, max(int(len(keys) * _DEV_SHARE), min(_SMALL_DEV, len(keys) // 10)))
     if count == 0:
         raise TransduceError(
-            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or pass --dev-source."
+            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or set `data.dev_source`."
         )
     chosen = set(sorted(keys, key=keys.__getitem__)[:count])
     return {
@@ -144,8 +150,7 @@ def _store(parts: Mapping[str, Sequence[TaggedSentence]], folder: Path) -> dict[
 
 
 def _stored(path: Path, sha256: str | None) -> tuple[TaggedSentence, ...]:
-    if not path.is_file() or file_sha256(path) != sha256:
-        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    check_stored_file(path, sha256)
     decoder = msgspec.json.Decoder(TaggedSentence)
     return tuple(map(decoder.decode, path.read_bytes().split(b"\n")[:-1]))
 
@@ -270,8 +275,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         data = settings.data
         if not data.source:
             raise TransduceError(
-                "Tagging learns from sentences with a tag for each word: name files of columns with --source, or in "
-                "`data.source`."
+                "Tagging learns from sentences with a tag for each word: name files of columns by `data.source`."
             )
         for name, files in (("target", data.target), ("dev_target", data.dev_target)):
             if files:
@@ -322,7 +326,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
         card = _StoredCard(digests, tokenizer_settings)
-        write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+        write_stored_card(folder / _FOLDER / _CARD, card)
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
@@ -331,11 +335,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         Raises:
             TransduceError: a stored file is missing or damaged.
         """
-        path = folder / _FOLDER / _CARD
-        try:
-            card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+        card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
         training, dev = (_stored(folder / _FOLDER / f"{name}.jsonl", card.sha256.get(name)) for name in _PARTS)
         return TaggedCorpus(
             tokenizer=load_tokenizer(folder),
@@ -356,7 +356,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         if len(corpus.tags) < 2:
             raise TransduceError(
                 f"Tagging needs at least two different tags, but all words have the tag {corpus.tags[0]}: choose the "
-                "column of the tags by `data.columns` (--columns)."
+                "column of the tags by `data.columns`."
             )
         return msgspec.structs.replace(
             config, num_labels=len(corpus.tags), token_labels=True, masked_language_head=False, pooler=False
@@ -416,12 +416,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to taggers."""
-        model = resolved.model
         return CardTexts(
             "A tagger of words",
             "token-classification",
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}",
+            describe_encoder(resolved, self.describe_size(corpus)),
             "transduce tag THIS_FOLDER < sentences.txt",
             "Tags of the dev set",
         )

@@ -48,6 +48,7 @@ from transduce.tasks.kinds.kind import (
     refuse_unused,
     validation_event,
 )
+from transduce.tasks.prepared_folder import check_stored_file, read_stored_card, write_stored_card
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
@@ -150,7 +151,7 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
         season=season,
         scale=measure_scale(points, settings.normalization),
     )
-    write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    write_stored_card(folder / _FOLDER / _CARD, card)
     return reopen_series(settings, folder)
 
 
@@ -160,11 +161,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
     Raises:
         TransduceError: the stored numbers are missing or damaged.
     """
-    path = folder / _FOLDER / _CARD
-    try:
-        card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+    card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
     parts = {name: _load(folder / _FOLDER / file, card, name) for name, file in _PARTS.items()}
     past, horizon = settings.past_points, settings.horizon
     return SeriesCorpus(
@@ -212,8 +209,7 @@ def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
 
 
 def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
-    if not path.is_file() or file_sha256(path) != card.sha256[part]:
-        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    check_stored_file(path, card.sha256[part])
     values = np.fromfile(path, np.dtype("<f8")).reshape(-1, len(card.columns)).astype(np.float64)
     return np.split(values, np.cumsum(card.lengths[part])[:-1])
 
@@ -315,9 +311,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         }
         refuse_unused(self.name, unusable)
         if not data.source:
-            raise TransduceError(
-                "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
-            )
+            raise TransduceError("A forecaster learns from tables of numbers: name them by `data.source`.")
 
     # --- the corpus ---
 

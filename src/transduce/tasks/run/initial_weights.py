@@ -63,7 +63,7 @@ def check_adaptation(settings: Settings) -> None:
     if training.lora_rank and settings.init_from is None:
         raise TransduceError(
             f"`training.lora_rank` is {training.lora_rank}, which keeps a model's weights fixed, but they would "
-            "be random: name the base model with --init-from, or leave it out."
+            "be random: name the base model by `init_from`, or leave it out."
         )
     if vector_settings is None:
         return

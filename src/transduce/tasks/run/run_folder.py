@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,10 +12,17 @@ from safetensors import SafetensorError
 
 from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
-from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.machine import Machine
-from transduce.model_folder.read import CONFIG, MANIFEST, SETTINGS_FILE, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
+from transduce.model_folder.read import (
+    CONFIG,
+    MANIFEST,
+    SETTINGS_FILE,
+    TOKENIZER_CARD,
+    VOCABULARIES,
+    WEIGHTS,
+    read_run_settings,
+)
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
@@ -65,7 +71,7 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
     if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(
             f"{folder} holds no run to resume, and no text is named to start one: name the run's folder with "
-            "--out, or pass --source and --target."
+            "--out, or set `data.source` and `data.target`."
         )
 
 
@@ -165,11 +171,11 @@ def read_stored(path: Path) -> Settings:
         TransduceError: the file is damaged or from another version.
     """
     try:
-        content = with_current_settings(tomllib.loads(path.read_text("utf-8")), warn=False)
+        content = read_run_settings(path.parent)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
         return convert_settings(content | {"training": training})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         own = "Invalid enum value" in str(error) and "$.model" in str(error)
         remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}{remedy}.") from error

@@ -75,21 +75,20 @@ def _paper(*, steps: int, average: int, save_every: int, step_seconds: str) -> R
     return Recipe(tasks=("translation",), settings=settings, sizes_suit_all=True)
 
 
-def _bert(name: str) -> Recipe:
-    settings: dict[str, Setting] = {
-        "task.context": (512, f"{name} reads 512 tokens"),
-        "tokenizer.vocabulary_size": (30_522, f"{name} has 30,522 tokens"),
-        "model.norm_order": ("post", f"as {name}"),
-        "model.attention_dropout": (0.1, f"as {name}"),
-    }
-    return Recipe(tasks=("masked-language-model", "classification", "tagging"), settings=settings)
-
-
+_BERT = Recipe(
+    tasks=("masked-language-model", "classification", "tagging"),
+    settings={
+        "task.context": (512, "BERT reads 512 tokens"),
+        "tokenizer.vocabulary_size": (30_522, "BERT has 30,522 tokens"),
+        "model.norm_order": ("post", "as BERT"),
+        "model.attention_dropout": (0.1, "as BERT"),
+    },
+)
 RECIPES = {
     "paper-base": _paper(steps=100_000, average=5, save_every=1_500, step_seconds="0.4"),
     "paper-big": _paper(steps=300_000, average=20, save_every=600, step_seconds="1.0"),
-    "bert-base": _bert("BERT"),
-    "bert-large": _bert("BERT"),
+    "bert-base": _BERT,
+    "bert-large": _BERT,
     "gpt2": Recipe(
         tasks=("language-model",),
         settings={

@@ -12,9 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
 from transduce.errors import TransduceError
 from transduce.model.config import OWN_NAMES
+from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
 from transduce.tasks.settings.structs import Settings, convert_settings
 from transduce.training.schedule import has_decay_of_steps
@@ -215,6 +217,44 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     content.setdefault(last, {})
     for key, inner_value in value.items():
         put_setting(content, f"{last}.{key}", inner_value)
+
+
+def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set the settings that options of `OPTIONS` set by their names; None leaves a setting as it is."""
+    for name, value in values.items():
+        if value is not None:
+            put_setting(content, OPTIONS[name].setting, value)
+
+
+def put_arguments(
+    content: dict[str, Any], arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+) -> None:
+    """Set settings by the arguments of a Python function, and then by their dotted names.
+
+    Args:
+        content: nested tables of settings, which are changed.
+        arguments: the values of arguments by their names in `OPTIONS`; None leaves a setting as it is.
+        settings: values by dotted names; None leaves a setting as it is.
+
+    Raises:
+        TransduceError: an argument is no path, list or mapping where one is expected.
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise TransduceError(f"`settings` must be a mapping of dotted names, but is {settings!r}.")
+    put_options(content, {name: None if value is None else _argument(name, value) for name, value in arguments.items()})
+    for name, value in (settings or {}).items():
+        if value is not None:
+            put_setting(content, name, value)
+
+
+def _argument(name: str, value: Any) -> Any:
+    """Return the value of an argument in the form that settings have: paths as texts, and several in a list."""
+    form = OPTIONS[name].form
+    if form in (FILES, FOLDERS, PATHS):
+        return [str(path) for path in as_paths(value, f"`{name}`")]
+    if form == FOLDER:
+        return str(as_path(value, f"`{name}`"))
+    return as_list(value, name) if "nargs" in form else value
 
 
 def _plain(value: Any) -> Any:

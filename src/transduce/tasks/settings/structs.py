@@ -338,6 +338,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """
         if not 1.0 <= self.temperature <= 100.0:
             raise TransduceError(f"`data.temperature` must be from 1 to 100, but is {self.temperature:g}.")
+        if self.corpora or self.mix:
+            self._refuse_one_corpus()
         if not self.corpora:
             return
         if len({bool(corpus.target) for corpus in self.corpora if corpus.run is None}) > 1:
@@ -350,17 +352,23 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             if getattr(self, name) not in ((), joined):
                 raise TransduceError(f"`data.{name}` and `data.corpora` both name files: leave one of them out.")
             msgspec.structs.force_setattr(self, name, joined)
-        for name in ("languages", "back_translated", "monolingual", "distill_from", "prepared"):
-            if getattr(self, name):
-                raise TransduceError(
-                    f"`data.{name}` is for one pair of languages, but `data.corpora` names several corpora: leave it "
-                    "out."
-                )
         if self.has_several_directions and self.dev_source and not all(each.dev_source for each in self.corpora):
             raise TransduceError(
                 "Either all tables of `data.corpora` have a dev set or none does, but only some have one: add the "
                 "others, or leave them out."
             )
+
+    def _refuse_one_corpus(self) -> None:
+        """Refuse settings that a run on several corpora cannot have; `mix` adds corpora to one, which has languages."""
+        several = "corpora" if self.corpora else "mix"
+        for name in ("back_translated", "monolingual", "distill_from", "prepared", "languages")[
+            : 4 + bool(self.corpora)
+        ]:
+            if getattr(self, name):
+                raise TransduceError(
+                    f"`data.{name}` is for one pair of languages, but `data.{several}` names several corpora: leave it "
+                    "out."
+                )
 
     def _check_corpora(self) -> None:
         """Refuse tags and shares of several corpora that contradict each other.
@@ -576,7 +584,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if shares.changes and self.training.minutes is not None:
             raise TransduceError(
                 "A `share` of `data.corpora` that changes over the run needs a number of steps, but `training.minutes` "
-                "is set: pass --steps instead."
+                "is set: set `training.steps` instead."
             )
         if self.preset is not None and self.preset not in PRESETS:
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
