@@ -56,6 +56,11 @@ def labeled(label: str, text: str) -> str:
     return f"{localized(label)}{': ' if _state['language'] == 'en' else '：'}{text}"
 
 
+def noted(text: str, note: str) -> str:
+    """Return a text and a note in parentheses, both shown as they are: "7 of 7 (2.1 s)"."""
+    return f"{text} ({note})" if _state["language"] == "en" else f"{text}（{note}）"
+
+
 def column(text: str, width: int, *, right: bool = False) -> str:
     """Return a message in the user's language, padded to a width in terminal columns; `right` aligns it right."""
     return padded(localized(text), width, right=right)

@@ -342,7 +342,7 @@ def test_titles_and_labels_are_in_the_language_of_messages_and_words_stay() -> N
         assert draw_chart(Chart((panel,))).splitlines() == [
             "第 1 层，第 2 个头",
             "step",
-            "查询 ↓, 源词元 →；0 为浅色，1 为深色",
+            "查询 ↓，源词元 →；0 为浅色，1 为深色",
         ]
 
 

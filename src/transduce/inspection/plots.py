@@ -481,7 +481,8 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((padded(name, margin - 1, right=True) + " " + cells).rstrip())
-    axes = ", ".join(f"{label} {arrow}" for label, arrow in ((panel.y_label, "↓"), (panel.x_label, "→")) if label)
+    named = [f"{label} {arrow}" for label, arrow in ((panel.y_label, "↓"), (panel.x_label, "→")) if label]
+    axes = (", " if ui_language() == "en" else "，").join(named)
     shading = localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark")
     lines.append(axes + shading if axes else shading[1:].lstrip())
     return "\n".join(lines)

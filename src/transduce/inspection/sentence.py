@@ -381,5 +381,6 @@ def describe(model: nn.Module) -> str:
     millions = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
     counts = {"encoder": (config.num_encoder_layers,), "decoder": (config.num_decoder_layers,)}
     layers = " + ".join(map(str, counts.get(config.kind, (config.num_encoder_layers, config.num_decoder_layers))))
-    heads = "" if config.kind == "recurrent" else f"{config.num_heads} heads, "
-    return f"{layers} layers × {config.d_model}, {heads}{millions:,.1f} million parameters"
+    if config.kind == "recurrent":
+        return f"{layers} layers × {config.d_model}, {millions:,.1f} million parameters"
+    return f"{layers} layers × {config.d_model}, {config.num_heads} heads, {millions:,.1f} million parameters"

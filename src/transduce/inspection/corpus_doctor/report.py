@@ -13,7 +13,7 @@ from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
 from transduce.text.corpus import CorpusFiles, PairReader
 from transduce.text.files import LineNotes, read_lines
-from transduce.ui_language import column, localized, ui_language
+from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
 _MARKS: dict[Severity, str] = {"fine": "ok", "look": "look", "problem": "FAULT"}
@@ -80,7 +80,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([
             localized(f"The doctor on {sides} ({self.target_lines:,} lines)"),
             *map(str, findings),
-            f"{localized(verdict)} ({self.elapsed_seconds:.1f} s)",
+            noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s")),
         ])  # fmt: skip
 
 

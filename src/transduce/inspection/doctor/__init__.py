@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inspection.doctor.checks import DECODING_CHECKS, DEPENDENCE_CHECKS, LEARNING_CHECKS, STRUCTURE_CHECKS
 from transduce.inspection.doctor.known_mistakes import KnownMistake, WithoutDropout, recognize
 from transduce.inspection.doctor.subject import Check, ResidualLayer, SplitModel, Subject
-from transduce.ui_language import column, localized
+from transduce.ui_language import column, labeled, localized, noted
 
 __all__ = [
     "CHECKS",
@@ -53,8 +53,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
-        figure = "" if self.figure is None else f": {self.figure:.3g} ({localized(self.bar)})"
-        head = f"{column(verdict, 4)}  {column(self.name, 17)} {localized(self.tested)}{figure}"
+        tested = localized(self.tested)
+        if self.figure is not None:
+            tested = labeled(self.tested, noted(f"{self.figure:.3g}", localized(self.bar)))
+        head = f"{column(verdict, 4)}  {column(self.name, 17)} {tested}"
         cause = f"This probably follows from “{self.follows_from}”: repair that first."
         return f"{head}\n{'':24}{localized(cause if self.follows_from else self.meaning)}"
 
@@ -88,7 +90,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             verdict += f"; repair first: {', '.join(map(localized, self.causes()))}"
         title = localized(f"The doctor on {self.subject}")
         known = [f"known {localized(each.name)}\n{'':24}{localized(each.message)}" for each in self.mistakes]
-        end = f"{localized(verdict)} ({self.elapsed_seconds:.1f} s)"
+        end = noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s"))
         return "\n".join([title, *map(str, self.checks), *known, end])
 
 
