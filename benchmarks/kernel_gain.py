@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="processor time of each variant in a round")
     parser.add_argument("--only", choices=("training", "decoding"))
+    parser.add_argument("--positions", default="sinusoidal", help="`model.positions` of the models that are trained")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -232,7 +233,7 @@ def main() -> None:
             optimizers: tuple[OptimizerName, ...] = ("adam", "muon")
             for optimizer in optimizers:
                 steps = {
-                    name: Training(build(*size), optimizer, changes).step
+                    name: Training(build(*size, positions=options.positions), optimizer, changes).step
                     for name, changes in TRAINING.items()
                     if "Muon" not in name or optimizer == "muon"
                 }

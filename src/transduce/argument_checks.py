@@ -1,10 +1,6 @@
-"""Validate arguments that users pass (texts, numbers and paths), and quote them in commands that messages suggest."""
+"""Validate arguments that users pass: texts, numbers and paths."""
 
-import os
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
@@ -136,41 +132,3 @@ def as_paths(value: str | Path | Sequence[str | Path], description: str) -> list
     if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
         raise TransduceError(f"{description} must be a path, a `str` or a `Path`, or a list of them, but is {value!r}.")
     return [as_path(each, description) for each in value]
-
-
-# --- suggested commands ---
-
-
-_IS_WINDOWS = os.name == "nt"
-_COMMON_OPTIONS: list[tuple[str, str]] = []
-
-
-def shell_word(argument: str | Path) -> str:
-    """Return an argument of a suggested command, quoted where the shell of this system needs it."""
-    word = str(argument)
-    if word.startswith("-"):
-        word = os.path.join(".", word)
-    if not _IS_WINDOWS:
-        return shlex.quote(word)
-    return word if re.fullmatch(r"[\w.:/\\+=@-]+", word) else f'"{word}"'
-
-
-def common_words() -> list[str]:
-    """Return the words of the present command's options that a command for the same model needs, too."""
-    return [word for option in _COMMON_OPTIONS for word in option]
-
-
-def common_options() -> str:
-    """Return the options of `common_words` for the end of a suggested command, with a leading space."""
-    return "".join(f" {option} {shell_word(value)}" for option, value in _COMMON_OPTIONS)
-
-
-@contextmanager
-def use_common_options(options: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Add options, such as --plugin, to the commands that are suggested or started within a `with` block."""
-    before = list(_COMMON_OPTIONS)
-    _COMMON_OPTIONS.extend(options)
-    try:
-        yield
-    finally:
-        _COMMON_OPTIONS[:] = before

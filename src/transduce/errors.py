@@ -1,6 +1,12 @@
-"""Errors that a user can fix: the exception for all of them, and the import of optional packages."""
+"""Errors that a user can fix: their exception, imports of optional packages, and the commands that messages suggest."""
 
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from transduce.ui_language import localized
@@ -40,3 +46,41 @@ def import_extra(package: str, extra: str) -> Any:
 
 class WrongLanguageWarning(UserWarning):
     """A warning that a text to translate seems not to be in the model's source language."""
+
+
+# --- suggested commands ---
+
+
+_IS_WINDOWS = os.name == "nt"
+_COMMON_OPTIONS: list[tuple[str, str]] = []
+
+
+def shell_word(argument: str | Path) -> str:
+    """Return an argument of a suggested command, quoted where the shell of this system needs it."""
+    word = str(argument)
+    if word.startswith("-"):
+        word = os.path.join(".", word)
+    if not _IS_WINDOWS:
+        return shlex.quote(word)
+    return word if re.fullmatch(r"[\w.:/\\+=@-]+", word) else f'"{word}"'
+
+
+def common_words() -> list[str]:
+    """Return the words of the present command's options that a command for the same model needs, too."""
+    return [word for option in _COMMON_OPTIONS for word in option]
+
+
+def common_options() -> str:
+    """Return the options of `common_words` for the end of a suggested command, with a leading space."""
+    return "".join(f" {option} {shell_word(value)}" for option, value in _COMMON_OPTIONS)
+
+
+@contextmanager
+def use_common_options(options: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Add options, such as --plugin, to the commands that are suggested or started within a `with` block."""
+    before = list(_COMMON_OPTIONS)
+    _COMMON_OPTIONS.extend(options)
+    try:
+        yield
+    finally:
+        _COMMON_OPTIONS[:] = before

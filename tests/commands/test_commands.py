@@ -16,12 +16,11 @@ import msgspec
 import pytest
 import torch
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
 from transduce.demonstration.grammar import generate
 from transduce.demonstration.run import STEPS, refuse_other_run
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.exchange.export import FORMATS
 from transduce.inference.generator import DEFAULT_LENGTH
 from transduce.inference.translator import Translator
@@ -176,7 +175,7 @@ def test_suggested_commands_quote_as_the_system_does(
 ) -> None:
     assert shell_word(argument) == posix
     with monkeypatch.context() as patched:
-        patched.setattr("transduce.argument_checks._IS_WINDOWS", True)
+        patched.setattr("transduce.errors._IS_WINDOWS", True)
         assert shell_word(argument) == windows
     assert shell_word("-m") == "./-m"
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.argument_checks import shell_word
 from transduce.commands.main import main
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.inspection.doctor import CHECKS, DoctorReport, ResidualLayer, SplitModel, Subject, examine
 from transduce.inspection.doctor.transduce_models import (
     config_from_settings,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.text.files import count_noun
 from transduce.ui_language import localized
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.argument_checks import shell_word
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
     SEARCH_OPTIONS,
@@ -32,7 +31,7 @@ from transduce.commands.options import (
     write_lines,
     write_report,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.languages import language_of

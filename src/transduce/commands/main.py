@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from transduce.argument_checks import use_common_options
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError, WrongLanguageWarning
+from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
 from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 

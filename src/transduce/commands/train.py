@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
     DEMO_STEPS,
@@ -25,7 +24,7 @@ from transduce.commands.options import (
     write_json,
     write_report,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS, Callback
 from transduce.ui_language import localized

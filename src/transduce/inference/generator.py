@@ -81,7 +81,7 @@ class Generation(msgspec.Struct, frozen=True):
     prompt: str
     """The start of the text, as it was passed."""
     continuations: tuple[Continuation, ...]
-    """As many continuations as requested; from beam search, best first."""
+    """The continuations, as many as requested; from beam search, best first, from sampling in the order drawn."""
 
     @property
     def text(self) -> str:

@@ -61,7 +61,7 @@ class MaskedPart(NamedTuple):
     original: Part
     """The sentence (or part of a long one) with its full text and protected spans."""
     masked: Part
-    """The same sentence as the model translates it, with placeholders or without the spans."""
+    """The sentence as the model translates it, with placeholders or without the spans."""
     runs: tuple[ProtectedRun, ...]
     """The runs of protected spans that were replaced or left out, in order."""
 

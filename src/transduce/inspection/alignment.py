@@ -244,7 +244,7 @@ class WordPair(msgspec.Struct, frozen=True):
     If False, each word of a token that spans several gets the token's whole attention.
     """
     cut_target: bool = False
-    """True to split target tokens that span several words, as `cut_source` does in the source."""
+    """True to split target tokens that span several words at the word boundaries."""
     continues: bool = False
     """True if the pair continues the document of the pair before it, so that this is read as context."""
 
@@ -753,7 +753,10 @@ def _second_features(features: Matrix, answer: Matrix) -> Matrix:
 
 
 def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> Matrix:
-    """Return the probability of a link for each pair of words, (target words, source words)."""
+    """Return the probability of a link for each pair of words, (target words, source words), from its attention.
+
+    The words themselves count too if `heads` has counts of the words of known alignments.
+    """
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
     chosen = np.array([layer * heads.num_heads + head for layer, head in heads.chosen])

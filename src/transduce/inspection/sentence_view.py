@@ -95,7 +95,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _name(parts: list[str]) -> str:
-        """Join the words of a candidate, without spaces if each word is a single character."""
+        """Return the words of a candidate joined, without spaces if each word is a single character."""
         return ("" if all(len(part) == 1 for part in parts) else " ").join(parts)
 
     @property

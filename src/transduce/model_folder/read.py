@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import outline_quantized
-from transduce.argument_checks import shell_word
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite

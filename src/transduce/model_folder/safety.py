@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from transduce.argument_checks import shell_word
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.argument_checks import as_path, shell_word
+from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.import_weights import all_finite
 from transduce.machine import detect_machine
 from transduce.model_folder.hugging_face import is_hugging_face_folder

@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from transduce.argument_checks import common_words
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_words
 from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES

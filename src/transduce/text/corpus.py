@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import shell_word
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shell_word
 from transduce.text.files import (
     LineBlocks,
     LineNotes,

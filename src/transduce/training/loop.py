@@ -33,7 +33,6 @@ from transduce.training.checkpoint import (
     save_together,
 )
 from transduce.training.distributed import Processes, current_processes
-from transduce.training.dropout_monitor import DropoutMonitor
 from transduce.training.events import (
     NO_LOG,
     Durations,
@@ -52,7 +51,15 @@ from transduce.training.interruption import (
     try_batches,
 )
 from transduce.training.loss import Loss, StepTotals
-from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.loss_spikes import (
+    NO_FINITE_LOSS,
+    DropoutMonitor,
+    LossWindow,
+    MicroBatch,
+    Origin,
+    SkippedStep,
+    find_origin,
+)
 from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
 from transduce.training.schedule import Decision, StepClock, StepPlan
 from transduce.training.settings import ResolvedTraining, step_rates

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -44,9 +43,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    pairs_of_files,
     validation_event,
 )
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
+from transduce.errors import common_options, shell_word
 from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype, text_only
-from transduce.tasks.kinds.texts import write_texts
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype
+from transduce.tasks.kinds.texts import text_only, write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.files import count_noun

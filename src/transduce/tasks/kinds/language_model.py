@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.inference.generator import decode_with_line_feeds, load_generator
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
@@ -33,10 +32,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    text_only,
     validation_event,
 )
-from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
+from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, text_only, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (

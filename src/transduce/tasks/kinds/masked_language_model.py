@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
 from transduce.data.batches import Batch
 from transduce.data.sentence_pairs import (
@@ -25,7 +24,7 @@ from transduce.data.sentence_pairs import (
     SentencePairPlan,
     SentenceStore,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -51,10 +50,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    text_only,
     validation_event,
 )
-from transduce.tasks.kinds.texts import holds_texts
+from transduce.tasks.kinds.texts import holds_texts, text_only
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings

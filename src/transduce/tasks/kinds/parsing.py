@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.brackets import score_trees
 from transduce.inference.parser import Parser, load_parser
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -21,14 +20,8 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import (
-    CardTexts,
-    Outcome,
-    RunPlacement,
-    Validation,
-    model_dtype,
-    pairs_of_files,
-)
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validation, model_dtype
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines

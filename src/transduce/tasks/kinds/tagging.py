@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer

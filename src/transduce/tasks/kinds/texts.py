@@ -1,7 +1,4 @@
-"""Read text for language models line by line, and cut it into windows of tokens.
-
-JSON-lines files are first written to text files.
-"""
+"""The text of tasks: the files that the settings name, JSON lines written as files of text, and windows of tokens."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +9,103 @@ from numpy.typing import NDArray
 
 from transduce.atomic_io import open_atomically
 from transduce.data.batches import Batch, non_padding_id, permutation
+from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
+from transduce.tasks.corpus import TaskText
 from transduce.tasks.settings.structs import DataSettings
-from transduce.text.corpus import Format, format_of, read_texts
+from transduce.text.corpus import CorpusFiles, Format, format_of, read_texts
+from transduce.text.filters import FilterSettings
+
+# --- text and pairs that the settings name ---
+
+
+ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
+"""Filters that keep all lines, even empty ones."""
+
+
+def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
+    """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Nothing is held out if there is no dev text.
+
+    Raises:
+        TransduceError: there is a target, or no source.
+    """
+    if not data.source:
+        raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
+    if data.format == "tsv":
+        raise TransduceError(
+            f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
+            "and leave the format out."
+        )
+    for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
+        if files:
+            raise TransduceError(
+                f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
+                f"files in `data.{setting.replace('target', 'source')}`."
+            )
+    dev = _both_sides(data.dev_source) if data.dev_source else None
+    return TaskText(files=_both_sides(data.source), dev=dev, filters=filters, hold_out=None)
+
+
+def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
+    return CorpusFiles(source=files, target=files, format="lines")
+
+
+def pairs_of_files(data: DataSettings) -> TaskText:
+    """Return training and dev text of a task that learns from pairs; a dev set is held out if there is none.
+
+    Raises:
+        TransduceError: the settings name no text.
+    """
+    if data.mix or any(corpus.run for corpus in data.corpora):
+        raise TransduceError(
+            "`data.mix` and `run` of a corpus name runs whose text only `transduce train` looks up: name its files "
+            "instead."
+        )
+    if not data.source:
+        raise TransduceError("There is no text to learn from: name it by `data.source` and `data.target`.")
+
+    def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
+        return CorpusFiles(
+            source=source,
+            target=target,
+            format=data.format,
+            languages=data.pair,
+            strict=data.strict_format,
+            directions=directions,
+            has_documents=data.context_before > 0,
+            document_field=data.document_column,
+        )
+
+    weights = tuple(corpus.loss_weight for corpus in data.corpora for _ in corpus.source)
+    training = msgspec.structs.replace(
+        files(data.source, data.target, data.directions),
+        back_translated=data.back_translated,
+        tags=_tags(data, "source"),
+        weight_field=data.weight_column,
+        loss_weights=weights if any(weight != 1.0 for weight in weights) else (),
+    )
+    dev = files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None
+    if dev is not None:
+        ignored = () if data.weight_column is None else (data.weight_column,)
+        dev = msgspec.structs.replace(dev, ignored_fields=ignored, tags=_tags(data, "dev_source"))
+    return TaskText(
+        files=training,
+        dev=dev,
+        filters=data.filters,
+        hold_out=None if data.dev_source else HoldOutSettings(),
+    )
+
+
+def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
+    """Return the tag of each file that the corpora name in `side`, such as "source"; empty if no corpus has a tag."""
+    tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
+    return tags if any(corpus.tag for corpus in data.corpora) else ()
+
+
+# --- JSON lines, written as files of text ---
 
 
 def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from transduce.argument_checks import common_options, shell_word
 from transduce.atomic_io import file_sha256, write_file
 from transduce.data.series import (
     Numbers,
@@ -28,7 +27,7 @@ from transduce.data.series import (
     measure_scale,
     read_table,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.machine import Precision

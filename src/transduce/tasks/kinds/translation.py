@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.acceleration import temporary_inference_copy
-from transduce.argument_checks import common_options, shell_word
 from transduce.data.batches import Batch, BatchPlan, Plan
 from transduce.data.id_files import EncodedSentences
 from transduce.data.mixing import MixedPlan
@@ -28,7 +27,7 @@ from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, Placehold
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.data.text_noise import NoisyPlan
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
@@ -52,9 +51,9 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     Validation,
     model_dtype,
-    pairs_of_files,
     validation_event,
 )
+from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE

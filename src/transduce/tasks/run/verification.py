@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from transduce.argument_checks import common_words
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, common_words
 from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
