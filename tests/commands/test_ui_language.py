@@ -147,7 +147,8 @@ def test_a_text_that_is_no_message_stays(text: str) -> None:
 def test_marks_between_chinese_parts_are_full_width_and_have_no_spaces() -> None:
     assert localized("Linux x86_64, 1 thread, AVX2") == "Linux x86_64，1 个线程，AVX2"
     assert localized("6 lines in a.en and 1 line in b.en") == "a.en 有 6 行，b.en 有 1 行"
-    assert localized("292 greedily (BLEU -0.23)") == "贪心搜索 292 个（BLEU -0.23）"
+    shown = localized("greedily 292, BLEU -0.23, with 4 hypotheses 294, BLEU -0.07")
+    assert shown == "贪心搜索 292，BLEU -0.23，4 个假设的束搜索 294，BLEU -0.07"
     assert localized("`model.d_model`, 32, is no multiple of 64") == "`model.d_model` 是 32，不是 64 的倍数"
     assert localized("the width of a head, 8, is no multiple of 16") == "一个头的宽度是 8，不是 16 的倍数"
     assert ui_language.labeled("Machine", "Linux") == "机器：Linux"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from transduce.model_folder.tensor_files import MappedTensors, write_tensors
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof
 from transduce.model_folder.write import write_model_folder
 from transduce.text.tokenizer import Tokenizer
+from transduce.ui_language import localized
+from transduce.ui_language_choice import use_ui_language
 
 SENTENCES = ["我喜欢苹果。", "他昨天看书。", "你们买书。"]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -167,9 +170,15 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     assert not weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500, -0.2)]).holds
     failed = Int8Proof("", "", "", 120, (Int8Comparison(1, False, 119), Int8Comparison(4, False, 118, -0.234)))
     assert str(failed).endswith(
-        "does not take the 8-bit weights: at least 119 must be equal with 4 hypotheses, but 118 are; "
-        "BLEU may differ by 0.1 with 4 hypotheses, but differs by -0.234"
+        "greedily 119, with 4 hypotheses 118, BLEU -0.23. `--precision auto` does not take the 8-bit weights:\n"
+        "  at least 119 must be equal with 4 hypotheses, but 118 are\n"
+        "  BLEU may differ by 0.1 with 4 hypotheses, but differs by -0.234"
     )
+    with use_ui_language("zh"):
+        shown = localized(str(failed))
+    assert "贪心搜索 119，" in shown
+    assert "用 4 个假设时至少须有 119 个相同" in shown
+    assert not re.search("[a-z]{5}", shown.replace("precision", ""))
     assert "it needs at least 100 sentences, but has 99" in str(Int8Proof("", "", "", 99, ()))
     weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500)])
     assert open_translator([folder, folder], device="cpu", threads=1).precision == usual  # an ensemble

@@ -344,14 +344,11 @@ class Int8Comparison(msgspec.Struct, frozen=True):
         return "with greedy search" if self.beam_size == 1 else f"with {self.beam_size} hypotheses"
 
     def __str__(self) -> str:
-        bleu = "" if self.bleu_difference is None else f" (BLEU {self.bleu_difference:+.2f})"
+        bleu = "" if self.bleu_difference is None else f", BLEU {self.bleu_difference:+.2f}"
         if self.samples:
-            return f"{self.equal:,} by sampling{bleu}"
-        return (
-            f"{self.equal:,} greedily{bleu}"
-            if self.beam_size == 1
-            else f"{self.equal:,} with {self.beam_size} hypotheses{bleu}"
-        )
+            return f"by sampling {self.equal:,}" + bleu
+        greedy = self.beam_size == 1
+        return (f"greedily {self.equal:,}" if greedy else f"with {self.beam_size} hypotheses {self.equal:,}") + bleu
 
 
 class Int8Proof(msgspec.Struct, frozen=True):
@@ -383,8 +380,7 @@ class Int8Proof(msgspec.Struct, frozen=True):
     @property
     def unmet(self) -> tuple[str, ...]:
         """The conditions that the measurement does not meet, each with its figure; empty if it suffices."""
-        needed = math.ceil(_MIN_EQUAL * self.sentences - 1e-9)
-        found = []
+        needed, found = math.ceil(_MIN_EQUAL * self.sentences - 1e-9), []
         if self.sentences < _MIN_SENTENCES:
             found.append(f"it needs at least {_MIN_SENTENCES} sentences, but has {self.sentences}")
         for each in self.comparisons:
@@ -404,10 +400,11 @@ class Int8Proof(msgspec.Struct, frozen=True):
                 f"takes the 8-bit weights on this kind of processor (at least {_MIN_SENTENCES} sentences, "
                 f"{_MIN_EQUAL:.0%} equal, BLEU within {_MAX_BLEU_DIFFERENCE})"
             )
-        return (
+        verdict = (
             f"Of {self.sentences:,} sentences, so many are translated as in fp32: {figures}. `--precision auto` does "
-            f"not take the 8-bit weights: {'; '.join(self.unmet)}"
+            "not take the 8-bit weights:"
         )
+        return "\n  ".join([verdict, *self.unmet])
 
 
 def has_proofs(folder: Path) -> bool:
