@@ -16,6 +16,7 @@ import transduce
 from transduce import ui_language
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
+from transduce.inference.line_warnings import LineWarnings, UnknownLetters
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
@@ -99,6 +100,22 @@ def test_what_the_demonstration_suggests_is_in_chinese(activation: str) -> None:
     command = f'{activation}transduce inspect models/demo "我爱你"'
     found = Catalog(TRANSLATED).find(f"Next, look into a translation: {command}")
     assert found == f"下一步，看看一句译文是怎样得来的：{command}"
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("noun", ["line", "output line"])
+def test_warnings_about_a_line_are_chinese_under_every_name_of_a_line(noun: str) -> None:
+    def unknown_letters(text: str) -> UnknownLetters:
+        return UnknownLetters({"龘"} & {*text}, {"彁"} & {*text})
+
+    for text in ("I am no Chinese sentence at all", "我有龘", "我有彁"):
+        for word, count in ((noun, 1), (noun, 8), ("sentence", 1)):
+            warnings = LineWarnings("zh", "en", unknown_characters=unknown_letters, noun=word)
+            for number in range(1, count + 1):
+                warnings.add(number, text, None)
+            shown = localized(str(warnings))
+            assert shown
+            assert not re.search("[A-Za-z]", shown), shown
 
 
 def test_the_compiled_catalog_is_that_of_the_text_file() -> None:

@@ -122,11 +122,17 @@ def test_components_of_ones_own_train_and_decode(folder: Path) -> None:
     use = """
 sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "pad_id": 0, "start_id": 1, "eos_id": 2}
 config = transduce.ModelConfig(**sizes, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
-    attention_score="cosine", activation="cubed-relu")
+    attention_score="cosine", activation="cubed-relu", positions="decay")
 model = transduce.Transformer(config)
 logits = model(torch.tensor([[3, 4, 2]]), torch.tensor([[1, 5]]))
 logits.sum().backward()
 assert logits.shape == (1, 2, 9)
+turned = model(torch.tensor([[4, 3, 2]]), torch.tensor([[1, 5]]))
+assert not torch.allclose(turned, logits)  # positions have an effect
+model.eval()
+state = model.start(torch.tensor([[3, 4, 2]]))
+steps = [model.project(state.step(torch.tensor([[token]]))) for token in (1, 5)]
+assert torch.allclose(torch.cat(steps, dim=1), model(torch.tensor([[3, 4, 2]]), torch.tensor([[1, 5]])), atol=1e-5)
 assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
 """
     subprocess.run([sys.executable, "-c", block + use], check=True)

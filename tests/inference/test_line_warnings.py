@@ -119,7 +119,8 @@ def test_separate_accents_are_reported_with_the_remedy(tmp_path: Path, byte_fall
     warnings.add(3, "Der Schnee ❤\ufe0f", None)
     assert str(warnings) == (
         "warning: letters and their accents are separate characters (ä, ö), which the model has not learned: convert "
-        "the text to Unicode's composed form (NFC), and translate it again, as line 2 cannot be relied on.\n"
+        "the text to Unicode's composed form (NFC), and translate it again, as the translation of line 2 cannot be "
+        "relied on.\n"
     )
     warnings.add(4, unicodedata.normalize("NFD", "Die ñandú"), None)  # has no token in either form
     assert "ñ" in str(warnings).partition("separate")[0]

@@ -252,7 +252,7 @@ def test_standard_input_is_not_read_on_resume(
         ({"pairs": [("a", "b", "c")]}, r"`pairs`, row 1: a pair is two texts, but this one is \"\('a', 'b', 'c'\)\""),
         ({"pairs": [("a", 1)]}, r"`pairs`, row 1: a pair is two texts"),
         ({"pairs": []}, r"`pairs` has no rows"),
-        ({"pairs": [{"a": "x", "b": "y", "c": "z"}]}, r"`pairs` has the columns 'a', 'b', 'c': name .* by --columns"),
+        ({"pairs": [{"a": "x", "b": "y", "c": "z"}]}, r"`pairs` has the columns 'a', 'b', 'c': .* by `data.columns`"),
         ({"pairs": [{"a": "x", "b": "y"}], "columns": ("a", "d")}, r"`pairs` has no column 'd', but 'a', 'b'"),
         ({"pairs": [("a", "b")], "source": "x.tsv"}, r"`source` names files and `pairs` holds pairs: pass only one"),
     ],

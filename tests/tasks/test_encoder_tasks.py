@@ -659,7 +659,7 @@ def test_a_text_of_too_few_sentences_is_refused_with_their_number(tmp_path: Path
         "tokenizer": {"vocabulary_size": 300},
         "model": SMALL,
     }
-    with pytest.raises(TransduceError, match=r"at least 8 sentences, .*, but this one has 5: .* \(`--dev-source`\)"):
+    with pytest.raises(TransduceError, match=r"at least 8 sentences, .*, but this one has 5: .* \(`data.dev_source`\)"):
         run(tmp_path / "run", settings)
 
 

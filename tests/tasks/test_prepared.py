@@ -101,7 +101,7 @@ def test_the_dev_set_of_prepared_text_has_the_filters_it_was_prepared_with(
     assert main([*command[:2], str(tmp_path / "whole"), *command[3:], "--no-hold-out"]) == 0
     capsys.readouterr()
     with pytest.raises(
-        TransduceError, match=r"Nothing was held out as a dev set when .*whole was prepared: pass --dev"
+        TransduceError, match=r"Nothing was held out as a dev set when .*whole was prepared: set `data.dev"
     ):
         train(out=tmp_path / "none", settings=settings | {"data.prepared": str(tmp_path / "whole")}, device="cpu")
 

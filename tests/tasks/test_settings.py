@@ -1,5 +1,6 @@
 """Test settings from a TOML file and `--set`: checked up front, and written so that they read back."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -248,3 +249,22 @@ def test_a_mistake_in_an_assignment_is_not_the_files(write_lines: WriteLines, va
     put_setting(content, "training", {"steps": 0})
     with pytest.raises(TransduceError, match=r"^`training.steps` must be greater than 0"):
         make_settings(content)
+
+
+def test_a_weight_decay_that_a_file_has_by_default_is_chosen_again_for_other_steps(
+    trained: Path, tmp_path: Path
+) -> None:
+    path = trained / "settings.toml"
+    assert "weight_decay" in read_settings(path)["training"]
+    for assignments, kept in (
+        (["training.steps=800"], False),
+        (["training.learning_rate=0.001", "training.steps=800"], False),
+        (["training.minutes=1"], False),
+        (["training.steps=80"], True),  # those of the file
+        (["training.patience=3"], True),
+        (["training.weight_decay=0.5", "training.steps=800"], True),
+    ):
+        assert ("weight_decay" in read_settings(path, assignments)["training"]) == kept, assignments
+    own = tmp_path / "settings.toml"
+    own.write_text(re.sub(r"^weight_decay = .*$", "weight_decay = 0.5", path.read_text("utf-8"), flags=re.MULTILINE))
+    assert read_settings(own, ["training.steps=800"])["training"]["weight_decay"] == 0.5

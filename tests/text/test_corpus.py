@@ -216,7 +216,7 @@ def test_broken_pair_lines(write: Write) -> None:
         read("a.jsonl", "[1, 2]")
     with pytest.raises(
         TransduceError,
-        match=r'a\.jsonl:1: .*keys "zh" and "en" or "source" and "target" .*"zh", "de": .*by --languages \(',
+        match=r'a\.jsonl:1: .*keys "zh" and "en" or "source" and "target" .*"zh", "de": .*by `data\.languages`',
     ):
         read("a.jsonl", '{"zh": "a", "de": "b"}')
 

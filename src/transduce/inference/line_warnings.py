@@ -121,17 +121,17 @@ class LineWarnings:
                 "not rely on these translations, which are outside of what the model has learned.\n"
             )
         if self._in_bytes:
-            shown, (noun, numbers) = _shown(self._in_bytes), self._numbers(self._in_bytes)
+            shown, where = _shown(self._in_bytes), self._lines(list(self._in_bytes))
             warnings.append(
                 f"warning: the vocabulary spells some letters in bytes ({shown}), as the training text had few or none "
-                f"of them: check the translations of {noun} {numbers}.\n"
+                f"of them: check the translations of {where}.\n"
             )
         if self._decomposed:
-            shown, (noun, numbers) = _shown(self._decomposed), self._numbers(self._decomposed)
+            shown, where = _shown(self._decomposed), self._lines(list(self._decomposed))
             warnings.append(
                 f"warning: letters and their accents are separate characters ({shown}), which the model has not "
                 "learned: convert the text to Unicode's composed form (NFC), and translate it again, as "
-                f"{noun} {numbers} cannot be relied on.\n"
+                f"the translation of {where} cannot be relied on.\n"
             )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
@@ -141,16 +141,13 @@ class LineWarnings:
             )
         return "".join(warnings)
 
-    def _numbers(self, lines: Iterable[int]) -> tuple[str, str]:
-        """Return the noun for lines, in the plural if there are several, and the first of their numbers."""
-        numbers = list(lines)
-        more = ", …" if len(numbers) > MAX_SHOWN else ""
-        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN]) + more
-        return (self._noun if len(numbers) == 1 else f"{self._noun}s"), shown
-
     def _lines(self, numbers: list[int]) -> str:
-        noun, shown = self._numbers(numbers)
-        return f"{noun} {shown}" if len(numbers) == 1 else f"{len(numbers):,} {noun} ({shown})"
+        """Return lines as a noun phrase: one with its number, several with their count and the first numbers."""
+        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
+        if len(numbers) == 1:
+            return f"{self._noun} {shown}"
+        more = ", …" if len(numbers) > MAX_SHOWN else ""
+        return f"{len(numbers):,} {self._noun}s ({shown}{more})"
 
 
 _CLUSTER = re.compile(r"\w[\u0300-\u036F\u3099\u309A]+")  # a letter with accents, or a kana with its voicing mark

@@ -2,10 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -277,3 +277,27 @@ def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, wa
         for step in range(1 + stride // 2, steps + 1, stride)
     ]
     return min(TOTAL_DECAY / (stride * sum(rates)), MAX_DECAY / peak)
+
+
+def decay_of_steps(training: Mapping[str, Any]) -> float | None:
+    """Return the weight decay that is chosen by default for these settings of training.
+
+    Return None if a setting that the choice depends on is missing or of another type, or the optimizer is not Muon.
+    """
+    schedule, steps = training.get("schedule"), training.get("steps")
+    peak, warmup_steps = training.get("learning_rate"), training.get("warmup_steps")
+    if training.get("optimizer") != "muon" or schedule not in get_args(ScheduleName):
+        return None
+    if not (isinstance(steps, int) and isinstance(peak, float) and isinstance(warmup_steps, int) and steps > 0 < peak):
+        return None
+    return constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup_steps)
+
+
+def has_decay_of_steps(training: Mapping[str, Any]) -> bool:
+    """Return whether the weight decay among these settings is the default for their number of steps.
+
+    Such a decay is chosen again for another number of steps: kept for many more, it would shrink the weights to almost
+    nothing.
+    """
+    decay, chosen = training.get("weight_decay"), decay_of_steps(training)
+    return chosen is not None and isinstance(decay, float) and math.isclose(decay, chosen, rel_tol=1e-6)

@@ -1,7 +1,6 @@
 """Create, lock and resume the folder of a training run."""
 
 import contextlib
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,8 +27,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
-from transduce.training.schedule import constant_weight_decay
-from transduce.training.settings import TrainingSettings
+from transduce.training.schedule import decay_of_steps, has_decay_of_steps
 
 # --- lock ---
 # Two processes that trained in one folder would overwrite each other's files.
@@ -231,31 +229,10 @@ def apply_changes(
     data = content["data"]
     moved = dict(zip(stored.data.source, data["source"], strict=True))
     data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
-    training = content["training"]
-    if training["steps"] != stored.training.steps and _has_chosen_decay(stored.training):
-        training["weight_decay"] = None if training["steps"] is None else _chosen_decay(training)
+    training, before = content["training"], msgspec.structs.asdict(stored.training)
+    if training["steps"] != stored.training.steps and has_decay_of_steps(before):
+        training["weight_decay"] = decay_of_steps(training)
     return make_settings(content)
-
-
-def _chosen_decay(training: Mapping[str, Any]) -> float:
-    """Return the weight decay that is chosen by default for these settings of training."""
-    return constant_weight_decay(
-        training["steps"],
-        schedule=training["schedule"],
-        peak=training["learning_rate"],
-        warmup_steps=training["warmup_steps"],
-    )
-
-
-def _has_chosen_decay(training: TrainingSettings) -> bool:
-    """Return whether a run's weight decay is the default, which follows from its number of steps.
-
-    Kept for many more steps, such a decay would shrink the weights to almost nothing.
-    """
-    values = msgspec.structs.asdict(training)
-    if training.optimizer != "muon" or None in (values[name] for name in ("steps", "weight_decay", "learning_rate")):
-        return False
-    return math.isclose(values["weight_decay"], _chosen_decay(values), rel_tol=1e-6)
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:

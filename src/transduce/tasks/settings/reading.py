@@ -19,6 +19,7 @@ from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
 from transduce.tasks.settings.structs import Settings, convert_settings
+from transduce.training.schedule import has_decay_of_steps
 
 # --- TOML text ---
 
@@ -76,6 +77,10 @@ class FileSettings(dict[str, Any]):
         self._path = path
         self._lines: dict[str, int | None] = dict.fromkeys(_setting_names(content, ""))
         self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
+        training = content.get("training")
+        self._chosen_decay: float | None = None
+        if isinstance(training, dict) and has_decay_of_steps(training):
+            self._chosen_decay = training["weight_decay"]
 
     def drop_location(self, name: str) -> None:
         """Remove the stored line number of a setting or table, because another source overrides its value."""
@@ -84,6 +89,17 @@ class FileSettings(dict[str, Any]):
             for name_in_file, line in self._lines.items()
             if not f"{name_in_file}.".startswith(f"{name}.")
         }
+
+    def drop_chosen_decay(self, steps: Any) -> None:
+        """Remove a weight decay that was chosen for the file's number of steps, if another source sets another number.
+
+        So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run.
+        """
+        if self._chosen_decay is None:
+            return
+        training = self["training"]
+        if training.get("steps") != steps and training.get("weight_decay") == self._chosen_decay:
+            del training["weight_decay"]
 
     def location_of(self, sentence: str) -> str | None:
         """Return the file and line of the first setting that an error message names; None if no file sets it."""
@@ -187,6 +203,8 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     name = current_setting(name)
     if isinstance(content, FileSettings):
         content.drop_location(name)
+        if name in ("training.steps", "training.minutes"):
+            content.drop_chosen_decay(value)
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})
