@@ -650,7 +650,7 @@ def test_minutes_become_steps_that_are_kept(
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
     assert re.search(r"0.04 minutes are about [\d,]+ steps at the current speed.", said)
-    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' learning rates, once the number", said)
+    assert re.search(r"training.weight_decay +set later  1.3 / the sum of all steps' learning rates, once the", said)
     assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]
     assert checkpoint is not None

@@ -19,7 +19,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 from transduce.text.languages import CHINESE, JAPANESE, KOREAN, SOUTHEAST_ASIAN, TIBETAN, base_code, is_word_character
 from transduce.text.tagged import describe_spans, spans_of
-from transduce.ui_language import column, columns_of, localized
+from transduce.ui_language import column, columns_of, labeled, localized
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -721,7 +721,7 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
         lines = [str(self.scored)]
         for title, ways in (("counted otherwise", self.counted), ("searched otherwise", self.searched)):
             width = max((columns_of(localized(each.way)) for each in ways), default=0)
-            lines += [f"{localized(title)}:"] if ways else []
+            lines += [labeled(title, "").rstrip()] if ways else []
             lines += [f"  {column(each.way, width)}{self._compared(each.bleu)}" for each in ways]
         return "\n".join(lines)
 

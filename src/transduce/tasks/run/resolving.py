@@ -529,7 +529,7 @@ def _resolve_weight_decay(
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
     if choice.value is None:
-        shown = Choice("later", choice.reason)
+        shown = Choice("set later", choice.reason)
     else:  # the value alone looks too high in a short run
         reason = f"{choice.value:.4g} × the rate at its peak: {choice.reason}"
         shown = Choice(f"{choice.value * rate:.1%} a step", reason)
