@@ -19,6 +19,7 @@ from transduce.evaluation.significance import (
     min_p_value,
     permutation_p_value,
 )
+from transduce.exchange.exporters import FORMATS, _check_fits
 from transduce.inspection.experiments import _score_translations
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
@@ -155,6 +156,11 @@ def test_an_own_component_takes_the_reference_path_and_no_other_name(plugin: Pat
     load_plugin(plugin)
     model = build_model(ModelConfig(**SIZES, attention="gated")).eval()  # type: ignore[arg-type]
     assert select_decoder(model).backend == "reference"
+    for name in FORMATS:
+        with pytest.raises(
+            TransduceError, match=r"with `model\.attention` = gated, a component of your own"
+        ):
+            _check_fits(name, name, model.config)
     with pytest.raises(TransduceError, match=r"`model\.attention` = 'multi-head' is no new name"):
         transduce.register("attention", "multi-head")
     with pytest.raises(TransduceError, match="must be a subclass of MultiHeadAttention, but is"):
