@@ -354,27 +354,27 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
-        """Choose the preset by the number of values to predict."""
+        """Choose the preset: tiny if an epoch has fewer than 50,000,000 values to predict, otherwise small."""
         if tokens < 50_000_000:
             return Choice("tiny", f"{tokens:,} numbers to predict, fewer than 50,000,000")
         return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose small batches, because windows overlap."""
+        """Choose the predicted values in a batch: 8,192 on a GPU, 1,024 on a CPU, but at most those of an epoch."""
         default = 8_192 if device.startswith("cuda") else 1_024
         return Choice(
             max(1, min(default, epoch_tokens)), "numbers to predict; windows overlap, so batches may be small"
         )
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the number of steps by the number of windows."""
+        """Choose the steps of 20 epochs of all windows, but at least 500 and at most 20,000."""
         rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
         steps = _EPOCHS * -(-pairs // rows)
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_MIN_STEPS:,} and {_MAX_STEPS:,} steps"
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the metric that selects the best model: the error of dev forecasts."""
+        """Choose the best model by skill: by how much the error of dev forecasts is below that of the last season."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
@@ -391,7 +391,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SeriesPlan:
-        """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
+        """Return the plan of this process's batches of windows; `training.batch_tokens` counts predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(
             corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count

@@ -360,6 +360,8 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
 def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: ChoiceLog) -> None:
     """Log how often an epoch contains the pairs of each corpus, in a run with several.
 
+    If the corpora have shares, these are logged, too, as they are at the start and at the end of the run.
+
     Args:
         pairs: the number of pairs of each file of `data.source`.
         data: the data settings.
