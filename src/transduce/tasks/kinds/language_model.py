@@ -137,7 +137,7 @@ class LanguageModelKind(TextKind):
         return super().prepare(request)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes with GPT-2's feed-forward width and little dropout.
+        """Return the sizes of the preset's decoder, but `d_ff` = 4 × `d_model`, as in GPT-2, and a dropout of 0.1.
 
         Little dropout suffices, because the text is read only a few times.
         """
@@ -265,7 +265,10 @@ class LanguageModelKind(TextKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return training and dev token streams, from two files, or from the start and the end of a single file."""
+    """Return the training and dev token streams.
+
+    Without dev files, the last tenth of the text, at most 1,000,000 tokens, is the dev text.
+    """
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)

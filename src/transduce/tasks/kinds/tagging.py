@@ -119,7 +119,7 @@ class _StoredCard(msgspec.Struct, frozen=True):
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Read the sentences of "training" and "dev"; without dev files, some distinct training sentences are held out."""
+    """Return the sentences of "training" and "dev"; without dev files, distinct training sentences are held out."""
     training = [sentence for path in data.source for sentence in read_tagged(path, data.columns)]
     if data.dev_source:
         dev = [sentence for path in data.dev_source for sentence in read_tagged(path, data.columns)]

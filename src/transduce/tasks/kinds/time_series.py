@@ -330,7 +330,10 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return half of the preset's layers with little dropout, because a number is less informative than a word."""
+        """Return the preset's sizes, but half of its layers (at least one), `d_ff` = 4 × `d_model`, and dropout 0.1.
+
+        A number is less informative than a word.
+        """
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
             "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
@@ -384,7 +387,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Return the loss function over every next value."""
+        """Return the loss function: squared errors or negative log-likelihoods of every next value."""
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model)
 
@@ -402,7 +405,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return [self.plan(corpus, resolved).batch(0, 0)]
 
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
-        """Return the dev set: windows of the dev part, one horizon apart."""
+        """Return the dev set, which measures and forecasts windows of the dev part that are one horizon apart."""
         return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:

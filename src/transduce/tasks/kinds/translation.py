@@ -429,7 +429,7 @@ class TranslationKind(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations take as long as the final beam searches of the whole dev set."""
+        """Return the number of validations that take as long as the final beam searches of the whole dev set."""
         sentences = len(corpus.dev_sources)
         searches = _BEAM_TIME + (_COVERAGE_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * sentences / max(1, min(resolved.training.translate_dev, sentences))
