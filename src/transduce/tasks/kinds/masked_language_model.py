@@ -111,7 +111,9 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Return the training and the dev text, from two files, or from the start and the end of a single file.
+    """Return the training and the dev text; without dev files, the latter is the last fiftieth of the sentences.
+
+    It then has at least 4 and at most 2,000 sentences.
 
     Raises:
         TransduceError: a single file has too few sentences for both.
