@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from transduce.interop.hugging_face.export import (
     stored_parameters,
     stored_tensors,
 )
-from transduce.interop.hugging_face.families import huggingface_obstacles
+from transduce.interop.hugging_face.families import huggingface_obstacles, huggingface_remedy
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.write import write_model_folder
@@ -94,7 +95,9 @@ def make_config(**changes: Any) -> ModelConfig:
         ({"zero_padding_row": False, "output_bias": True}, "PegasusForConditionalGeneration"),
         (T5, "T5ForConditionalGeneration"),
         (T5 | {"tie_output": False, "output_scale": 1.0}, "T5ForConditionalGeneration"),
-        (T5 | {"output_scale": 1.0}, None),
+        (T5 | {"output_scale": 1.0}, "T5ForConditionalGeneration"),
+        (T5 | {"output_scale": 0.5}, None),
+        (T5 | {"tie_output": False}, None),
         (T5 | {"activation": "geglu-tanh", "d_k": 6, "d_v": 6}, "T5ForConditionalGeneration"),
         (T5 | {"d_k": 6}, None),
         (T5 | {"num_decoder_layers": 3}, None),
@@ -117,6 +120,16 @@ def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | N
     content = config_json(config)
     assert content.get("architectures") == (None if name is None else [name])
     assert content["transduce"]["d_model"] == 16
+
+
+@pytest.mark.parametrize(
+    "changes", [{"d_k": 6}, {"output_scale": 0.5}, {"output_scale": 0.5, "tie_output": False}, {"tie_output": False}]
+)
+def test_a_remedy_is_a_change_that_helps(changes: dict[str, Any]) -> None:
+    config = make_config(**T5 | changes)
+    assert huggingface_obstacles(config)
+    remedy = huggingface_remedy(config)
+    assert not remedy or class_for(msgspec.structs.replace(config, **remedy)) is not None
 
 
 @pytest.mark.parametrize("changes", NOT_THEIRS, ids=str)
@@ -222,6 +235,7 @@ def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs:
         {"norm_order": "post", "output_bias": True, "zero_padding_row": False, "start_id": 1},
         {"norm_order": "post", "tie_source_target": False},
         T5 | {"activation": "silu"},
+        T5 | {"output_scale": 1.0},
         T5 | {"activation": "geglu-tanh", "d_k": 6, "d_v": 6, "tie_output": False, "output_scale": 1.0},
     ],
     ids=str,

@@ -162,6 +162,9 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
     if family.stores_output_bias and not config.output_bias:
         zeros = torch.zeros(config.target_vocabulary_size)
         yield from _output_bias_place(_stored_names(family, config)).store(zeros, ()).items()
+    output = _stored_names(family, config).output
+    if output is not None and family.stores_tied_output(config):
+        yield output, weights["source_weight"].contiguous()
 
 
 def has_every_name(names: Collection[str], config: ModelConfig) -> bool:

@@ -41,6 +41,8 @@ class Family(NamedTuple):
     stores_sinusoids: bool = False
     stores_output_bias: bool = True
     """True if the class always stores a bias on the logits, even if it is zero."""
+    stores_tied_output: Callable[[ModelConfig], bool] = lambda _: False
+    """Function that returns whether the output projection is stored a second time although it is tied."""
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
@@ -207,7 +209,10 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
     family, obstacles = _nearest(config), huggingface_obstacles(config)
     required = {} if family is None else _required(config, family)
     values = {name: required.get(name) for name in obstacles}
-    return {} if "positions" in values or None in values.values() else values
+    if family is None or "positions" in values or None in values.values():
+        return {}
+    # A class can also restrict combinations of settings, which one value at a time does not repair.
+    return {} if differences(msgspec.structs.replace(config, **values), family) else values
 
 
 def _nearest(config: ModelConfig) -> Family | None:
@@ -284,7 +289,9 @@ def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_config(config: ModelConfig) -> dict[str, Any]:
     return _written(config, T5_KEYS) | {
         "feed_forward_proj": _T5_ACTIVATIONS[config.activation],
-        "tie_word_embeddings": config.tie_output,
+        # transformers 4.57 scales the decoder's output if and only if `tie_word_embeddings` is true.
+        "tie_word_embeddings": config.tie_output and config.output_scale != 1.0,
+        "scale_decoder_outputs": config.output_scale != 1.0,
         "decoder_start_token_id": config.start_id,
     }
 
@@ -292,14 +299,14 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_obstacles(config: ModelConfig) -> list[str]:
     """Return the settings that T5's class cannot express.
 
-    The output scale follows from whether the output projection is tied. The decoder may not be deeper than the encoder:
-    `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
+    The decoder's output is scaled by 1/√d_model, only if the output projection is tied, or not at all. The decoder may
+    not be deeper than the encoder: `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
     """
-    required_scale = config.d_model**-0.5 if config.tie_output else 1.0
+    scales = (config.d_model**-0.5, 1.0) if config.tie_output else (1.0,)
     return [
         *(["num_decoder_layers"] if config.num_decoder_layers > config.num_encoder_layers else []),
         *(["d_v"] if config.value_width != config.key_width else []),
-        *(["output_scale"] if config.output_scale != required_scale else []),
+        *(["output_scale"] if config.output_scale not in scales else []),
     ]
 
 
@@ -347,6 +354,8 @@ _T5 = Family(
     _t5_config,
     _t5_obstacles,
     stores_output_bias=False,
+    # Without scaled outputs, transformers 4.57 does not tie the projection and reads it from the file.
+    stores_tied_output=lambda config: config.tie_output and config.output_scale == 1.0,
 )
 # The class numbers non-padding positions from the padding id + 1.
 _M2M100 = Family(
