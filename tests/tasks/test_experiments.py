@@ -157,9 +157,7 @@ def test_an_own_component_takes_the_reference_path_and_no_other_name(plugin: Pat
     model = build_model(ModelConfig(**SIZES, attention="gated")).eval()  # type: ignore[arg-type]
     assert select_decoder(model).backend == "reference"
     for name in FORMATS:
-        with pytest.raises(
-            TransduceError, match=r"with `model\.attention` = gated, a component of your own"
-        ):
+        with pytest.raises(TransduceError, match=r"with `model\.attention` = gated, a component of your own"):
             _check_fits(name, name, model.config)
     with pytest.raises(TransduceError, match=r"`model\.attention` = 'multi-head' is no new name"):
         transduce.register("attention", "multi-head")
