@@ -81,9 +81,9 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return an upper bound that all positions of x are below: `end` if it is known, else read from `positions`.
+    """Return a number above all positions of x: its length if `positions` is None, otherwise `end` if that is known.
 
-    Reading a GPU's tensor stalls the CPU.
+    If `end` is None, the number is read from `positions`; reading a GPU's tensor stalls the CPU.
     """
     if positions is None:
         return x.shape[1]
@@ -166,7 +166,7 @@ class Rotation(NamedTuple):
 
 
 class PositionEffect(NamedTuple):
-    """The effect of positions on the self-attention of each layer, apart from the mask."""
+    """The rotary embedding and the first cached key for the self-attention of all layers; biases are in the mask."""
 
     rotation: Rotation | None = None
     """The rotary embedding of queries and keys."""
