@@ -33,7 +33,14 @@ def sinusoids(length: int, d_model: int, *, interleaved: bool = False, to_end: b
 
     Returns:
         float32, (length, d_model).
+
+    Raises:
+        TransduceError: d_model is odd.
     """
+    if d_model % 2:
+        raise TransduceError(
+            f"Sinusoids encode a position in pairs of dimensions, so `d_model` must be even, but it is {d_model}."
+        )
     pair = torch.arange(d_model // 2, dtype=torch.float64)
     frequency = 10000.0 ** (-2.0 * pair / (max(2, d_model - 2) if to_end else d_model))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, d_model / 2)
