@@ -280,7 +280,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """The translations by two systems of the same lines, with the settings of the significance tests."""
+    """Two systems' translations of the same lines, the systems' names, and the settings of the significance tests."""
 
     lines_a: list[str]
     lines_b: list[str]

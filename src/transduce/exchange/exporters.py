@@ -63,6 +63,7 @@ _CTRANSLATE2 = """\
     source = sentencepiece.SentencePieceProcessor(model_file="{source}")
     target = sentencepiece.SentencePieceProcessor(model_file="{target}")
     translator = ctranslate2.Translator(".")
+    # lines is a list of sentences to translate
     pieces = [{before}source.encode(line, out_type=str) for line in lines]
     results = translator.translate_batch(pieces, beam_size=4, suppress_sequences=[["{pad}"]])
     for result in results:
@@ -75,6 +76,7 @@ _CTRANSLATE2_IMPORTED = """\
     tokenizer = ImportedTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
+    # lines is a list of sentences to translate
     pieces = [source.tokens(source.with_special_tokens(source.encode(line))) for line in lines]
     results = translator.translate_batch(
         pieces, target_prefix=[target.tokens(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
@@ -160,6 +162,11 @@ returns the text of ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
 {forced}: pass the ids in `target.forced` to the decoder after the start symbol, and continue from there."""
+_LIMITS = """\
+Only the model is exported, and not what transduce does around it when it translates: placeholders, tags and addresses
+are translated like words, texts are not divided into sentences, and there are no glossaries and no quality warnings.
+
+"""
 _LINE_END = "the end of a line (`eos_id`)"
 _RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
@@ -206,7 +213,7 @@ def readme(
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest:,} tokens.\n\n"
+        f"{composed}A text can have {longest:,} tokens.\n\n{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )
 

@@ -84,7 +84,7 @@ class CardTexts(NamedTuple):
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
-    """Return a sentence on which Hugging Face class opens a model folder, or else on the available exports."""
+    """Return a sentence that names the Hugging Face class that opens a model folder, or else the available exports."""
     has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
     has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
     if has_class and has_files:
@@ -402,7 +402,7 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
-        """Choose the kind of positions by the model's other settings; None: the task's default."""
+        """Choose the kind of positions by the model's other settings; None stands for the default."""
         return None
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
@@ -414,15 +414,15 @@ class TaskKind(ABC, Generic[C]):
         return corpus.target_tokens
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the number of training steps."""
+        """Choose the number of training steps; `batch_tokens` counts target tokens unless the task counts others."""
         return choose_steps(pairs, epoch_tokens, batch_tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the number of target tokens in a batch."""
+        """Choose `training.batch_tokens`, by default the number of target tokens in a batch."""
         return choose_batch_tokens(epoch_tokens, device)
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
-        """Choose the learning-rate schedule."""
+        """Choose the learning-rate schedule; `norm_order` is the model's."""
         return choose_schedule(norm_order)
 
     def choose_learning_rate(
@@ -434,7 +434,7 @@ class TaskKind(ABC, Generic[C]):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the peak learning rate; it is lower when training continues a model of the same task."""
+        """Choose the peak learning rate; it is lower if training continues a model of this task or an unknown one."""
         if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
         if not self.scales_rate_with_batch:
@@ -458,7 +458,7 @@ class TaskKind(ABC, Generic[C]):
         return config
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return which parameters get random values instead of the base model's; by default, none."""
+        """Return the parameters that get random values instead of the base model's; by default, there are none."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
@@ -477,7 +477,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the training batches of one training process."""
+        """Return the plan of the training batches of process r of n; `rank_and_count` is (r, n)."""
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
@@ -681,7 +681,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- batches ---
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the training batches of one training process."""
+        """Return the plan of this process's training batches; `training.batch_tokens` is a number of target tokens."""
         return BatchPlan(
             corpus.prepared,
             batch_tokens=resolved.micro_batch_tokens,
