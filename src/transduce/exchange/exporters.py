@@ -23,6 +23,8 @@ from transduce.interop.hugging_face.export import (
     HuggingFaceEncoder,
     HuggingFaceLanguageModel,
     HuggingFaceModel,
+    automatic_class_for,
+    class_for,
     has_tokenizer,
     pipeline_files,
 )
@@ -34,7 +36,14 @@ from transduce.model.config import OWN_NAMES, Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
-from transduce.model_folder.read import CONTEXT, DIRECTIONS, SETTINGS_FILE, VOCABULARIES, directions_text
+from transduce.model_folder.read import (
+    CONTEXT,
+    DIRECTIONS,
+    SETTINGS_FILE,
+    VOCABULARIES,
+    directions_text,
+    read_run_setting,
+)
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
@@ -209,6 +218,20 @@ def readme(
     )
 
 
+NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
+"""The beginnings of a model card's paragraph on a folder that transformers does not open."""
+AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
+NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
+
+
+def opening_sentence(config: ModelConfig) -> str:
+    """Return a model card's sentence on the Hugging Face classes that open the folder."""
+    return (
+        f"The folder is also one of Hugging Face's class `{class_for(config)}`: `{automatic_class_for(config)}` and "
+        "`AutoTokenizer` open it."
+    )
+
+
 # Files that a run wrote for people to read.
 _DOCUMENTS = ("README.md", SETTINGS_FILE, CONTEXT)
 
@@ -360,9 +383,9 @@ class HuggingFaceExporter(Exporter):
             )
         if is_imported:
             raise TransduceError(
-                f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
-                "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
-                f"{alternatives}."
+                f"The tokenizer in {original.folder} was imported, and its own files are not there: copy "
+                "tokenizer_config.json and the vocabulary (tokenizer.json, or a sentencepiece model with vocab.json) "
+                f"from {_base_folder(original.folder)} to {original.folder}, or {alternatives}."
             )
         if original.tokenizer.joint:
             raise TransduceError(
@@ -401,7 +424,15 @@ class HuggingFaceExporter(Exporter):
 
     @override
     def describe(self, folder: Path, measured: str) -> None:
-        pass  # the model's README.md is already in the folder
+        card = folder / "README.md"
+        if not card.is_file():
+            return
+        text = card.read_text("utf-8").replace("library_name: transduce\n", "library_name: transformers\n", 1)
+        paragraphs = [
+            opening_sentence(self.original.config) if each.startswith(NOT_OPENED) else each
+            for each in text.split("\n\n")
+        ]
+        card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
 _EXPORTERS: dict[str, Callable[[Original], Exporter]] = {
@@ -478,6 +509,11 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
         original.tokenizer.save(folder)
     else:
         _copy(original.folder, folder, VOCABULARIES)
+
+
+def _base_folder(folder: Path) -> str:
+    """Return the folder of the base model that a run's settings name, for a message."""
+    return read_run_setting(folder, "init_from", str) or "the folder that it came from"
 
 
 def _task_document(folder: Path) -> dict[str, str]:

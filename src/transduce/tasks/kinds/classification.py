@@ -282,7 +282,7 @@ class ClassificationKind(LabelChoices, TextKind):
             f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, macro F1 "
             f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
         )
-        card = self.card(corpus, resolved, step, summary)
+        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(
             summary, f"Try: transduce classify {shell_word(placement.folder)}{common_options()}", card, event
         )

@@ -166,7 +166,7 @@ class DenoisingKind(TextKind):
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.errors import TransduceError
 from transduce.evaluation.significance import standard_error
-from transduce.exchange.exporters import formats_for
-from transduce.interop.hugging_face.export import automatic_class_for, class_for, has_tokenizer
+from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, formats_for, opening_sentence
+from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import read_run_setting
+from transduce.model_folder.write import has_original_tokenizer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -81,18 +83,18 @@ class CardTexts(NamedTuple):
     """True if the card names the Hugging Face class that opens the folder, or else the exports."""
 
 
-def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
+def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
     """Return a sentence that names the Hugging Face class that opens a model folder, or else the available exports."""
-    class_name = class_for(model)
-    if class_name is not None and has_tokenizer(tokenizer, model):
-        return (
-            f"The folder is also one of Hugging Face's class `{class_name}`: `{automatic_class_for(model)}` and "
-            "`AutoTokenizer` open it."
-        )
-    nothing = (
-        "No class of Hugging Face's holds this model" if class_name is None else "Hugging Face has no such tokenizer"
-    )
-    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface"]
+    has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
+    has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
+    if has_class and has_files:
+        return opening_sentence(model)
+    is_exported = has_class and bool(pipeline_files(tokenizer))
+    if is_exported:
+        nothing = AFTER_EXPORT
+    else:
+        nothing = NO_TOKENIZER if has_class else NO_CLASS
+    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface" or is_exported]
     for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
     return f"{nothing}; `transduce.load` opens it{for_others}."
 
@@ -521,8 +523,13 @@ class TaskKind(ABC, Generic[C]):
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that depend on the task: title, description, usage and so on."""
 
-    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
-        """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
+    def card(
+        self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None, *, folder: Path
+    ) -> str:
+        """Return the model card, README.md, of the model in `folder`.
+
+        `report` is the final quality on the dev set, None during training.
+        """
         texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
         codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
         parts = [
@@ -531,7 +538,7 @@ class TaskKind(ABC, Generic[C]):
             f"    {texts.usage}",
         ]
         if texts.names_class and tokenizer is not None:
-            parts.append(opening_hint(resolved.model, tokenizer))
+            parts.append(opening_hint(resolved.model, tokenizer, folder))
         if report is not None:
             heading = texts.score_heading
             parts.append(f"## {heading}\n\n```\n{report}\n```" if heading else f"{report}")

@@ -261,7 +261,7 @@ class LanguageModelKind(TextKind):
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
         hint = f'Try: transduce generate {shell_word(placement.folder)}{common_options()} "the beginning"'
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:

@@ -414,7 +414,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             f"{following:.1f} % of next sentences predicted."
         )
         hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
 
 
 def _context(task: TaskSettings) -> int:

@@ -437,7 +437,9 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev.model.load_state_dict(tagger.model.state_dict())
         report = dev.report()
         hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
-        return Outcome.of(f"Dev set: {report}", hint, self.card(corpus, resolved, step, report), report)
+        return Outcome.of(
+            f"Dev set: {report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+        )
 
 
 def _texts(sentences: Sequence[TaggedSentence], corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:

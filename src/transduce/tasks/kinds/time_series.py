@@ -443,7 +443,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         report = dev.score()
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
-        return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
+        return Outcome.of(
+            f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+        )
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:

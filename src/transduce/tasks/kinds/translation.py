@@ -496,7 +496,7 @@ class TranslationKind(TextKind):
         outcome = Outcome.of(
             chosen + measured,
             f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
-            self.card(corpus, resolved, step, shown),
+            self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )
