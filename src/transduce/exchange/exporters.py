@@ -32,7 +32,7 @@ from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_ob
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import OWN_NAMES, Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
@@ -462,6 +462,13 @@ def formats_for(config: ModelConfig) -> list[str]:
 
 def _check_fits(name: str, title: str, config: ModelConfig) -> None:
     obstacles = _OBSTACLES[name](config)
+    own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
+    if own:
+        values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in own)
+        raise TransduceError(
+            f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
+            "translate with transduce and `--plugin`."
+        )
     if obstacles:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
         remedy = huggingface_remedy(config) if name == "huggingface" else {}

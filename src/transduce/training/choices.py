@@ -336,12 +336,12 @@ def choose_weight_decay(
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
-    """Choose the peak learning rate for fine-tuning a model that knows its task (`--init-from`): 0.05 / d_model.
+    """Choose the peak learning rate for continuing the weights of a base model (`--init-from`): 0.05 / d_model.
 
     That is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
     matrices count as random weights.
     """
-    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): the model already knows the task")
+    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): training continues the weights of a base model")
 
 
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
