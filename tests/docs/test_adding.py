@@ -90,8 +90,24 @@ def test_the_tests_of_new_components_pass(project: Path) -> None:
     assert "squared-relu" in (project / "docs" / "settings.md").read_text("utf-8")
 
 
+# Run after the page's code: components that are registered without a change of the project are trained and decode.
+PLUGIN = """
+own = {"attention": "own-gate", "positions": "own-distance", "activation": "cubed-relu"}
+model = build_model(ModelConfig(**SIZES, **own)).eval()
+source, target = torch.tensor([[3, 4, 2]]), torch.tensor([[0, 5, 6]])
+logits = model(source, target)
+logits.sum().backward()
+assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+with torch.inference_mode():
+    state = model.start(source)
+    steps = [model.project(state.step(target[:, [step]])) for step in range(3)]
+torch.testing.assert_close(torch.cat(steps, dim=1), logits)
+assert select_decoder(model).backend == "reference"
+"""
+
+
 def test_a_new_component_is_refused_by_every_fast_decoder(project: Path) -> None:
-    code, printed = "\n".join(blocks("python")), "".join(blocks("text"))
+    code, printed = "\n".join([*blocks("python"), PLUGIN]), "".join(blocks("text"))
     done = run([sys.executable, "-c", code], project)
     assert done.stdout == printed, done.stderr
 

@@ -19,7 +19,7 @@ def test_the_page_runs_from_two_files_to_a_changed_model(
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     namespace: dict[str, Any] = {"__name__": "own_loop"}
     try:
         for block in blocks:

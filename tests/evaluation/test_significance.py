@@ -273,6 +273,16 @@ def test_warnings_name_the_system() -> None:
     assert result.warnings == ("Empty lines among the hypotheses of old: 1 of 2.",)
 
 
+def test_systems_that_do_not_translate_yet_are_named() -> None:
+    """Short translations without a common 4-gram may be good, which chrF shows."""
+    references = ["the old man reads a book", "she goes home early today"] * 4
+    nothing, little = ["xyz qqq"] * 8, ["vvv the", "zzz qqq"] * 4
+    (sentence,) = compare(nothing, little, references, target_language="en", resamples=100).warnings
+    assert sentence.startswith("Both systems have less than 1 BLEU: neither translates yet")
+    for better in (references, ["the old mann read books", "she went homes early"] * 4):
+        assert compare(nothing, better, references, target_language="en", resamples=100).warnings == ()
+
+
 def test_table(slight: Comparison) -> None:
     lines = str(slight).split("\n")
     assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomization p bootstrap"

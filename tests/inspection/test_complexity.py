@@ -86,7 +86,10 @@ def test_training_costs_are_those_of_the_weights_that_multiply() -> None:
     assert published["Transformer (base model)"].en_de_flops == pytest.approx(12 * 3600 * 8 * 9.5e12, rel=0.01)
     assert published["Transformer (big)"].en_de_flops == pytest.approx(3.5 * 86400 * 8 * 9.5e12, rel=0.01)
     report = training_costs("models/mine", 12.5, ["BLEU 12.50  signature"])
-    assert report.rows[-1] == ("models/mine, here, on your test set", 12.5, None, None, None)
+    assert report.columns == ("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR", "your test set")
+    assert report.rows[-1] == ("models/mine", None, None, None, None, 12.5)
+    assert report.rows[0] == (*TABLE_2[0], None)
+    assert len(training_costs().columns) == len(training_costs().rows[-1]) == 5
     assert "cannot be compared" in str(report)
     assert "BLEU 12.50  signature" in report.notes
 

@@ -87,11 +87,42 @@ def test_it_goes_back_to_hugging_face(name: str, request: pytest.FixtureRequest,
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text("utf-8"))["num_beams"] == 6
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
+def test_a_fine_tuned_model_goes_back_with_its_tokenizer_and_a_true_card(
+    imported: Path, toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    text = ["--source", str(toy_corpus / "train.zh"), "--target", str(toy_corpus / "train.en")]
+    steps = ["--steps", "2", "--set", "training.batch_tokens=300", "--device", "cpu", "--threads", "1"]
+    assert main(["train", "--init-from", str(imported), *text, "--out", str(run), *steps]) == 0
+    for name in ("source.spm", "target.spm", "vocab.json", "tokenizer_config.json"):
+        assert (run / name).is_file()
+    opens = "class `MarianMTModel`: `AutoModelForSeq2SeqLM` and `AutoTokenizer` open it."
+    assert opens in (run / "README.md").read_text("utf-8")
+    old_card = (run / "README.md").read_text("utf-8").split("\n\n")
+    old_card = ["Hugging Face has no such tokenizer; …" if opens in each else each for each in old_card]
+    (run / "README.md").write_text("\n\n".join(old_card), "utf-8")
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    transduce.export(run, tmp_path / "out", to="huggingface", sources=LINES, threads=1)
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert opens in card
+    assert "library_name: transformers\n" in card
+    assert "no such tokenizer" not in card
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (run / name).unlink()
+    manifest = json.loads((run / "manifest.json").read_text("utf-8"))  # as of a run that did not copy the files
+    manifest["sha256"] = {name: each for name, each in manifest["sha256"].items() if not name.endswith(".spm")}
+    (run / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    capsys.readouterr()
+    assert main(["export", str(run), str(tmp_path / "again"), "--to", "huggingface"]) == 2
+    assert f"from {imported} to {run}" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_without_its_files_it_does_not(imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("source.spm", "target.spm", "vocab.json"):
         (imported / name).unlink()
     assert main(["export", str(imported), str(tmp_path / "out"), "--to", "huggingface"]) == 2
-    assert "its own files are not there: copy them from the folder that it came from" in capsys.readouterr().err
+    assert "its own files are not there: copy tokenizer_config.json and the vocabulary" in capsys.readouterr().err
 
 
 def test_a_tokenizers_files_are_not_taken_from_elsewhere(marian: Path, tmp_path: Path) -> None:

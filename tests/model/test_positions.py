@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.model.positions import NoPositions, SinusoidalPositions, interleaving, sinusoids
 
 
@@ -121,3 +122,8 @@ def test_a_table_made_while_translating_serves_training() -> None:
 def test_without_positions_embeddings_stay_as_they_are() -> None:
     x = torch.randn(1, 4, 8)
     assert torch.equal(NoPositions()(x, torch.tensor([1, 2, 3, 4])), x)
+
+
+def test_sinusoids_of_an_odd_width_are_refused() -> None:
+    with pytest.raises(TransduceError, match=r"must be even, but it is 15\.$"):
+        sinusoids(30, 15)

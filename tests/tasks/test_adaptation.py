@@ -185,7 +185,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
     del lora_settings["training.learning_rate"]
     whole = lora_settings | {"training.lora_rank": 0}
     expected = [
-        (whole, "0.05 / d_model (32): the model already knows the task\n"),
+        (whole, "0.05 / d_model (32): training continues the weights of a base model\n"),
         (lora_settings, "0.5 / d_model (32) × √("),
     ]
     for settings, reason in expected:

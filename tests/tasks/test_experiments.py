@@ -1,6 +1,7 @@
 """Test experiments: variants × seeds in processes, with a user's component, resumed, reported; and their statistics."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from transduce.evaluation.significance import (
     min_p_value,
     permutation_p_value,
 )
+from transduce.exchange.exporters import FORMATS, _check_fits
+from transduce.inspection.experiments import _score_translations
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
 from transduce.model.config import OWN_NAMES, ModelConfig
@@ -153,6 +156,9 @@ def test_an_own_component_takes_the_reference_path_and_no_other_name(plugin: Pat
     load_plugin(plugin)
     model = build_model(ModelConfig(**SIZES, attention="gated")).eval()  # type: ignore[arg-type]
     assert select_decoder(model).backend == "reference"
+    for name in FORMATS:
+        with pytest.raises(TransduceError, match=r"with `model\.attention` = gated, a component of your own"):
+            _check_fits(name, name, model.config)
     with pytest.raises(TransduceError, match=r"`model\.attention` = 'multi-head' is no new name"):
         transduce.register("attention", "multi-head")
     with pytest.raises(TransduceError, match="must be a subclass of MultiHeadAttention, but is"):
@@ -255,6 +261,36 @@ def test_test_files_that_do_not_match_are_refused_before_training(tmp_path: Path
     with pytest.raises(TransduceError, match=r"must have as many lines, but .*a\.de has 2 and .*a\.en has 1: use"):
         run_all(experiment, runs, ExperimentOptions(device="cpu"), print)
     assert not (tmp_path / "out" / "a").exists()
+
+
+def test_bleu_s_tokenizer_is_checked_before_training(tmp_path: Path) -> None:
+    (tmp_path / "a.de").write_text("eins\n", "utf-8")
+    path = str(tmp_path / "a.de")
+    for kind, tokenize, message in (
+        ("translation", "13b", r"`test\.tokenize` cannot be used: The tokenizer must be one of"),
+        ("classification", "none", r"`test\.tokenize` is BLEU's tokenizer, but the task is classification"),
+    ):
+        settings = {"task.kind": kind, "data.source": [path], "data.target": [path]}
+        test = {"source": path, "target": path, "tokenize": tokenize}
+        experiment = make_experiment(
+            {"out": str(tmp_path / "out"), "variants": [{"name": "a"}], "settings": settings, "test": test}
+        )
+        assert any(re.search(message, each) for each in find_problems(experiment, expand(experiment), "cpu"))
+
+
+def test_tokenized_references_are_named_and_may_have_their_own_tokenizer(
+    started: tuple[Any, list[list[str]]], tmp_path: Path
+) -> None:
+    start, _ = started
+    test = tmp_path / "test.en"
+    test.write_text("he reads a long book .\n" * 20, "utf-8")
+    run = start(test, "translation")
+    plain = _score_translations(run, str(test), None)
+    (warning,) = plain.warnings
+    assert "look tokenized" in warning
+    exact = _score_translations(run, str(test), "none")
+    assert "tok:none" in exact.notes[0]
+    assert not exact.warnings
 
 
 # --- outputs that are made again ---

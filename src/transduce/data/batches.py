@@ -192,7 +192,10 @@ class Plan(Protocol[AnyBatch_co]):
         """Return the number of batches in an epoch."""
 
     def batch(self, epoch: int, position: int) -> AnyBatch_co:
-        """Return the batch at a position of an epoch."""
+        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+
+        If no row is left for it, the batch has one row as a stand-in, which has no targets and no index.
+        """
 
 
 class BatchPlan:
@@ -203,7 +206,7 @@ class BatchPlan:
     once.
 
     Each of several processes gets some rows of the same batches: ``rank_and_count`` = (r, n) takes every n-th row,
-    starting with row r. If a batch has too few rows, the process gets one row without target tokens.
+    starting with row r. If no row is left for a process, it gets one row without target tokens as a stand-in.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ class BatchPlan:
         return int(self._batches.sum())
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
         Raises:
             IndexError: there is no such batch.
@@ -486,7 +489,10 @@ class LabeledPlan:
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabeledBatch:
-        """Return the batch at a position of an epoch, counted from 0."""
+        """Return this process's texts of the batch at a position, counted from 0, of an epoch.
+
+        If no text is left for it, the batch has one text as a stand-in, and no targets.
+        """
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]

@@ -152,7 +152,7 @@ class SentenceStore(NamedTuple):
 
 
 class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of how rows of two segments are made from a text."""
+    """Settings of how a text becomes rows of tokens, some of them masked, with two segments (BERT) or one (RoBERTa)."""
 
     length: int
     """L, the maximum number of tokens of a row, including special ones."""
@@ -160,7 +160,7 @@ class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The approximate number of tokens of a batch, including special ones."""
     seed: int
     next_sentence: bool = True
-    """True if rows have two segments; otherwise one, as in RoBERTa."""
+    """True if rows have two segments, as in BERT; otherwise they have one, as in RoBERTa."""
     masking: MaskingSettings = MaskingSettings()
     pad_id: int = 0
 
@@ -336,7 +336,10 @@ class SentencePairPlan:
         return self._count
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
-        """Return the batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
+        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+
+        If no row is left for it, the batch has one row as a stand-in, and no labels.
+        """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
         hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)

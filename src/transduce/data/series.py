@@ -320,14 +320,17 @@ class SeriesPlan:
         return (len(self._series) + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> SeriesBatch:
-        """Return the batch at a position of an epoch."""
+        """Return this process's windows of the batch at a position, counted from 0, of an epoch.
+
+        If no window is left for it, the batch has one window as a stand-in, and no indices; the loss ignores it.
+        """
         all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         first, step = self._rank_and_count
-        window_scale = all_windows[first::step]
-        if len(window_scale):
-            return self._series.batch(window_scale, self._scale)
+        own_windows = all_windows[first::step]
+        if len(own_windows):
+            return self._series.batch(own_windows, self._scale)
         stand_in = self._series.batch(all_windows[:1], self._scale)
-        return SeriesBatch(stand_in.past, stand_in.future, window_scale)
+        return SeriesBatch(stand_in.past, stand_in.future, own_windows)
 
     def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -283,7 +283,7 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Draw Poisson-distributed span lengths with this mean, as in BART, that sum to `taken`; some are 0."""
+    """Return random span lengths of a Poisson distribution, as in BART, that sum to `taken`; some are 0."""
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))

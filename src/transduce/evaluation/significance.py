@@ -200,6 +200,8 @@ MetricName = Literal["BLEU", "chrF"]
 # A difference is called real if chance alone gives one as large with a lower probability than this.
 LEVEL = 0.05
 MINIMUM_RESAMPLES = 100
+# A system below both does not translate yet. Good translations of a word or two have a high chrF, but no BLEU.
+MIN_BLEU, MIN_CHRF = 1.0, 30.0
 # Number of standard errors at which a true difference is detected at this level.
 STANDARD_ERRORS = 1.96
 # If n sentences differ, at least two of 2^n exchanges give a difference as large: the observed one and its opposite.
@@ -280,7 +282,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """The translations by two systems of the same lines, with the settings of the significance tests."""
+    """Two systems' translations of the same lines, the systems' names, and the settings of the significance tests."""
 
     lines_a: list[str]
     lines_b: list[str]
@@ -332,11 +334,13 @@ def compare(
     systems = dict(zip(named, (lines_a, lines_b), strict=True))
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase, references=references)
     trial = Trial(lines_a, lines_b, names, resamples, seed)
+    by_bleu = compare_metric("BLEU", bleu, bleu_from_counts, trial)
+    by_chrf = compare_metric("chrF", chrf, chrf_from_counts, trial)
     return Comparison(
         name_a=name_a,
         name_b=name_b,
-        bleu=compare_metric("BLEU", bleu, bleu_from_counts, trial),
-        chrf=compare_metric("chrF", chrf, chrf_from_counts, trial),
+        bleu=by_bleu,
+        chrf=by_chrf,
         sentences=len(references),
         differing=sum(one != other for one, other in zip(lines_a, lines_b, strict=True)),
         resamples=resamples,
@@ -344,7 +348,7 @@ def compare(
         hypothesis_a_sha256=lines_sha256(lines_a),
         hypothesis_b_sha256=lines_sha256(lines_b),
         reference_sha256=lines_sha256(references),
-        warnings=find_warnings(systems, references, choice, target_language),
+        warnings=(*find_warnings(systems, references, choice, target_language), *_too_low(by_bleu, by_chrf)),
     )
 
 
@@ -474,6 +478,13 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
         for name, settings in decoding.items()
         if settings
     ]
+
+
+def _too_low(bleu: MetricComparison, chrf: MetricComparison) -> tuple[str, ...]:
+    """Return a tuple with one sentence if neither system translates yet, else ()."""
+    if max(bleu.value_a, bleu.value_b) >= MIN_BLEU or max(chrf.value_a, chrf.value_b) >= MIN_CHRF:
+        return ()
+    return ("Both systems have less than 1 BLEU: neither translates yet, so the difference says little about quality.",)
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:

@@ -23,6 +23,8 @@ from transduce.interop.hugging_face.export import (
     HuggingFaceEncoder,
     HuggingFaceLanguageModel,
     HuggingFaceModel,
+    automatic_class_for,
+    class_for,
     has_tokenizer,
     pipeline_files,
 )
@@ -30,11 +32,18 @@ from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_ob
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import OWN_NAMES, Kind, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
-from transduce.model_folder.read import CONTEXT, DIRECTIONS, SETTINGS_FILE, VOCABULARIES, directions_text
+from transduce.model_folder.read import (
+    CONTEXT,
+    DIRECTIONS,
+    SETTINGS_FILE,
+    VOCABULARIES,
+    directions_text,
+    read_run_setting,
+)
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
@@ -54,6 +63,7 @@ _CTRANSLATE2 = """\
     source = sentencepiece.SentencePieceProcessor(model_file="{source}")
     target = sentencepiece.SentencePieceProcessor(model_file="{target}")
     translator = ctranslate2.Translator(".")
+    # lines is a list of sentences to translate
     pieces = [{before}source.encode(line, out_type=str) for line in lines]
     results = translator.translate_batch(pieces, beam_size=4, suppress_sequences=[["{pad}"]])
     for result in results:
@@ -66,6 +76,7 @@ _CTRANSLATE2_IMPORTED = """\
     tokenizer = ImportedTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
+    # lines is a list of sentences to translate
     pieces = [source.tokens(source.with_special_tokens(source.encode(line))) for line in lines]
     results = translator.translate_batch(
         pieces, target_prefix=[target.tokens(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
@@ -151,6 +162,11 @@ returns the text of ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
 {forced}: pass the ids in `target.forced` to the decoder after the start symbol, and continue from there."""
+_LIMITS = """\
+Only the model is exported, and not what transduce does around it when it translates: placeholders, tags and addresses
+are translated like words, texts are not divided into sentences, and there are no glossaries and no quality warnings.
+
+"""
 _LINE_END = "the end of a line (`eos_id`)"
 _RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
@@ -197,8 +213,22 @@ def readme(
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest:,} tokens.\n\n"
+        f"{composed}A text can have {longest:,} tokens.\n\n{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
+    )
+
+
+NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
+"""The beginnings of a model card's paragraph on a folder that transformers does not open."""
+AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
+NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
+
+
+def opening_sentence(config: ModelConfig) -> str:
+    """Return a model card's sentence on the Hugging Face classes that open the folder."""
+    return (
+        f"The folder is also one of Hugging Face's class `{class_for(config)}`: `{automatic_class_for(config)}` and "
+        "`AutoTokenizer` open it."
     )
 
 
@@ -353,9 +383,9 @@ class HuggingFaceExporter(Exporter):
             )
         if is_imported:
             raise TransduceError(
-                f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
-                "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
-                f"{alternatives}."
+                f"The tokenizer in {original.folder} was imported, and its own files are not there: copy "
+                "tokenizer_config.json and the vocabulary (tokenizer.json, or a sentencepiece model with vocab.json) "
+                f"from {_base_folder(original.folder)} to {original.folder}, or {alternatives}."
             )
         if original.tokenizer.joint:
             raise TransduceError(
@@ -394,7 +424,15 @@ class HuggingFaceExporter(Exporter):
 
     @override
     def describe(self, folder: Path, measured: str) -> None:
-        pass  # the model's README.md is already in the folder
+        card = folder / "README.md"
+        if not card.is_file():
+            return
+        text = card.read_text("utf-8").replace("library_name: transduce\n", "library_name: transformers\n", 1)
+        paragraphs = [
+            opening_sentence(self.original.config) if each.startswith(NOT_OPENED) else each
+            for each in text.split("\n\n")
+        ]
+        card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
 _EXPORTERS: dict[str, Callable[[Original], Exporter]] = {
@@ -424,6 +462,13 @@ def formats_for(config: ModelConfig) -> list[str]:
 
 def _check_fits(name: str, title: str, config: ModelConfig) -> None:
     obstacles = _OBSTACLES[name](config)
+    own = [each for each, names in OWN_NAMES.items() if getattr(config, each) in names]
+    if own:
+        values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in own)
+        raise TransduceError(
+            f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
+            "translate with transduce and `--plugin`."
+        )
     if obstacles:
         values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
         remedy = huggingface_remedy(config) if name == "huggingface" else {}
@@ -464,6 +509,11 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
         original.tokenizer.save(folder)
     else:
         _copy(original.folder, folder, VOCABULARIES)
+
+
+def _base_folder(folder: Path) -> str:
+    """Return the folder of the base model that a run's settings name, for a message."""
+    return read_run_setting(folder, "init_from", str) or "the folder that it came from"
 
 
 def _task_document(folder: Path) -> dict[str, str]:

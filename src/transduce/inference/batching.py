@@ -148,9 +148,9 @@ class DocumentMemory:
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
     def append(self, part: Part, translation: str = "") -> None:
-        """Append a part to the record, and its translation if the model reads translations; empty parts are ignored.
+        """Record a part as the newest sentence, with its translation if the model reads translations.
 
-        Only as many of the last sentences are kept as the model reads.
+        An empty part is ignored. Sentences that are too old for the model's context are dropped.
         """
         if part.is_empty:
             return

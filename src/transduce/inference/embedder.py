@@ -80,7 +80,7 @@ class Embedder:
     def vectors(self, rows: list[list[int]]) -> Tensor:
         """Return one pooled vector for each text, (B, D), float32 on the CPU, from token ids that `encode` returned."""
         vectors = torch.empty(len(rows), self.model.config.d_model)
-        for batch, ids, states in self._each_batch(rows):
+        for batch, ids, states in self._encoded_batches(rows):
             vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
         return vectors
 
@@ -88,7 +88,7 @@ class Embedder:
         """Return the tokens of each text, special tokens included, with the encoder's output state of each token."""
         texts = as_texts(texts)
         rows, found = self.encode(texts), dict[int, TokenStates]()
-        for batch, _, states in self._each_batch(rows):
+        for batch, _, states in self._encoded_batches(rows):
             for index, row in zip(batch, states, strict=True):
                 tokens = tuple(self.tokenizer.source.tokens(rows[index]))
                 found[index] = TokenStates(tokens, row[: len(tokens)].clone())
@@ -107,10 +107,10 @@ class Embedder:
         """Return the encoder's output for padded token ids, (B, S) to (B, S, D), float32 on the CPU."""
         return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
 
-    def _each_batch(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Return batches of texts of similar length, to encode them together with little padding.
+    def _encoded_batches(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
+        """Encode all texts in batches of similar length, which need little padding, and return the batches.
 
-        Each has the indices of its texts, their padded token ids, (B, S), and token states, (B, S, D).
+        Each batch is the indices of its texts, their padded token ids, (B, S), and token states, (B, S, D).
         """
         found = []
         for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):

@@ -556,12 +556,12 @@ class _Stripped(NamedTuple):
     """The character offset of each character in the full text, and the length of the full text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span of the text without protected spans for a span of the full text."""
+        """Return the span in `text`, which lacks the protected spans, of a span of the full text."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span of the full text for a span of the text without protected spans."""
+        """Return the span in the full text of a span of `text`, which lacks the protected spans."""
         return span_in_full_text(self.offsets, span)
 
 

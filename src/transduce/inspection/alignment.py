@@ -755,7 +755,7 @@ def _second_features(features: Matrix, answer: Matrix) -> Matrix:
 def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> Matrix:
     """Return the probability of a link for each pair of words, (target words, source words), from its attention.
 
-    The words themselves count too if `heads` has counts of the words of known alignments.
+    If `heads` has counts of how often words are linked in known alignments, these are features, too.
     """
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])

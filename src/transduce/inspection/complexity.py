@@ -360,6 +360,8 @@ def training_costs(model: str | None = None, bleu: float | None = None, scores: 
         bleu: the BLEU of that model on a test set of yours.
         scores: lines that describe the score, with sacreBLEU's signature.
     """
+    columns = ("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR")
+    own = () if model is None else (None,)
     speed = measure_flops()
     notes = [f"This machine multiplies matrices with {speed / 1e9:,.0f} Gflop/s in float32."]
     for preset, hours in _HOURS.items():
@@ -372,10 +374,10 @@ def training_costs(model: str | None = None, bleu: float | None = None, scores: 
         )
     return PaperReport(
         title="Table 2: BLEU on newstest2014 and training cost in floating-point operations, as the paper reports them",
-        columns=("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR"),
+        columns=(*columns, *([] if model is None else ["your test set"])),
         rows=(
-            *(tuple(row) for row in TABLE_2),
-            *([] if model is None else [(f"{model}, here, on your test set", bleu, None, None, None)]),
+            *((*row, *own) for row in TABLE_2),
+            *([] if model is None else [(model, None, None, None, None, bleu)]),
         ),
         notes=(
             *notes,

@@ -12,7 +12,7 @@ import numpy as np
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts, choose_tokenizer, count_tags, make_metrics
+from transduce.evaluation.scores import check_line_counts, choose_tokenizer, count_tags, find_warnings, make_metrics
 from transduce.evaluation.significance import (
     LEVEL,
     Floats,
@@ -62,6 +62,8 @@ class _Measured(NamedTuple):
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
     """Notes on how the measures were computed, such as sacreBLEU's signatures."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about what may make the measures misleading, such as references that look tokenized."""
 
 
 def _ratio_formula(counts: Floats) -> Floats:
@@ -74,15 +76,17 @@ def _from_counts(formulas: dict[str, Formula], counts: dict[str, Floats], notes:
     return _Measured(values, counts, formulas, notes)
 
 
-def _score_translations(run: ExperimentRun, target: str) -> _Measured:
+def _score_translations(run: ExperimentRun, target: str, tokenize: str | None) -> _Measured:
     data = make_settings(run.content).data
     hypotheses, references = list(read_lines(run.output_path)), list(read_lines(target))
     check_line_counts({f"lines in {run.output_path}": hypotheses, f"lines in {target}": references})
     language = data.languages[1] if data.languages else language_of(target)
-    bleu, chrf = make_metrics(choose_tokenizer(language, None).name, lowercase=False, references=references)
+    choice = choose_tokenizer(language, tokenize)
+    bleu, chrf = make_metrics(choice.name, lowercase=False, references=references)
     counts = {"BLEU": count_sentences(bleu, hypotheses), "chrF": count_sentences(chrf, hypotheses)}
     notes = tuple(f"{name}  {metric.get_signature()}" for name, metric in (("BLEU", bleu), ("chrF", chrf)))
-    return _from_counts({"BLEU": bleu_from_counts, "chrF": chrf_from_counts}, counts, notes)
+    measured = _from_counts({"BLEU": bleu_from_counts, "chrF": chrf_from_counts}, counts, notes)
+    return measured._replace(warnings=find_warnings({}, references, choice, language))
 
 
 def _score_labels(run: ExperimentRun, target: str) -> _Measured:
@@ -116,9 +120,10 @@ def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
         kind = make_settings(run.content).task.kind
         if kind == "tagging":
             measured = _score_tags(run, test.source)
+        elif kind == "translation":
+            measured = _score_translations(run, str(test.target), test.tokenize)
         else:
-            score = _score_translations if kind == "translation" else _score_labels
-            measured = score(run, str(test.target))
+            measured = _score_labels(run, str(test.target))
     if result is not None and result.best_value is not None:
         name = f"dev {read_stored(run.folder / SETTINGS_FILE).training.best_by}"
         measured.values[name] = result.best_value
@@ -316,7 +321,7 @@ def _report(
         differences=tuple(differences),
         tested_on=tested_on,
         notes=first[1].notes,
-        warnings=tuple(_warnings(experiment, variants, differences, level)),
+        warnings=(*first[1].warnings, *_warnings(experiment, variants, differences, level)),
         failures=tuple(failures),
     )
 

@@ -173,13 +173,10 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the token ids that the changed translation starts with, and the forbidden token ids by position.
+    """Return the token ids that the changed translation must start with, and the forbidden token ids by position.
 
-    `before` is the translation without the intervention, whose tokens up to the changed position are kept. Without
-    `step`, both are empty.
-
-    Raises:
-        TransduceError: the position or a token does not exist, or a token is changed without a position.
+    The tokens of `before`, the translation without the intervention, are kept up to `change.step`. If `change.step` is
+    None, both are empty.
 
     Raises:
         TransduceError: the position or a token does not exist, or a token is changed without a position.

@@ -1,4 +1,4 @@
-"""Compute charts of losses, BLEU and attention, and the charts that explain the parts of a Transformer."""
+"""Make `Chart` objects of losses, BLEU and attention, and those that explain the parts of a Transformer."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -142,7 +142,7 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the right word in both sentences if they chose at random."""
+        """The expected share of heads that are right in both sentences if each head chooses a word at random."""
         return self.one.chance * self.other.chance
 
     @property

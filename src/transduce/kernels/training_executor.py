@@ -146,7 +146,11 @@ def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: T
 
 
 def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
-    """Compute a feed-forward network, with the kernel `name` for its activation if there is one, else with PyTorch."""
+    """Return the output of a feed-forward network whose activation is computed by the kernel `name`.
+
+    The module's own `forward` computes all of it if `name` is None, the kernel does not support x, or the outer layer
+    is not a plain linear layer.
+    """
     outer = module.outer  # without a width of its own if its weights are packed for inference
     if name is None or not _is_bare(outer, Linear) or not kernels.supports_activation(name, x, outer.in_features):
         return type(module).forward(module, x)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def _comes_from_torch(kind: type) -> bool:
 
 
 def _initialize_module(module: nn.Module) -> None:
-    """Initialize the weights of a module other than a single linear layer, without those of its submodules."""
+    """Initialize a module's own weights, not those of its submodules; a single linear layer is left as it is."""
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))

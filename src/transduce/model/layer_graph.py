@@ -550,7 +550,13 @@ class _Describer:
         return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
-        """Return an attention's score function, whether attention is hard, and the scale, as `Attend` stores them."""
+        """Return the name of an attention's score, whether attention is hard, and the scale, as `Attend` stores them.
+
+        A `score` of None stands for the scaled dot product.
+
+        Raises:
+            UnknownError: the score's class is not registered, or it differs from the model's configuration.
+        """
         if score is None:
             self.must_be(path, "score", "scaled", "attention_score")
             if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):

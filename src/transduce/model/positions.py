@@ -33,7 +33,14 @@ def sinusoids(length: int, d_model: int, *, interleaved: bool = False, to_end: b
 
     Returns:
         float32, (length, d_model).
+
+    Raises:
+        TransduceError: d_model is odd.
     """
+    if d_model % 2:
+        raise TransduceError(
+            f"Sinusoids encode a position in pairs of dimensions, so `d_model` must be even, but it is {d_model}."
+        )
     pair = torch.arange(d_model // 2, dtype=torch.float64)
     frequency = 10000.0 ** (-2.0 * pair / (max(2, d_model - 2) if to_end else d_model))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, d_model / 2)
@@ -81,9 +88,9 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return an upper bound that all positions of x are below: `end` if it is known, else read from `positions`.
+    """Return a number above all positions of x: its length if `positions` is None, otherwise `end` if that is known.
 
-    Reading a GPU's tensor stalls the CPU.
+    If `end` is None, the number is read from `positions`; reading a GPU's tensor stalls the CPU.
     """
     if positions is None:
         return x.shape[1]
@@ -166,7 +173,7 @@ class Rotation(NamedTuple):
 
 
 class PositionEffect(NamedTuple):
-    """The effect of positions on the self-attention of each layer, apart from the mask."""
+    """The rotary embedding and the first cached key for the self-attention of all layers; biases are in the mask."""
 
     rotation: Rotation | None = None
     """The rotary embedding of queries and keys."""

@@ -510,7 +510,7 @@ class PromptState(DecodingState):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
 
-        The first step returns the output after the prompt's last token, and ignores its argument.
+        The first call returns the output after each prompt's last token, (B, 1, D), whatever `tokens` is.
         """
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None

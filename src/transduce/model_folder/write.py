@@ -75,6 +75,20 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
     return files
 
 
+def carry_original_tokenizer(base: Path, folder: Path, languages: tuple[str | None, str | None]) -> None:
+    """Copy the files of a base model's Hugging Face tokenizer to a new run's folder, without generation_config.json.
+
+    Raises:
+        TransduceError: a file cannot be read, or would replace a different one.
+    """
+    files = read_original_tokenizer(base, languages)
+    files.pop("generation_config.json", None)  # the run writes its own
+    for name, content in files.items():
+        if (folder / name).exists() and (folder / name).read_bytes() != content:
+            raise TransduceError(f"{folder / name} would be replaced by a run's: name another folder with --out.")
+    write_original_tokenizer(folder, files)
+
+
 def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write the files that `read_original_tokenizer` returned to a model's folder; existing files are replaced."""
     for name, content in files.items():

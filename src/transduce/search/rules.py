@@ -149,7 +149,7 @@ class RepetitionPenalty(Rule):
 
 
 class ForcedPrefix(Rule):
-    """A rule that starts each hypothesis with its sentence's prefix; the wrapped rules apply after the prefix."""
+    """A rule that starts each hypothesis with its sentence's prefix; the wrapped rules take effect after it."""
 
     def __init__(self, prefixes: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
         self.prefixes = [list(prefix) for prefix in prefixes]
@@ -157,7 +157,10 @@ class ForcedPrefix(Rule):
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Within a prefix, forbid every token but the next one of the prefix, which keeps its model score."""
+        """Apply the wrapped rules, but within a prefix forbid every token except the prefix's next one.
+
+        That token keeps the logit that it had before the wrapped rules.
+        """
         position = tokens.shape[-1]
         forced = {}
         for row, sentence in enumerate(rows.tolist() if position < self.max_length else ()):

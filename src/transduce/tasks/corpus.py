@@ -82,7 +82,7 @@ _MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
 
 
 def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None]) -> list[str]:
-    """Return a notice for each side of a corpus that looks like text in another language than expected.
+    """Return the notices, at most one for each side of a corpus, of text in another language than expected.
 
     Args:
         files: text on both sides; the first 1,000 pairs are examined.
@@ -441,7 +441,10 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
 
 
 def choose_workers(pairs: int) -> int:
-    """Choose the number of worker processes that prepare a corpus, by cores and pairs; results do not depend on it."""
+    """Choose the number of worker processes that prepare a corpus; results do not depend on it.
+
+    It is the number of usable cores, but at most one for each 100,000 pairs, and at least one.
+    """
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
 

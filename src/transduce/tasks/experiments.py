@@ -21,6 +21,7 @@ import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError, common_words
+from transduce.evaluation.scores import choose_tokenizer
 from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
@@ -58,6 +59,8 @@ class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The file of texts, or of columns for tagging."""
     target: str | None = None
     """The file of reference translations or of right labels; None for tagging."""
+    tokenize: str | None = None
+    """BLEU's tokenizer, such as "none" for tokenized references; None: the one that fits the target language."""
 
 
 class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -310,6 +313,10 @@ def _test_problems(test: TestSettings | None) -> list[str]:
     """Return a sentence for each reason that the files of a test set cannot be used."""
     if test is None:
         return []
+    try:
+        choose_tokenizer(None, test.tokenize)
+    except TransduceError as error:
+        return [f"`test.tokenize` cannot be used: {error}"]
     paths = {name: path for name, path in (("source", test.source), ("target", test.target)) if path is not None}
     missing = [
         f"`test.{name}` names {path}, which does not exist." for name, path in paths.items() if not Path(path).exists()
@@ -563,10 +570,13 @@ def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings
     """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither.
 
     Raises:
-        TransduceError: the experiment's test set lacks the file of references or labels.
+        TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a
+            task without BLEU.
     """
     settings = make_settings(run.content)
     kind, data = settings.task.kind, settings.data
+    if experiment.test is not None and experiment.test.tokenize is not None and kind != "translation":
+        raise TransduceError(f"`test.tokenize` is BLEU's tokenizer, but the task is {kind}: leave it out.")
     if kind not in ("translation", "classification", "tagging") or data.corpora:
         return None
     test = experiment.test

@@ -95,7 +95,11 @@ def with_runs(request: RunRequest) -> RunRequest:
 
 
 def _mixed_run(text: str) -> dict[str, Any]:
-    """Parse an entry of `data.mix`, such as `models/old:0.3`, and return the settings of the corpus that it names."""
+    """Parse an entry of `data.mix`, a run's folder and its share such as `models/old:0.3`, into `run` and `share`.
+
+    Raises:
+        TransduceError: the entry does not have this form, or the share is not between 0 and 1.
+    """
     folder, colon, share = text.rpartition(":")
     try:
         value = float(share)

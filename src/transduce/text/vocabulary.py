@@ -236,7 +236,10 @@ class Vocabulary:
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def unknown_characters(self, text: str) -> str:
-        """Return the characters of a text that the vocabulary encodes as the unknown token."""
+        """Return the characters of the normalized text that are encoded as the unknown token, as one string.
+
+        They keep their order, and a character that occurs several times is repeated.
+        """
         if self.unk_id not in self.encode(text):
             return ""
         clean = replace_lone_surrogates(self.normalize(text))

@@ -576,7 +576,10 @@ class BestModelTracker:
         return max(error, _MIN_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """Return the selection metric (higher is better) and the loss of a validation, both finite."""
+        """Return the selection metric (higher is better) and the loss of a validation.
+
+        One that is missing or not finite is replaced by the worst finite number.
+        """
         scores: dict[str, float | None] = {
             "loss": -event.loss,
             "last": -event.loss,

@@ -192,7 +192,10 @@ def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, dev
 
 
 def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """Choose the tokens per step of a language model: 4,096 on a CPU, 25,000 on a GPU, fewer for small corpora."""
+    """Choose the tokens per step of a language model: 4,096 on a CPU, 25,000 on a GPU.
+
+    If an epoch would have fewer than 50 steps, a step has fewer tokens, but at least 512.
+    """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(4_096, "what a CPU takes in about a second"))
     return choose_batch_tokens(epoch_tokens, device)
@@ -217,7 +220,7 @@ def choose_epochs(pairs: int) -> Choice[float]:
 
 
 def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-    """Choose the number of steps that the chosen epochs need, at least 300."""
+    """Choose the number of steps of the epochs that `choose_epochs` returns, but at least 300."""
     epochs = choose_epochs(pairs)
     steps = max(300, round(epochs.value * epoch_tokens / batch_tokens))
     return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
@@ -265,7 +268,7 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
     """Choose the label smoothing of a task: its default value `smoothing`.
 
     That is the paper's 0.1 (section 5.4) for tasks that generate one text from another: translation, denoising and
-    parsing. It is 0 for language models, masked or not, for classification and for time series.
+    parsing. It is 0 for language models, masked or not, for classification, tagging and time series.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
@@ -333,12 +336,12 @@ def choose_weight_decay(
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
-    """Choose the peak learning rate for fine-tuning a model that knows its task (`--init-from`): 0.05 / d_model.
+    """Choose the peak learning rate for continuing the weights of a base model (`--init-from`): 0.05 / d_model.
 
     That is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
     matrices count as random weights.
     """
-    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): the model already knows the task")
+    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): training continues the weights of a base model")
 
 
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
@@ -366,7 +369,8 @@ def choose_warmup_steps(steps: int | None) -> Choice[int]:
 def choose_average_decay(steps: int | None, average_checkpoints: int = 0) -> Choice[float]:
     """Choose the decay of the moving average of the weights: it covers about the last twentieth of the steps.
 
-    The paper averages its last checkpoints instead (section 6.1); with `training.average_checkpoints` it is 0.
+    The average covers at least 10 and at most 5,000 steps, and 500 if the number of steps is not known. The paper
+    averages its last checkpoints instead (section 6.1); with `training.average_checkpoints` the decay is 0.
     """
     if average_checkpoints:
         return Choice(0.0, f"the last {average_checkpoints} checkpoints are averaged instead")

@@ -485,7 +485,7 @@ class Trainer:
         return parts, sums
 
     def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Disable dropout when the loss of the step's batches is higher without it than with it."""
+        """Disable dropout when the loss of the step's batches is more than 5 % higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
             (without,) = self.processes.sum([self._dropout.negative_log_likelihood_without_dropout(losses)])

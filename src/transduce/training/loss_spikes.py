@@ -292,7 +292,7 @@ class DropoutMonitor:
                 module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is higher without it, and return a message with the reason; None: dropout stays.
+        """Disable dropout if the loss is more than 5 % higher without it, and return a message; None: dropout stays.
 
         Args:
             step: the last step.

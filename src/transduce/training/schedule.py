@@ -150,7 +150,7 @@ class StepClock:
 
 
 def default_interval(steps: int) -> int:
-    """Return the number of steps between two validations, or two checkpoints, in a run of `steps` steps."""
+    """Return the steps between two validations, or two checkpoints: a twelfth of `steps`, but at least 50."""
     return max(_MIN_STEPS, math.ceil(steps / VALIDATIONS))
 
 
@@ -268,8 +268,8 @@ _MAX_ADDED = 1_000_000
 def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
     """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
 
-    Random initial weights then shrink to a quarter by the end of the run, whatever its length. No step decays by more
-    than `MAX_DECAY`, which limits runs of few steps.
+    Random initial weights then shrink to a quarter by the end of the run, whatever its length. In runs of few steps the
+    decay is smaller, because no step may decay by more than `MAX_DECAY`.
     """
     stride = -(-steps // _MAX_ADDED)  # long runs are sampled at the middle of each stretch
     rates = [

@@ -38,10 +38,10 @@ class StoredTensors:
         return self.names[name]().shape
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return the tensors with the names that current versions of transformers give them.
+        """Return the tensors under the names of current versions of transformers.
 
-        If no name has `prefix`, as in the folder of a model without a head, all names get it. The `gamma` and `beta` of
-        norms become `weight` and `bias`.
+        If no name begins with `prefix`, as in the folder of a model without a head, it is put before all names. Norms
+        have `weight` and `bias` instead of `gamma` and `beta`.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}

@@ -289,7 +289,10 @@ class _Session:
         return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
 
     def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
-        """Return the best token of each row, (rows, vocabulary) to (rows, 1), except padding and `forbidden` ones."""
+        """Return the id of the best token of each row of logits, (rows, vocabulary) to (rows, 1).
+
+        Padding and the `forbidden` ids are excluded, but never the end symbol.
+        """
         allowed = logits.copy()
         allowed[:, sorted({self.pad_id, *forbidden} - {self.eos_id})] = -np.inf
         token: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]

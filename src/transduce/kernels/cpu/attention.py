@@ -121,7 +121,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
     """Return the size of each array of `AmxScratch` in float32 numbers: a number per key, and a constant to add.
 
-    The number of keys is rounded up to a multiple of `AMX_KEYS`.
+    The caller must round the number of keys up to a multiple of `AMX_KEYS`.
     """
     rows, sixteen = (width // 2, 0), (16, 0)
     transposed, queries = (0, 8 * width), (0, 16 * width)

@@ -335,7 +335,7 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Emit a vector of the normalized row, (x - mean) / deviation, from `column` on."""
+            """Emit one vector of the normalized row, (x - mean) / deviation, which begins at `column`."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
@@ -612,7 +612,10 @@ def supports_rows(x: Tensor) -> bool:
 
 
 def supports_logits(logits: Tensor) -> bool:
-    """Return whether `softmax_` can replace these logits by their softmax in place: any width, on a CPU, contiguous."""
+    """Return whether `softmax_` can replace these logits by their softmax in place.
+
+    They must be on a CPU with our kernels, contiguous, not empty, and of a supported dtype; any width is right.
+    """
     kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 

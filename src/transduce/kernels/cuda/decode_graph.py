@@ -67,7 +67,7 @@ class Caches:
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached target positions that the hypotheses attend to; subclasses define it."""
+        """The positions in `past` that hypotheses attend to, as a mask, counts or a list; subclasses define it."""
         raise NotImplementedError
 
     @property
@@ -222,7 +222,12 @@ class RecordedStep(Caches):
         self._graph = graph
 
     def start_batch(self, memory: Tensor, present: Tensor) -> None:
-        """Load a batch into the buffers: encoder outputs (N, S, D), and the mask `present` (N, 1, S) of non-padding."""
+        """Load a batch into the buffers, and set the decoding position to 0.
+
+        Args:
+            memory: the encoder's output, (N, S, D), of which each layer's keys and values are stored.
+            present: the mask of the tokens that are not padding, (N, 1, S).
+        """
         count, length = memory.shape[:2]
         for layer, layer_memory in zip(self.layers, self.memory, strict=True):
             layer_memory[:count, :length] = layer.keys_and_values(memory)

@@ -194,11 +194,11 @@ class ClassificationKind(LabelChoices, TextKind):
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of texts in a batch; each text has one label."""
+        """Choose the number of texts in a batch, 32; each text has one label."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of training steps of twenty epochs."""
+        """Choose the steps of twenty epochs, but at least 300; `batch_tokens` is the number of texts in a batch."""
         return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
@@ -282,7 +282,7 @@ class ClassificationKind(LabelChoices, TextKind):
             f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, macro F1 "
             f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
         )
-        card = self.card(corpus, resolved, step, summary)
+        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(
             summary, f"Try: transduce classify {shell_word(placement.folder)}{common_options()}", card, event
         )

@@ -101,7 +101,7 @@ class DenoisingKind(TextKind):
         return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text, one per line; some lines are held out if there is no dev set."""
+        """Return the files of texts, one text per line, and their filters; without dev files, a dev set is held out."""
         text = text_only(data, "denoising model", msgspec.structs.replace(data.filters, drop_identical=False))
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
@@ -116,7 +116,7 @@ class DenoisingKind(TextKind):
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> NoisePlan:
-        """Return a plan of the training batches, whose lines are corrupted differently in each epoch."""
+        """Return the plan of this process's training batches, whose lines are corrupted differently in each epoch."""
         seed = resolved.training.seed
         plan = BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
@@ -166,7 +166,7 @@ class DenoisingKind(TextKind):
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:

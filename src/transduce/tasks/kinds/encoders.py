@@ -117,7 +117,9 @@ class EncoderChoices:
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def check_projection(self, settings: Settings) -> None:
-        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks; a base model may have it.
+        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks.
+
+        They are allowed if `init_from` is set, because a base model may have the projection.
 
         Raises:
             TransduceError: such a setting differs from its default.
@@ -165,7 +167,7 @@ class LabelChoices(EncoderChoices):
         """Return the training texts with their labels."""
 
     def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
-        """Return the training batches; `training.batch_tokens` counts texts."""
+        """Return the plan of this process's training batches; `training.batch_tokens` is a number of texts here."""
         return LabeledPlan(
             self.training_texts(corpus, resolved),
             rows=resolved.micro_batch_tokens,

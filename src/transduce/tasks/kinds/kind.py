@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.errors import TransduceError
 from transduce.evaluation.significance import standard_error
-from transduce.exchange.exporters import formats_for
-from transduce.interop.hugging_face.export import automatic_class_for, class_for, has_tokenizer
+from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, formats_for, opening_sentence
+from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import read_run_setting
+from transduce.model_folder.write import has_original_tokenizer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -81,18 +83,18 @@ class CardTexts(NamedTuple):
     """True if the card names the Hugging Face class that opens the folder, or else the exports."""
 
 
-def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
-    """Return a sentence on which Hugging Face class opens a model folder, or else on the available exports."""
-    class_name = class_for(model)
-    if class_name is not None and has_tokenizer(tokenizer, model):
-        return (
-            f"The folder is also one of Hugging Face's class `{class_name}`: `{automatic_class_for(model)}` and "
-            "`AutoTokenizer` open it."
-        )
-    nothing = (
-        "No class of Hugging Face's holds this model" if class_name is None else "Hugging Face has no such tokenizer"
-    )
-    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface"]
+def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
+    """Return a sentence that names the Hugging Face class that opens a model folder, or else the available exports."""
+    has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
+    has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
+    if has_class and has_files:
+        return opening_sentence(model)
+    is_exported = has_class and bool(pipeline_files(tokenizer))
+    if is_exported:
+        nothing = AFTER_EXPORT
+    else:
+        nothing = NO_TOKENIZER if has_class else NO_CLASS
+    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface" or is_exported]
     for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
     return f"{nothing}; `transduce.load` opens it{for_others}."
 
@@ -402,7 +404,7 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
-        """Choose the kind of positions by the model's other settings; None: the task's default."""
+        """Choose the kind of positions by the model's other settings; None stands for the default."""
         return None
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
@@ -414,15 +416,15 @@ class TaskKind(ABC, Generic[C]):
         return corpus.target_tokens
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the number of training steps."""
+        """Choose the number of training steps; `batch_tokens` counts target tokens unless the task counts others."""
         return choose_steps(pairs, epoch_tokens, batch_tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the number of target tokens in a batch."""
+        """Choose `training.batch_tokens`, by default the number of target tokens in a batch."""
         return choose_batch_tokens(epoch_tokens, device)
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
-        """Choose the learning-rate schedule."""
+        """Choose the learning-rate schedule; `norm_order` is the model's."""
         return choose_schedule(norm_order)
 
     def choose_learning_rate(
@@ -434,7 +436,7 @@ class TaskKind(ABC, Generic[C]):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the peak learning rate; it is lower when training continues a model of the same task."""
+        """Choose the peak learning rate; it is lower if training continues a model of this task or an unknown one."""
         if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
         if not self.scales_rate_with_batch:
@@ -458,7 +460,7 @@ class TaskKind(ABC, Generic[C]):
         return config
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return which parameters get random values instead of the base model's; by default, none."""
+        """Return the parameters that get random values instead of the base model's; by default, there are none."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
@@ -477,7 +479,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the training batches of one training process."""
+        """Return the plan of the training batches of process r of n; `rank_and_count` is (r, n)."""
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
@@ -523,8 +525,13 @@ class TaskKind(ABC, Generic[C]):
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
         """Return the parts of the model card that depend on the task: title, description, usage and so on."""
 
-    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
-        """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
+    def card(
+        self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None, *, folder: Path
+    ) -> str:
+        """Return the model card, README.md, of the model in `folder`.
+
+        `report` is the final quality on the dev set, None during training.
+        """
         texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
         codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
         parts = [
@@ -533,7 +540,7 @@ class TaskKind(ABC, Generic[C]):
             f"    {texts.usage}",
         ]
         if texts.names_class and tokenizer is not None:
-            parts.append(opening_hint(resolved.model, tokenizer))
+            parts.append(opening_hint(resolved.model, tokenizer, folder))
         if report is not None:
             heading = texts.score_heading
             parts.append(f"## {heading}\n\n```\n{report}\n```" if heading else f"{report}")
@@ -676,7 +683,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- batches ---
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the training batches of one training process."""
+        """Return the plan of this process's training batches; `training.batch_tokens` is a number of target tokens."""
         return BatchPlan(
             corpus.prepared,
             batch_tokens=resolved.micro_batch_tokens,

@@ -111,7 +111,9 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Return the training and the dev text, from two files, or from the start and the end of a single file.
+    """Return the training and the dev text; without dev files, the latter is the last fiftieth of the sentences.
+
+    It then has at least 4 and at most 2,000 sentences.
 
     Raises:
         TransduceError: a single file has too few sentences for both.
@@ -307,11 +309,14 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the number of tokens in a batch, larger than for translation."""
+        """Choose the number of tokens in a batch: on a CPU twice that of translation, unless the corpus is small."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose twice as many steps as for a language model, because only about a sixth of the tokens are targets."""
+        """Choose twice as many steps as for a language model, thus at least 600.
+
+        Only about a sixth of the tokens are targets.
+        """
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
         return Choice(2 * choice.value, f"twice {choice.reason}")
 
@@ -324,7 +329,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose the learning rate: half of what other pre-norm models get."""
+        """Choose the peak learning rate 0.25 / d_model, half of Adam's for pre-norm models, also with a base model."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
@@ -355,7 +360,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SentencePairPlan:
-        """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
+        """Return the plan of this process's batches of rows; `training.batch_tokens` counts input tokens here."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
         return _plan(
@@ -409,7 +414,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             f"{following:.1f} % of next sentences predicted."
         )
         hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
 
 
 def _context(task: TaskSettings) -> int:

@@ -193,7 +193,7 @@ class ParsingKind(TranslationKind):
         report = score_trees([parse.tree for parse in parses], references)
         measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
         hint = f'Try: echo "The cat sleeps ." | transduce parse {shell_word(placement.folder)}{common_options()}'
-        return Outcome.of(measured, hint, self.card(corpus, resolved, step, report), report)
+        return Outcome.of(measured, hint, self.card(corpus, resolved, step, report, folder=placement.folder), report)
 
 
 def write_parts(

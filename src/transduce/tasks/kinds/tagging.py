@@ -119,7 +119,7 @@ class _StoredCard(msgspec.Struct, frozen=True):
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Read the sentences of "training" and "dev"; without dev files, some distinct training sentences are held out."""
+    """Return the sentences of "training" and "dev"; without dev files, distinct training sentences are held out."""
     training = [sentence for path in data.source for sentence in read_tagged(path, data.columns)]
     if data.dev_source:
         dev = [sentence for path in data.dev_source for sentence in read_tagged(path, data.columns)]
@@ -295,7 +295,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> TaggedCorpus:
-        """Read the sentences, store them in the run's folder, and learn the vocabulary."""
+        """Read the sentences, store them in the run's folder, and return the corpus.
+
+        The vocabulary is learned, or that of the base model is extended.
+        """
         settings, folder = request.settings, request.folder
         parts = _read_parts(settings.data)
         if (shared := _shared_sentences(parts)) > 0:
@@ -371,11 +374,11 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return Reinitialized(("classifier.",), other_tags)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of sentences in a batch."""
+        """Choose the number of sentences in a batch, 32."""
         return Choice(_ROWS, "sentences, with a tag for each word")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of training steps of ten epochs."""
+        """Choose the steps of ten epochs, but at least 300; `batch_tokens` is the number of sentences in a batch."""
         return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
@@ -434,7 +437,9 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         dev.model.load_state_dict(tagger.model.state_dict())
         report = dev.report()
         hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
-        return Outcome.of(f"Dev set: {report}", hint, self.card(corpus, resolved, step, report), report)
+        return Outcome.of(
+            f"Dev set: {report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+        )
 
 
 def _texts(sentences: Sequence[TaggedSentence], corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:

@@ -212,7 +212,11 @@ class WindowPlan:
         return (self.windows + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position of an epoch: inputs as source, the next tokens as target, (B, T) each."""
+        """Return this process's windows of the batch at a position of an epoch, (B, T) for source and target.
+
+        The target of each token is the next token. If no window is left for this process, the batch has one window as
+        a stand-in, without labels or indices.
+        """
         offset, order = self._epoch_order(epoch)
         all_rows = order[position * self._rows : (position + 1) * self._rows]
         first, step = self._rank_and_count

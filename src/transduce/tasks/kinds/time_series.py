@@ -330,7 +330,10 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return half of the preset's layers with little dropout, because a number is less informative than a word."""
+        """Return the preset's sizes, but half of its layers (at least one), `d_ff` = 4 × `d_model`, and dropout 0.1.
+
+        A number is less informative than a word.
+        """
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
             "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
@@ -354,27 +357,27 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
-        """Choose the preset by the number of values to predict."""
+        """Choose the preset: tiny if an epoch has fewer than 50,000,000 values to predict, otherwise small."""
         if tokens < 50_000_000:
             return Choice("tiny", f"{tokens:,} numbers to predict, fewer than 50,000,000")
         return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose small batches, because windows overlap."""
+        """Choose the predicted values in a batch: 8,192 on a GPU, 1,024 on a CPU, but at most those of an epoch."""
         default = 8_192 if device.startswith("cuda") else 1_024
         return Choice(
             max(1, min(default, epoch_tokens)), "numbers to predict; windows overlap, so batches may be small"
         )
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-        """Choose the number of steps by the number of windows."""
+        """Choose the steps of 20 epochs of all windows, but at least 500 and at most 20,000."""
         rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
         steps = _EPOCHS * -(-pairs // rows)
         reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_MIN_STEPS:,} and {_MAX_STEPS:,} steps"
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the metric that selects the best model: the error of dev forecasts."""
+        """Choose the best model by skill: by how much the error of dev forecasts is below that of the last season."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
@@ -384,14 +387,14 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Return the loss function over every next value."""
+        """Return the loss function: squared errors or negative log-likelihoods of every next value."""
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model)
 
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SeriesPlan:
-        """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
+        """Return the plan of this process's batches of windows; `training.batch_tokens` counts predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(
             corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
@@ -402,7 +405,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return [self.plan(corpus, resolved).batch(0, 0)]
 
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
-        """Return the dev set: windows of the dev part, one horizon apart."""
+        """Return the dev set, which measures and forecasts windows of the dev part that are one horizon apart."""
         return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
@@ -440,7 +443,9 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         report = dev.score()
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
-        return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
+        return Outcome.of(
+            f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+        )
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:

@@ -342,7 +342,10 @@ class TranslationKind(TextKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose the metric that selects the best model: BLEU, chrF for short references, or the loss."""
+        """Choose the metric that selects the best model: BLEU, chrF for short references, or else the loss.
+
+        The loss is used if no dev sentence is translated.
+        """
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
@@ -350,7 +353,10 @@ class TranslationKind(TextKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> Plan[Batch]:
-        """Return the training batches of one training process, with placeholders and sampled tokens."""
+        """Return the plan of this process's training batches.
+
+        Placeholders, noise and sampled tokens are part of it if the settings ask for them.
+        """
         training, tokenizer = resolved.training, corpus.tokenizer
         plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
@@ -382,7 +388,7 @@ class TranslationKind(TextKind):
         return [grown_batch(batch, pad_ids, rate, longest) for batch in largest]
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log that training sentences are tokenized anew in each epoch.
+        """Log that training sentences are tokenized anew in each epoch, if the settings ask for that.
 
         Raises:
             TransduceError: the vocabulary is of another kind than `bpe_dropout` or `unigram_alpha` needs.
@@ -425,7 +431,7 @@ class TranslationKind(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations take as long as the final beam searches of the whole dev set."""
+        """Return the number of validations that take as long as the final beam searches of the whole dev set."""
         sentences = len(corpus.dev_sources)
         searches = _BEAM_TIME + (_COVERAGE_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * sentences / max(1, min(resolved.training.translate_dev, sentences))
@@ -492,7 +498,7 @@ class TranslationKind(TextKind):
         outcome = Outcome.of(
             chosen + measured,
             f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
-            self.card(corpus, resolved, step, shown),
+            self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )

@@ -118,7 +118,7 @@ def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
 
 
 def store_initial_weights(folder: Path, model: Model, vectors: dict[str, MatchedVectors]) -> None:
-    """Write the initial weights, and the indices of the rows that word vectors filled."""
+    """Write the initial weights, the indices of the rows that word vectors filled, and a card that describes both."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for side, filled in vectors.items():
         name, _ = embeddings_of(model)[side]

@@ -162,7 +162,7 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
     """Return `d_model` and `num_heads` (at most `num_heads`) that fit the width of the settings' word vectors.
 
-    Nothing is returned without word vectors, or if the user specified `d_model`.
+    The result is empty without word vectors, or if the user specified `d_model`.
     """
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
@@ -177,10 +177,10 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
 
 
 def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choice_log: ChoiceLog) -> ModelConfig:
-    """Return the base model's configuration; only dropout may be changed.
+    """Return the base model's configuration, with the dropout probabilities that the user specified.
 
     Raises:
-        TransduceError: a setting differs from the base model's.
+        TransduceError: another setting differs from the base model's.
     """
     specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     for name, value in specified.items():
@@ -359,6 +359,8 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
 
 def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: ChoiceLog) -> None:
     """Log how often an epoch contains the pairs of each corpus, in a run with several.
+
+    If the corpora have shares, these are logged, too, as they are at the start and at the end of the run.
 
     Args:
         pairs: the number of pairs of each file of `data.source`.

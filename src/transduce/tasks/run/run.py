@@ -22,12 +22,14 @@ from transduce.atomic_io import write_file
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
+from transduce.interop.hugging_face.export import class_for
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
-from transduce.model.build import compile_layers
+from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
-from transduce.model_folder.read import SETTINGS_FILE
-from transduce.model_folder.write import write_model_folder
+from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
+from transduce.model_folder.write import carry_original_tokenizer, write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
@@ -220,6 +222,8 @@ class Run:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
         if base_config is not None:
             store_base_config(folder, base_config)
+        if base_model is not None:
+            _carry_tokenizer_files(base_model, corpus, Path(str(settings.init_from)), folder)
         resolved = self._resolve(settings, corpus, base_config, choice_log)
         self.kind.log_corpus_problems(corpus, resolved, choice_log)
         logged = {line.name for line in choice_log.lines}
@@ -340,6 +344,18 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
     if source is None or target is None or data.corpora:
         return data
     return msgspec.structs.replace(data, languages=(source, target))
+
+
+def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
+    """Copy the base model's own tokenizer files to the run's folder if they describe the run's tokenizer."""
+    before, now = base.tokenizer, corpus.tokenizer
+    if (
+        isinstance(before, ImportedTokenizer)
+        and isinstance(now, ImportedTokenizer)
+        and before.record == now.record
+        and class_for(base.model.config) is not None
+    ):
+        carry_original_tokenizer(base_folder, folder, corpus.languages)
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
@@ -620,7 +636,7 @@ def _write_model(
     event: ValidationEvent | None,
 ) -> None:
     """Write weights and their model card to the run's folder, as a complete model folder."""
-    card = run.kind.card(corpus, resolved, event.step if event else None)
+    card = run.kind.card(corpus, resolved, event.step if event else None, folder=run.request.out)
     write_model_folder(
         run.request.out,
         weights=weights,

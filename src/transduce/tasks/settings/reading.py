@@ -220,7 +220,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set the settings that options of `OPTIONS` set by their names; None leaves a setting as it is."""
+    """Set the setting of each option in `values`, {name in `OPTIONS`: value}; None leaves a setting as it is."""
     for name, value in values.items():
         if value is not None:
             put_setting(content, OPTIONS[name].setting, value)

@@ -179,7 +179,7 @@ class Packer:
                     self._add_sums(gradient, column, total)
 
     def _add_sums(self, gradient: Gradient, column: Value, total: Value) -> None:
-        """Emit the addition of `total`, sums of the vector of columns at `column`, to the gradient's column sums."""
+        """Emit the addition of `total`, the sums of a vector of columns from `column` on, to the bias gradient."""
         k = self.k
         pointer = k.element_pointer(k.pointer(gradient.sums), column)
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)

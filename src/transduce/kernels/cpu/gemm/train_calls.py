@@ -123,7 +123,10 @@ class LinearKernelEmitter:
         self.multiplier = multiplier(k, *endings)
 
     def write(self) -> None:
-        """Emit the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
+        """Emit the kernels `forward`, x Wᵀ + b, and `backward`, the gradients of x, W and b.
+
+        They take the numbers of `ForwardArguments` and `BackwardArguments`, the thread, and the number of threads.
+        """
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
             self._forward(ForwardArguments(*numbers), thread, threads)
