@@ -119,4 +119,6 @@ def test_mistakes(model: Path, capsys: pytest.CaptureFixture[str], options: list
 
 def test_a_translation_model_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(trained), "ab"]) == 2
-    assert "is of the kind `transformer`: `transduce translate` uses it" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "is of the kind `transformer`, but a language model" in message
+    assert "`transduce translate` uses it" in message

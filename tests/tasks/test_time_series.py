@@ -304,7 +304,7 @@ def test_windows_that_cannot_be_read_are_refused(past: Any, message: str, foreca
 
 
 def test_other_readers_say_what_the_folder_is_for(model: Path) -> None:
-    with pytest.raises(TransduceError, match=r"is of the kind `series`: `transduce forecast` uses it"):
+    with pytest.raises(TransduceError, match="but a model of text is needed here: `transduce forecast` uses it"):
         read_any_model_folder(model)
 
 
