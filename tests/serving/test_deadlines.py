@@ -25,6 +25,7 @@ def test_a_request_is_stopped_at_its_deadline(serve: Any, gated_model: Any, wait
         reply, seconds = timed(lambda: live.translate("eins", **fields))
         assert reply.status == 504
         assert reply.error.startswith("The translation exceeded its time limit")
+        assert ("the request's own `timeout` of 0.3 seconds" in reply.error) == (source == "request")
         assert 0.3 <= seconds < 0.3 + TOLERANCE_SECONDS
         model.let_through(1)
         wait_until(lambda: not live.service.engine.batcher.running)
@@ -39,6 +40,7 @@ def test_a_request_cannot_ask_for_more_time_than_there_is(serve: Any, gated_mode
     with serve(model, deadline_seconds=0.2) as live:
         reply, seconds = timed(lambda: live.translate("eins", timeout=100))
         assert reply.status == 504
+        assert "`timeout`" not in reply.error
         assert seconds < 0.2 + TOLERANCE_SECONDS
         model.open()
 
@@ -55,6 +57,21 @@ def test_a_request_that_waits_too_long_is_refused_and_never_begun(
         assert reply.error.startswith("The server is busy: the request waited too long in the queue")
         assert int(reply.headers["retry-after"]) >= 1
         assert 0.3 <= seconds < 0.3 + TOLERANCE_SECONDS
+        model.open()
+        assert held.reply().status == 200
+    assert list(model.batches) == [["eins"]]
+
+
+def test_a_request_whose_own_timeout_ends_in_the_queue_is_told_so(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
+    model = gated_model(is_open=False)
+    with serve(model, max_running=1) as live:
+        held = live.in_background(lambda: live.translate("eins"))
+        wait_until(lambda: live.service.engine.batcher.running)
+        reply = live.translate("zwei", timeout=0.3)
+        assert reply.status == 504
+        assert "the request's own `timeout` of 0.3 seconds" in reply.error
         model.open()
         assert held.reply().status == 200
     assert list(model.batches) == [["eins"]]

@@ -33,6 +33,14 @@ def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
     assert not any("secret" in name for name in found)
 
 
+def test_a_text_of_two_sentences_counts_once_in_its_batch(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model()) as live:
+        live.translate("Eins zwei drei. Vier fünf sechs.")
+        assert live.service.metrics.value("transduce_batch_sentences_sum") == 1
+        page = live.ask("GET", "/metrics").body.decode()
+    assert "# HELP transduce_batch_sentences Texts in a batch, each of one or more sentences.\n" in page
+
+
 def test_every_metric_has_a_description_and_a_type() -> None:
     page = Metrics().render({"transduce_now": ("At this moment.", 2.0)}).decode()
     names = re.findall(r"^# TYPE (\w+) (?:counter|gauge|histogram)$", page, re.MULTILINE)

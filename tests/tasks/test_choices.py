@@ -367,6 +367,20 @@ def test_a_coverage_penalty_is_chosen_if_translations_are_too_short_without(
     assert reports["a"].chrf.value == (covering if chosen else short)[1]
 
 
+@pytest.mark.parametrize(
+    ("bleu", "chrf", "exact", "low"),
+    [
+        (0.4, 9.0, 0, True),
+        (1.2, 9.0, 0, False),
+        (0.0, 80.0, 0, False),  # lines of fewer than four tokens have no BLEU
+        (0.0, 15.0, 30, False),
+    ],
+)
+def test_low_scores_show_that_a_model_cannot_translate(bleu: float, chrf: float, exact: int, low: bool) -> None:
+    report = SimpleNamespace(bleu=Mock(value=bleu), chrf=Mock(value=chrf), exact_match=exact, sentences=100)
+    assert translation.low_bleu({"a": report, "b": report}) == (bleu if low else None)  # type: ignore[dict-item]
+
+
 def test_the_chosen_search_is_stored_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "_FULL_LENGTH", 2.0)
     monkeypatch.setattr(translation, "_MIN_CHRF_GAIN", -100.0)

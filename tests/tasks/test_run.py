@@ -75,12 +75,14 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
         "falls to zero at the last step",
         "muon  needs half of Adam's steps",
         "1 / d_model (128)",
-        "1.3 / the sum of the learning rates of",
+        "a step: 1.3 / the sum of the learning rates of",
         "Dry run: nothing was trained.",
     ):
         assert line in said
     choices = [line for line in said.split("\n") if line.startswith("  ")]
     assert len(choices) >= 15
+    (decay,) = (line.split() for line in choices if "training.weight_decay" in line)
+    assert float(decay[1]) > 0.0  # what --set training.weight_decay takes
     assert all(len(line.split(maxsplit=2)) == 3 for line in choices)  # name, value, reason
 
 
@@ -520,6 +522,18 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
         assert (line in capsys.readouterr().err) == (threads == 2)
         assert torch.get_num_threads() == 1
     assert found == [1, 2]
+
+
+def test_a_model_that_cannot_translate_yet_is_reported(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(out=tmp_path / "run", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
+    said = capsys.readouterr().err
+    assert re.search(
+        r"The model cannot translate yet: its BLEU of 0\.\d\d is below 1 after step 2 \(0\.\d\d epochs\)\. "
+        r"Train longer \(--resume --steps M\) or with more sentence pairs\.\nThe model of step 2 is in ",
+        said,
+    )
 
 
 def test_more_steps_set_on_resume_are_kept(toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ class Batcher:
     def _complete(self, job: Job) -> None:
         """Give a job its results once all are there, or an error if its deadline has passed or no client waits."""
         if job.is_expired:
-            self._fail(job, deadline_error())
+            self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:
             self._running.discard(job)
             job.future.set_result([result for result in job.results if result is not None])
@@ -408,9 +408,15 @@ def busy_error() -> RequestError:
     return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
-def deadline_error() -> RequestError:
-    """Return the error for a request that was not answered before its deadline."""
-    return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
+def deadline_error(timeout: float | None = None) -> RequestError:
+    """Return the error for a request that was not answered before its deadline, which may be its own `timeout`."""
+    if timeout is None:
+        return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
+    return RequestError(
+        504,
+        f"The translation exceeded its time limit, the request's own `timeout` of {timeout:g} seconds: set a "
+        "longer one, or send less text.",
+    )
 
 
 def shutdown_error() -> RequestError:
@@ -700,14 +706,15 @@ class Engine:
         await _wait(answer, disconnected, begin_by)
         if not answer.done() and not disconnected.done():
             if job.started_at is None:
-                raise queue_timeout_error()
+                own = job.timeout is not None and job.timeout < self.settings.queue_seconds
+                raise deadline_error(job.timeout) if own else queue_timeout_error()
             await _wait(answer, disconnected, job.deadline)
         if answer.done():
             return answer.result()
         if disconnected.done():
             self.metrics.disconnects.inc()
             raise ClientGoneError
-        raise deadline_error()
+        raise deadline_error(job.timeout)
 
     def stop(self) -> None:
         """Accept no more jobs (requests); accepted jobs are still decoded."""

@@ -142,7 +142,7 @@ class InspectionHandlers:
         work: Callable[[Observer], bytes],
     ) -> FunctionJob:
         seconds = self.service.settings.deadline_seconds
-        return FunctionJob(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
+        return FunctionJob(model, message.q, search, seconds=seconds, work=work).limit(message.timeout)
 
     async def _answer(self, request: Request, message: SentenceRequest, job: FunctionJob) -> Response:
         self.service.metrics.characters.inc(len(message.q))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import msgspec
 
@@ -151,7 +151,7 @@ class Job:
             model: the model to decode with.
             sentences: the sentences to translate.
             search: search settings.
-            seconds: the deadline, counted from now.
+            seconds: the server's time limit, counted from now.
             progress: called by the decoding thread after each step, or None.
             glossary: terms to use in the translation.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
@@ -168,6 +168,8 @@ class Job:
         self.elements = elements or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
+        self.timeout: float | None = None
+        """The request's own time limit in seconds; None if the server's time limit is the deadline."""
         self.tokens = model.count_tokens(sentences)
         """Number of tokens of each sentence, including the end-of-sentence token."""
         self.total_tokens = sum(self.tokens)
@@ -188,6 +190,12 @@ class Job:
         """Future of the results of all sentences, or of an error, on which the request waits."""
         # A running future cannot be canceled, so a worker may always set its result, even if the client has gone.
         self.future.set_running_or_notify_cancel()
+
+    def limit(self, timeout: float | None) -> Self:
+        """Move the deadline to the time limit that the request set itself, if that is shorter, and return the job."""
+        if timeout is not None and self.accepted_at + timeout < self.deadline:
+            self.deadline, self.timeout = self.accepted_at + timeout, timeout
+        return self
 
     @property
     def is_expired(self) -> bool:

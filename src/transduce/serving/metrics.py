@@ -28,7 +28,9 @@ class Metrics:
         )
         self.queue_seconds = self._histogram("transduce_queue_seconds", "From acceptance to the first batch.", _SECONDS)
         self.batch_seconds = self._histogram("transduce_batch_seconds", "Decoding of a batch.", _SECONDS)
-        self.batch_sentences = self._histogram("transduce_batch_sentences", "Sentences in a batch.", _SENTENCES)
+        self.batch_sentences = self._histogram(
+            "transduce_batch_sentences", "Texts in a batch, each of one or more sentences.", _SENTENCES
+        )
         self.steps = self._counter("transduce_decoding_steps_total", "Steps of the search, each of a whole batch.")
         self.source_tokens = self._counter("transduce_source_tokens_total", "Source tokens decoded.")
         self.characters = self._counter("transduce_characters_total", "Characters of text accepted for translation.")

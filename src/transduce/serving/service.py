@@ -272,7 +272,9 @@ class Service:
         ]
         sentences = [planned_texts[index].plan.sentences[line] for index, line in positions]
         glossary = request.glossary_for(model)
-        seconds = self.settings.document_seconds if request.is_document else self.settings.deadline_seconds
+        seconds, timeout = self.settings.deadline_seconds, request.timeout_seconds
+        if request.is_document:  # no client set its `timeout_seconds`: they are what is left of the document's time
+            seconds, timeout = timeout or self.settings.document_seconds, None
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
@@ -280,7 +282,7 @@ class Service:
             model,
             sentences,
             search,
-            seconds=min(seconds, request.timeout_seconds or seconds),
+            seconds=seconds,
             progress=None
             if report is None or request.format != "text"
             else _Reporter(
@@ -302,7 +304,7 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.protected
             },
-        )
+        ).limit(timeout)
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:

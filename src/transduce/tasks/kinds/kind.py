@@ -230,6 +230,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the model folder by name; README.md is the model card."""
     search: SearchSettings | None = None
     """Search settings chosen on the dev set, which replace those in the run's settings; None: those stay."""
+    low_bleu: float | None = None
+    """BLEU on the dev set if the model cannot translate yet; otherwise None."""
 
     @classmethod
     def of(

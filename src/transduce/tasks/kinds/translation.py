@@ -81,6 +81,8 @@ _SHORT = 0.7
 _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
+# A model with less BLEU, less chrF and a smaller share of exact translations than this cannot translate yet.
+_USABLE_BLEU, _USABLE_CHRF, _USABLE_EXACT = 1.0, 20.0, 0.1
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
@@ -500,7 +502,7 @@ class TranslationKind(TextKind):
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )
-        return msgspec.structs.replace(outcome, search=search if chosen else None)
+        return msgspec.structs.replace(outcome, search=search if chosen else None, low_bleu=low_bleu(reports))
 
 
 def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
@@ -613,6 +615,18 @@ def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
         and corpus.pairs < _FEW_PAIRS * directions
         and len(corpus.dev_sources) >= _MIN_CHOOSING_SENTENCES * directions
     )
+
+
+def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
+    """Return the mean BLEU if the dev scores show that the model cannot translate yet, otherwise None.
+
+    Short lines, such as single words, have a BLEU of 0 even if they are right, because they have no 4-grams: the model
+    can translate if its chrF is high or a tenth of its lines equal their references.
+    """
+    bleu = fmean(each.bleu.value for each in reports.values())
+    chrf = fmean(each.chrf.value for each in reports.values())
+    exact = sum(each.exact_match for each in reports.values()) / sum(each.sentences for each in reports.values())
+    return bleu if bleu < _USABLE_BLEU and chrf < _USABLE_CHRF and exact < _USABLE_EXACT else None
 
 
 def choose_search(

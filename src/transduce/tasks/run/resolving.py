@@ -530,11 +530,11 @@ def _resolve_weight_decay(
         return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
+    shown: Choice[float | str]
     if choice.value is None:
         shown = Choice("set later", choice.reason)
     else:  # the value alone looks too high in a short run
-        reason = f"{choice.value:.4g} × the rate at its peak: {choice.reason}"
-        shown = Choice(f"{choice.value * rate:.1%} a step", reason)
+        shown = Choice(choice.value, f"shrinks weights by at most {choice.value * rate:.1%} a step: {choice.reason}")
     choice_log.record("training.weight_decay", None, shown)
     return choice.value
 

@@ -664,4 +664,12 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: Tra
     if outcome.search is not None:
         write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))
     display.say(outcome.measured)
+    if outcome.low_bleu is not None:
+        epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
+        epochs = result.step * resolved.training.batch_tokens / max(1, epoch_tokens)
+        display.say(
+            f"The model cannot translate yet: its BLEU of {outcome.low_bleu:.2f} is below 1 after step "
+            f"{result.step:,} ({epochs:,.2f} epochs). Train longer (--resume --steps M) or with more "
+            "sentence pairs."
+        )
     display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
