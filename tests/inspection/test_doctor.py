@@ -1,6 +1,7 @@
 """Test the doctor on sound models of this package and of PyTorch, its reports, and its use with settings."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -101,8 +102,9 @@ def test_our_model_with_a_planted_fault_fails() -> None:
 class Wrapped(nn.Module):
     """A model of torch's `nn.Transformer` between an embedding and a projection."""
 
-    def __init__(self, *, norm_first: bool) -> None:
+    def __init__(self, *, norm_first: bool, inverted: str = "") -> None:
         super().__init__()
+        self.inverted = inverted
         self.embedding = nn.Embedding(50, 16)
         nn.init.normal_(self.embedding.weight, std=0.25)
         self.transformer = nn.Transformer(16, 2, 2, 2, 32, 0.1, norm_first=norm_first, batch_first=True)
@@ -115,13 +117,19 @@ class Wrapped(nn.Module):
     def encode(self, source: Tensor) -> Tensor:
         # A row of padding alone would be NaN: nn.Transformer masks with minus infinity.
         hidden = (source == 0) & (source != 0).any(dim=1, keepdim=True)
+        hidden = hidden ^ (self.inverted == "padding mask")
         return self.transformer.encoder(self.embed(source), src_key_padding_mask=hidden)  # type: ignore[no-any-return]
 
     def decode(self, target: Tensor, memory: Tensor, present: Tensor) -> Tensor:
         ahead = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        ahead = ahead ^ (self.inverted == "target mask")
         hidden = ~present & present.any(dim=1, keepdim=True)
+        hidden = hidden ^ (self.inverted == "padding mask")
         x = self.transformer.decoder(
-            self.embed(target), memory, tgt_mask=ahead, tgt_is_causal=True, memory_key_padding_mask=hidden
+            *(self.embed(target), memory),
+            tgt_mask=ahead,
+            tgt_is_causal=self.inverted != "target mask",
+            memory_key_padding_mask=hidden,
         )
         return self.output(x)  # type: ignore[no-any-return]
 
@@ -129,9 +137,9 @@ class Wrapped(nn.Module):
         return self.decode(target, self.encode(source), source != 0)
 
 
-def wrapped(*, norm_first: bool) -> Subject:
+def wrapped(*, norm_first: bool, inverted: str = "") -> Subject:
     torch.manual_seed(1)
-    model = Wrapped(norm_first=norm_first)
+    model = Wrapped(norm_first=norm_first, inverted=inverted)
     transformer = model.transformer
     memory = torch.randn(2, 3, 16)
 
@@ -161,7 +169,7 @@ def wrapped(*, norm_first: bool) -> Subject:
         eos_id=2,
         split=SplitModel(encode=model.encode, decode=model.decode),
         layers=tuple(layers),
-        fresh=lambda: wrapped(norm_first=norm_first),
+        fresh=lambda: wrapped(norm_first=norm_first, inverted=inverted),
         learning_rate=1e-2,
     )
 
@@ -174,6 +182,59 @@ def test_pytorchs_own_transformer_passes(norm_first: bool) -> None:
     assert report.passed, str(report)
     assert report.mistakes == ()
     assert {check.name for check in report.checks if check.passed is None} == {"cache", "sinusoids", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("inverted", "norm_first"), list(itertools.product(("target mask", "padding mask"), (True, False)))
+)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_inverted_mask_is_the_one_cause_of_its_failures(inverted: str, norm_first: bool) -> None:
+    report = examine(wrapped(norm_first=norm_first, inverted=inverted), CHECKS[:-1])
+    assert report.causes() == ["finite logits"], str(report)
+    assert len(report.failed()) > 8
+    text = str(report)
+    assert "hides every position. In `nn.Transformer`, True in a mask means hidden: perhaps `~mask` was meant." in text
+    assert ": inf (" not in text
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nan_is_never_a_finite_figure_or_infinity() -> None:
+    subject = wrapped(norm_first=True)
+    with torch.no_grad():
+        subject.module.output.bias[7] = math.nan  # type: ignore[union-attr, operator]
+    subject = replaced(subject, loss=lambda source, target: subject.logits(source, target).mean())
+    figures = {check.name: check.figure for check in examine(subject, CHECKS[:-3]).checks if check.passed is False}
+    assert figures.pop("finite logits") == 1 / 50
+    assert {"future", "past", "source", "batch-mates", "target positions", "all padding", "loss"} <= set(figures)
+    assert all(figure is not None and math.isnan(figure) for figure in figures.values()), figures
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_new_model_may_be_a_module_alone() -> None:
+    subject = replaced(wrapped(norm_first=False), fresh=lambda: Wrapped(norm_first=False))
+    report = examine(subject)
+    assert report.passed, str(report)
+    assert {"first loss", "gradient", "overfit"} <= {check.name for check in report.checks if check.passed}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_a_new_model_that_cannot_be_trained_is_refused_before_any_check() -> None:
+    subject = wrapped(norm_first=True)
+    function = replaced(subject, logits=subject.module.forward)
+    for changes, message in (
+        ({"fresh": lambda: None}, r"must be a function that returns a new `nn.Module` or a `DoctorSubject`, not "),
+        ({"fresh": lambda: subject.module}, r"returns the examined model itself"),
+        ({"fresh": lambda: subject}, r"returns the examined model itself"),
+        ({"fresh": subject.module}, r"must be a function .*, not Wrapped: "),
+    ):
+        with pytest.raises(TransduceError, match=message):
+            examine(replaced(subject, **changes))
+    with pytest.raises(TransduceError, match=r"but `logits` is a function of another module"):
+        examine(replaced(function, fresh=lambda: Wrapped(norm_first=True)))
 
 
 # --- reports, and what stands in the way -------------------------------------------------------------------------
@@ -208,7 +269,7 @@ def test_a_vocabulary_without_words_is_refused() -> None:
 
 
 def test_a_report_reads_and_is_data() -> None:
-    report = examine(subject_from_transformer(build(), name="mine"), CHECKS[1:2])
+    report = examine(subject_from_transformer(build(), name="mine"), CHECKS[2:3])
     text = str(report)
     assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
     assert "all 1 passed" in text

@@ -6,6 +6,7 @@ report = examine(Subject(name="mine", module=model, logits=model, ...))
 assert report.passed, str(report)
 """
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -13,7 +14,15 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inspection.doctor.checks import DECODING_CHECKS, DEPENDENCE_CHECKS, LEARNING_CHECKS, STRUCTURE_CHECKS
+from transduce.inspection.doctor.checks import (
+    DECODING_CHECKS,
+    DEPENDENCE_CHECKS,
+    LEARNING_CHECKS,
+    MODEL_ERRORS,
+    STRUCTURE_CHECKS,
+    FastPathError,
+    refuse_wrong_fresh,
+)
 from transduce.inspection.doctor.known_mistakes import KnownMistake, WithoutDropout, recognize
 from transduce.inspection.doctor.subject import Check, ResidualLayer, SplitModel, Subject
 from transduce.ui_language import column, labeled, localized, noted
@@ -57,7 +66,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.figure is not None:
             tested = labeled(self.tested, noted(f"{self.figure:.3g}", localized(self.bar)))
         head = f"{column(verdict, 4)}  {column(self.name, 17)} {tested}"
-        cause = f"This probably follows from “{self.follows_from}”: repair that first."
+        cause = f"This probably follows from “{localized(self.follows_from)}”: repair that first."
         return f"{head}\n{'':24}{localized(cause if self.follows_from else self.meaning)}"
 
 
@@ -87,7 +96,8 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         names = ", ".join(map(localized, failed))
         verdict = f"{len(failed)} of {tried} checks failed: {names}" if failed else f"all {tried} passed"
         if any(check.follows_from for check in self.checks):
-            verdict += f"; repair first: {', '.join(map(localized, self.causes()))}"
+            causes = ", ".join(map(localized, self.causes()))
+            verdict = f"{len(failed)} of {tried} checks failed: {names}; repair first: {causes}"
         title = localized(f"The doctor on {self.subject}")
         known = [f"known {localized(each.name)}\n{'':24}{localized(each.message)}" for each in self.mistakes]
         end = noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s"))
@@ -96,9 +106,15 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- running the checks ---
 
+_NAN_MEANING = (
+    "The result is NaN. With this input, probably a row of a mask hides every position, or a weight is NaN already."
+)
+
 CHECKS: tuple[Check, ...] = (*DEPENDENCE_CHECKS, *DECODING_CHECKS, *STRUCTURE_CHECKS, *LEARNING_CHECKS)
 
+_NEED_NO_LOGITS = ("finite logits", "residual", "sinusoids")
 _FOLLOWERS = {
+    "finite logits": tuple(check.name for check in CHECKS if check.name not in _NEED_NO_LOGITS),
     "repeatability": ("future", "source padding", "target padding", "batch-mates", "memory order", "cache", "loss"),
     "residual": ("past", "source positions", "target positions", "first loss", "overfit"),
     "memory order": ("source padding", "batch-mates", "cache"),
@@ -109,9 +125,6 @@ _FOLLOWERS = {
 }
 """For each check, the names of the checks that fail because it fails; the most basic check is first."""
 
-# Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
-_MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
-
 
 def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     """Run checks on a model in evaluation mode, without changing its weights, and return a report.
@@ -121,7 +134,8 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
         checks: the checks to run; all by default.
 
     Raises:
-        TransduceError: the vocabulary is too small to draw random sentences from.
+        TransduceError: the vocabulary is too small to draw random sentences from, or the subject's `fresh` builds
+            no new model.
     """
     started_at = time.monotonic()
     was_training = subject.module.training
@@ -129,6 +143,8 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     try:
         with torch.no_grad():
             checks = tuple(checks)
+            if any(check in LEARNING_CHECKS for check in checks):
+                refuse_wrong_fresh(subject)
             results = tuple(_run_check(check, subject) for check in checks)
             failed = {result.name for result in results if result.passed is False}
             independent = _fail_without_dropout(subject, checks, failed)
@@ -154,7 +170,7 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 
     Empty if evaluation is not random, or if something else than dropout is random.
     """
-    if "repeatability" not in failed:
+    if "repeatability" not in failed or "finite logits" in failed:
         return set()
     with WithoutDropout():
         results = [_run_check(check, subject) for check in checks if check.name in failed]
@@ -165,14 +181,17 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
     """Return the known mistakes that a model makes and that explain a failed check, or explain no check at all.
 
-    None are returned if the subject asks for no search, or if the model raises an error.
+    None are returned if the subject asks for no search, or if the model raises an error. NaN looks like many mistakes,
+    so those that explain only failures that follow from it are left out.
     """
     if not subject.look_for_mistakes:
         return ()
     try:
         found = recognize(subject)
-    except _MODEL_ERRORS:
+    except MODEL_ERRORS:
         return ()
+    if "finite logits" in failed:
+        failed = failed - set(_FOLLOWERS["finite logits"])
     return tuple(mistake for mistake in found if not mistake.explains or failed & set(mistake.explains))
 
 
@@ -181,6 +200,8 @@ def _cause_of(name: str, failed: set[str], independent: set[str], mistakes: Iter
 
     `independent` are the failed checks that do not follow from dropout.
     """
+    if "finite logits" in failed and name in _FOLLOWERS["finite logits"]:
+        return "finite logits"
     causes = [cause for cause, followers in _FOLLOWERS.items() if cause in failed and name in followers]
     if name in independent and causes[:1] == ["repeatability"]:
         del causes[0]
@@ -193,7 +214,13 @@ def _run_check(check: Check, subject: Subject) -> CheckResult:
         figure = check.measure(subject)
     except TransduceError:
         raise
-    except _MODEL_ERRORS as error:
+    except FastPathError as error:
+        meaning = (
+            f"PyTorch's fast path of attention raised an error ({error}). Most likely a padding mask hides every "
+            "position. In `nn.Transformer`, True in a mask means hidden: perhaps `~mask` was meant."
+        )
+        return _result(check, None, "", passed=False, meaning=meaning)
+    except MODEL_ERRORS as error:
         meaning = f"The model raised {type(error).__name__} ({error}), so this check could not run."
         return _result(check, None, "", passed=False, meaning=meaning)
     if figure is None:
@@ -201,6 +228,8 @@ def _run_check(check: Check, subject: Subject) -> CheckResult:
             check, None, "", passed=None, meaning="Skipped: the subject has no such part, or does not expose it."
         )
     meaning = check.if_passed if figure.holds else check.if_failed
+    if math.isnan(figure.value) and check.name != "all padding":
+        meaning = _NAN_MEANING
     return _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
 
 

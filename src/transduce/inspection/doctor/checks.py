@@ -1,5 +1,6 @@
 """The doctor's checks: cached decoding, dependence on inputs, residual connections, positions, loss and learning."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.inspection.doctor.subject import (
     Check,
     Measurement,
@@ -16,10 +18,20 @@ from transduce.inspection.doctor.subject import (
     Subject,
     change,
     changed,
+    largest,
     padded,
+    smallest,
     unchanged,
 )
 from transduce.model.positions import sinusoids
+
+# Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
+MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
+
+
+class FastPathError(RuntimeError):
+    """An error of PyTorch's fast path of attention for input that its ordinary path computes."""
+
 
 # --- cached decoding ---
 # Check that step-by-step decoding with the cache computes the same logits as training.
@@ -64,6 +76,31 @@ def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
     return samples, samples.source(_BATCH, _SOURCE), samples.target_input(_BATCH, _TARGET)
 
 
+def _check_finite_logits(subject: Subject) -> Measurement:
+    """Measure the share of the logits of sentences without padding that are NaN or infinite, also on the fast path.
+
+    Raises:
+        FastPathError: PyTorch's fast path of attention raised an error, but its ordinary path did not.
+    """
+    _, source, target = _random_batch(subject)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        share = _share_not_finite(subject.logits(source, target))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+    if share == 0.0:
+        try:
+            share = _share_not_finite(subject.logits(source, target))
+        except RuntimeError as error:
+            raise FastPathError(str(error)) from error
+    return Measurement(share, "at most 0", share == 0.0)
+
+
+def _share_not_finite(logits: Tensor) -> float:
+    return float((~logits.isfinite()).double().mean())
+
+
 def _check_repeatability(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     return unchanged(subject, change(subject.logits(source, target), subject.logits(source, target)))
@@ -76,7 +113,7 @@ def _check_future(subject: Subject) -> Measurement:
     for position in range(1, _TARGET):
         changed_target = target.clone()
         changed_target[:, position:] = samples.other_target(target[:, position:])
-        worst = max(worst, change(before[:, :position], subject.logits(source, changed_target)[:, :position]))
+        worst = largest((worst, change(before[:, :position], subject.logits(source, changed_target)[:, :position])))
     return unchanged(subject, worst)
 
 
@@ -85,14 +122,14 @@ def _check_past(subject: Subject) -> Measurement | None:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    smallest = float("inf")
+    least = float("inf")
     for position in range(1, _TARGET - 1):
         changed_target = target.clone()
         changed_target[:, position] = samples.other_target(target)[:, position]
         after = subject.logits(source, changed_target)
         change_here = change(before[:, position : position + 1], after[:, position : position + 1])
-        smallest = min(smallest, change_here, change(before[:, position + 1 :], after[:, position + 1 :]))
-    return changed(subject, smallest)
+        least = smallest((least, change_here, change(before[:, position + 1 :], after[:, position + 1 :])))
+    return changed(subject, least)
 
 
 def _check_source(subject: Subject) -> Measurement | None:
@@ -100,12 +137,12 @@ def _check_source(subject: Subject) -> Measurement | None:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
-    smallest = float("inf")
+    least = float("inf")
     for position in range(_SOURCE - 1):
         changed_source = source.clone()
         changed_source[:, position] = samples.other_source(source)[:, position]
-        smallest = min(smallest, change(before, subject.logits(changed_source, target)))
-    return changed(subject, smallest)
+        least = smallest((least, change(before, subject.logits(changed_source, target))))
+    return changed(subject, least)
 
 
 def _check_source_padding(subject: Subject) -> Measurement:
@@ -113,7 +150,7 @@ def _check_source_padding(subject: Subject) -> Measurement:
     before = subject.logits(source, target)
     padded_sources = [padded(source, subject.pad_id, columns) for columns in (1, 4)]
     return unchanged(
-        subject, max(change(before, subject.logits(padded_source, target)) for padded_source in padded_sources)
+        subject, largest(change(before, subject.logits(padded_source, target)) for padded_source in padded_sources)
     )
 
 
@@ -133,7 +170,7 @@ def _check_batch_mates(subject: Subject) -> Measurement:
         longer = samples.source(_BATCH, _SOURCE + 2), samples.target_input(_BATCH, _TARGET + 3)
         first = padded(source[row : row + 1], subject.pad_id, 2), padded(target[row : row + 1], subject.pad_id, 3)
         batched = subject.logits(torch.cat([first[0], longer[0]]), torch.cat([first[1], longer[1]]))
-        worst = max(worst, change(alone, batched[:1, :_TARGET]))
+        worst = largest((worst, change(alone, batched[:1, :_TARGET])))
     return unchanged(subject, worst)
 
 
@@ -156,7 +193,7 @@ def _check_target_positions(subject: Subject) -> Measurement | None:
     repeated = samples.other_target(target)[:, 1:2].expand(-1, _TARGET)
     logits = subject.logits(source, repeated)
     return changed(
-        subject, min(change(logits[:, position], logits[:, position + 1]) for position in range(_TARGET - 1))
+        subject, smallest(change(logits[:, position], logits[:, position + 1]) for position in range(_TARGET - 1))
     )
 
 
@@ -181,12 +218,19 @@ def _check_all_padding(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
-    largest = float(logits.abs().max())
-    finite = bool(torch.isfinite(logits).all())
-    return Measurement(largest if finite else float("nan"), "finite", finite)
+    return Measurement(float(logits.abs().max()), "finite", bool(torch.isfinite(logits).all()))
 
 
 DEPENDENCE_CHECKS = (
+    Check(
+        "finite logits",
+        "sentences without padding; share of the logits that are NaN or infinite",
+        "The logits of ordinary input are finite.",
+        "Logits of ordinary input are NaN or infinite. Most likely a row of a mask hides every position. In "
+        "`nn.Transformer`, True in a mask means hidden: perhaps `~mask` was meant. If the masks are right, look for "
+        "weights that are NaN.",
+        _check_finite_logits,
+    ),
     Check(
         "repeatability",
         "the same batch twice; largest change of a logit",
@@ -284,7 +328,7 @@ def _check_residual(subject: Subject) -> Measurement | None:
     if not subject.layers:
         return None
     parameter = next(subject.module.parameters())
-    worst = max(_residual_deviation(layer, parameter) for layer in subject.layers)
+    worst = largest(_residual_deviation(layer, parameter) for layer in subject.layers)
     return Measurement(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
 
 
@@ -401,8 +445,6 @@ def _check_loss(subject: Subject) -> Measurement | None:
     source, target = _batch(subject)
     expected = float(reference_loss(subject, source, target, subject.label_smoothing))
     difference = abs(float(subject.loss(source, target)) - expected) / max(1.0, abs(expected))
-    if math.isnan(difference):
-        difference = float("inf")
     return Measurement(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
 
 
@@ -411,8 +453,40 @@ def _new_model(subject: Subject) -> Subject | None:
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
+    if isinstance(fresh, nn.Module):
+        fresh = dataclasses.replace(subject, module=fresh, logits=fresh)
     fresh.module.eval()
     return fresh
+
+
+def refuse_wrong_fresh(subject: Subject) -> None:
+    """Raise an error if `fresh` of a subject does not build a new model that the learning checks can train.
+
+    Raises:
+        TransduceError: `fresh` returns neither a subject nor a module, a module that `logits` does not use, or the
+            examined module itself, whose weights would change.
+    """
+    if subject.fresh is None:
+        return
+    try:
+        made: object = None if isinstance(subject.fresh, nn.Module) else subject.fresh()
+    except MODEL_ERRORS:
+        return  # the checks report it
+    kind = type(subject.fresh if made is None else made).__name__
+    if not isinstance(made, (Subject, nn.Module)):
+        raise TransduceError(
+            f"`fresh` must be a function that returns a new `nn.Module` or a `DoctorSubject`, not {kind}: write "
+            "`fresh=lambda: MyModel(...)`."
+        )
+    if (made.module if isinstance(made, Subject) else made) is subject.module:
+        raise TransduceError(
+            "`fresh` returns the examined model itself, whose weights the checks would change: build a new one in it."
+        )
+    if isinstance(made, nn.Module) and subject.logits is not subject.module:
+        raise TransduceError(
+            f"`fresh` returns a module ({kind}), but `logits` is a function of another module: return a "
+            "`DoctorSubject` of the new module with its own `logits`."
+        )
 
 
 def _check_first_loss(subject: Subject) -> Measurement | None:

@@ -3,7 +3,7 @@
 Shapes: B batch, S source length, T target length, D model width, V target vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -76,8 +76,11 @@ class Subject:
     position_table: Callable[[int], Tensor] | None = None
     """Function from a length to the sinusoids (length, D) that the model adds; None if the model adds none."""
     layers: tuple[ResidualLayer, ...] = ()
-    fresh: Callable[[], "Subject"] | None = None
-    """Function that returns a newly initialized model of the same kind, in float32; None: there is none."""
+    fresh: Callable[[], "Subject | nn.Module"] | None = None
+    """Function that returns a newly initialized model of the same kind, in float32; None: there is none.
+
+    It returns a subject, or the new module alone if `logits` is the module itself.
+    """
     look_for_mistakes: bool = True
     """False to leave out the search for mistakes of tutorials, for models of this package, whose parts are tested."""
     learning_rate: float = 1e-3
@@ -197,11 +200,26 @@ def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """Return the largest change of a logit, in standard deviations of `before`; infinity if a logit is not finite."""
+    """Return the largest change of a logit, in standard deviations of `before`.
+
+    NaN if a logit is NaN, and infinity if one is infinite.
+    """
+    if bool(before.isnan().any() or after.isnan().any()):
+        return float("nan")
     if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
         return float("inf")
     scale = before.double().std().clamp_min(1e-12)
     return float((after.double() - before.double()).abs().max() / scale)
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest of some values; NaN if one of them is NaN, which Python's `max` may overlook."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
+
+
+def smallest(values: Iterable[float]) -> float:
+    """Return the smallest of some values; NaN if one of them is NaN, which Python's `min` may overlook."""
+    return float(torch.tensor(list(values), dtype=torch.float64).min())
 
 
 def unchanged(subject: Subject, value: float) -> Measurement:
