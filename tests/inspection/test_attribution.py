@@ -120,6 +120,16 @@ def test_integrated_follows_embeddings_if_an_attention_has_a_class_of_its_own(ta
     assert np.allclose(sums, (whole - without).numpy(), atol=0.05)
 
 
+def test_integrated_follows_embeddings_if_a_forward_was_set_on_an_attention(target: str, trained: Path) -> None:
+    translator = transduce.load(trained, precision="fp32", device="cpu")
+    assert isinstance(translator, Translator)
+    assert _Subject(read(translator, SENTENCE, target)).weighs_attention
+    attention = translator.transformer.encoder_layers[0].self_attention
+    assert isinstance(attention, MultiHeadAttention)
+    attention.forward = attention.forward  # type: ignore[method-assign]
+    assert not _Subject(read(translator, SENTENCE, target)).weighs_attention
+
+
 def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
     translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce import AttentionMask, ModelConfig, MultiHeadAttention, TransduceError, Transformer
 from transduce.acceleration import kernels_for_training
@@ -201,3 +202,24 @@ def test_a_compiled_layer_accepts_masks_and_reports_wrong_ones() -> None:
     torch.testing.assert_close(layer(X[:2, :3], mask=look_ahead_mask(3)), expected[:2, :3])
     with pytest.raises(TransduceError, match=r"width 8, but its shape is \(3, 5, 7\)"):
         layer(X[..., :7], mask=MASK)
+
+
+class GatedByAnother(MultiHeadAttention):
+    """An attention of one's own, whose second argument is no memory, and which fails by itself."""
+
+    @override
+    def forward(self, x: Tensor, gate: Tensor, **options: Any) -> Tensor:  # type: ignore[override]
+        raise RuntimeError("the gate is closed")
+
+
+def test_an_error_of_an_overridden_forward_is_not_explained_by_the_rules_of_its_parent() -> None:
+    with pytest.raises(RuntimeError, match="the gate is closed"):
+        GatedByAnother(d_model=8, num_heads=2)(X, torch.ones(1))
+    replaced = attention()
+
+    def fail(_: Tensor, __: Tensor) -> Tensor:
+        raise RuntimeError("the gate is closed")
+
+    replaced.forward = fail  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="the gate is closed"):
+        replaced(X, torch.ones(1))

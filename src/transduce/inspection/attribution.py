@@ -22,7 +22,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.attention import Weights, group_words, shaded_table
 from transduce.inspection.reading import Reader, Reading, as_array, read
 from transduce.inspection.recorder import Recording, hook_points, record_activations
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.masks import AttentionMask, BiasedMask
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import EncoderDecoderLayers
@@ -295,7 +295,10 @@ class _Subject:
     @property
     def weighs_attention(self) -> bool:
         """True if `integrated` follows the attention to each word, False if it follows the words' embeddings."""
-        return self.is_pair and self.model.config.attention_window is None and _other_attention(self.model) is None
+        if not self.is_pair or self.model.config.attention_window is not None or _other_attention(self.model):
+            return False
+        scores = [each for each in self.model.modules() if isinstance(each, ScoredAttention)]
+        return all(type(each).forward is ScoredAttention.forward and "forward" not in vars(each) for each in scores)
 
     def integrated(
         self, groups: Sequence[Sequence[int]], points: ArrayLike | None = None, weights: ArrayLike | None = None
@@ -456,12 +459,14 @@ class _Subject:
 
 
 def _other_attention(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """Return name and module of the first attention in a model whose class derives from `MultiHeadAttention`, or None.
+    """Return name and module of the first attention in a model that is not exactly `MultiHeadAttention`, or None.
 
-    Such a class may compute anything, so methods that know the computation refuse it.
+    A derived class, or a `forward` that was set on the module, may compute anything, so methods that know the
+    computation refuse it.
     """
     attentions = ((name, each) for name, each in model.named_modules() if isinstance(each, MultiHeadAttention))
-    return next(((name, each) for name, each in attentions if type(each) is not MultiHeadAttention), None)
+    others = (each for each in attentions if type(each[1]) is not MultiHeadAttention or "forward" in vars(each[1]))
+    return next(others, None)
 
 
 @contextmanager

@@ -210,8 +210,7 @@ class MultiHeadAttention(Component):
         *,
         mask: AttentionMask | Window | None = None,
         cache: KeyValueCache | None = None,
-        weights_out: list[Tensor] | None = None,
-        position_effect: PositionEffect = NO_POSITION_EFFECT,
+        **options: object,
     ) -> None:
         weight = self.projection.weight
         self._check_input(x, self.d_model, weight)
