@@ -29,7 +29,7 @@ from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_s
 from transduce.data.text_noise import NoisyPlan
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
-from transduce.evaluation.significance import MetricName, score_contributions, standard_error
+from transduce.evaluation.significance import MIN_BLEU, MIN_CHRF, MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
 from transduce.inference.evaluate import decoding_record
 from transduce.inference.load import open_translator
@@ -81,8 +81,9 @@ _SHORT = 0.7
 _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
-# A model with less BLEU, less chrF and a smaller share of exact translations than this cannot translate yet.
-_USABLE_BLEU, _USABLE_CHRF, _USABLE_EXACT = 1.0, 20.0, 0.1
+_MIN_EXACT = (
+    0.1  # a model with a smaller share of exact translations and scores too low for a comparison cannot translate
+)
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RANGES, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
@@ -626,7 +627,7 @@ def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     bleu = fmean(each.bleu.value for each in reports.values())
     chrf = fmean(each.chrf.value for each in reports.values())
     exact = sum(each.exact_match for each in reports.values()) / sum(each.sentences for each in reports.values())
-    return bleu if bleu < _USABLE_BLEU and chrf < _USABLE_CHRF and exact < _USABLE_EXACT else None
+    return bleu if bleu < MIN_BLEU and chrf < MIN_CHRF and exact < _MIN_EXACT else None
 
 
 def choose_search(

@@ -361,9 +361,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _refuse_one_corpus(self) -> None:
         """Refuse settings that a run on several corpora cannot have; `mix` adds corpora to one, which has languages."""
         several = "corpora" if self.corpora else "mix"
-        for name in ("back_translated", "monolingual", "distill_from", "prepared", "languages")[
-            : 4 + bool(self.corpora)
-        ]:
+        languages = ("languages",) if self.corpora else ()
+        for name in ("back_translated", "monolingual", "distill_from", "prepared", *languages):
             if getattr(self, name):
                 raise TransduceError(
                     f"`data.{name}` is for one pair of languages, but `data.{several}` names several corpora: leave it "
