@@ -33,7 +33,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     sentences: int
     """Number of held-out sentences."""
     training_seconds: float
-    """Training time in seconds of wall clock; 0 if the model had been trained before."""
+    """Training time in seconds of wall clock."""
 
     def __str__(self) -> str:
         share = 100.0 * self.exact / self.sentences
