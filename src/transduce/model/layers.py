@@ -48,7 +48,7 @@ class Residual(Component):
 
 
 class EncoderLayer(Component):
-    """An encoder layer, self-attention and feed-forward; with a look-ahead mask, a layer of a decoder-only model."""
+    """An encoder layer, self-attention and feed-forward network; with a look-ahead mask, that of a decoder-only one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
