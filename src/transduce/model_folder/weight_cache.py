@@ -218,7 +218,7 @@ class PrepackedCache:
         self._source = source
 
     def has_files(self) -> bool:
-        """Return whether the cache has a file for the precision, even one for other kernels or from older weights."""
+        """Return whether the cache has a file of prepacked weights at the precision, be it current or not."""
         return any(
             next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
         )

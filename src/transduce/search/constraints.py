@@ -258,7 +258,10 @@ _MAX_OPENED = 12
 
 
 class BracketToken(NamedTuple):
-    """The numbers of constituents that a token of a linearized parse tree closes and opens, and of words it tags."""
+    """The effect of a token of a linearized parse tree: the constituents it closes and opens, and the words it tags.
+
+    All three are numbers.
+    """
 
     closed: int = 0
     opened: int = 0
