@@ -264,7 +264,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without any that begins in an earlier one; of spans at one offset, the longest is kept."""
+    """Return spans in order without any that begins inside an earlier one; of several at one offset, the longest."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

@@ -55,7 +55,7 @@ _FORMAT_VERSION = 1
 
 
 class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measurements of the source lines that a model was trained on, as stored in its folder."""
+    """Measurements of the source lines that a model was trained on, to decide how texts are split."""
 
     format_version: int = _FORMAT_VERSION
     multi_sentence_share: float

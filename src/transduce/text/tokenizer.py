@@ -110,7 +110,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that determines the ids."""
+        """The SHA-256 (hexadecimal) of all that determines the ids, to recognize models with one tokenizer."""
         digest = hashlib.sha256(self._card())
         for vocabulary in self._vocabularies():
             digest.update(hashlib.sha256(vocabulary.model_bytes).digest())

@@ -125,7 +125,7 @@ class Vocabulary:
         return cls(content, nfc=nfc, name=str(path))
 
     def for_target(self, language: str) -> "Vocabulary":
-        """Return a copy of the vocabulary whose sentences start with the token of a target language.
+        """Return a copy of the vocabulary whose sentences start with the token of a target language, before any tag.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -158,7 +158,7 @@ class Vocabulary:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """The ids of the tokens that may start a sentence before its text: of languages, tags and back-translation."""
+        """The ids of the tokens that may start a source before its text: of languages, tags and back-translation."""
         tokens = (*map(language_token, self.target_languages), *map(tag_token, self.tags), BACK_TRANSLATED)
         return tuple(self.id(token) for token in tokens if self.has_special_token(token))
 
@@ -170,7 +170,7 @@ class Vocabulary:
 
     @property
     def target_languages(self) -> tuple[str, ...]:
-        """The languages that the vocabulary has tokens for, in a model that translates between several languages."""
+        """The languages that the vocabulary has tokens for; none unless the model translates between several."""
         pieces = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
 
@@ -252,7 +252,7 @@ class Vocabulary:
         return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁, and possibly part of a character."""
+        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁; a byte token adds its byte."""
         token = self.token(id)
         byte = byte_of(token)
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])
