@@ -61,7 +61,7 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return these totals summed over all processes; `stop` tells that a signal asked this one to stop the run."""
+        """Return these totals summed over all processes; `stop`: a signal asked this process to stop the run."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])
