@@ -243,7 +243,10 @@ class StoredTextFiles:
         self._files = {file.path: file for file in files}
 
     def is_same(self, old: str, new: str) -> bool:
-        """Return whether the file `new` has the content that the run's file `old` had at the start."""
+        """Return whether the file `new` has the content that the run's file `old` had at the start of the run.
+
+        False if it is missing. Without a stored digest, both must be the same file.
+        """
         state = self._files.get(old)
         if not Path(new).is_file():
             return False
@@ -345,7 +348,10 @@ class StoredTextFiles:
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings with new paths in each corpus; `paths` lists the files of all corpora in order."""
+    """Return data settings of several corpora with new paths; `paths` lists, by setting, the files of all corpora.
+
+    They are in the order of the corpora.
+    """
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(
         msgspec.structs.replace(
