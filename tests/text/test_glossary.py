@@ -61,6 +61,23 @@ def test_a_term_counts_as_translated_in_any_of_its_forms(translation: str, missi
     assert [term.source for term in terms.missing("Ein Hund", translation)] == missing
 
 
+def test_a_text_is_a_term_only_as_a_whole() -> None:
+    """A longer term with another case of the first letter must not hide a term at the end of a text."""
+    terms = glossary(Vertrag="contract", vertragsnummer="contract number")
+    found = {
+        text: terms.term_of(text) for text in ("Vertrag", " Vertrag\n", "Vertragsnummer", "Vertrag.", "ein Vertrag", "")
+    }
+    assert [each and each.source for each in found.values()] == [
+        "Vertrag",
+        "Vertrag",
+        "vertragsnummer",
+        None,
+        None,
+        None,
+    ]
+    assert [(start, end) for start, end, _ in terms.occurrences("Ein Vertrag")] == [(4, 11)]
+
+
 def test_names_with_capitals_have_no_other_forms() -> None:
     terms = glossary(苹果="Apple", 爱="iPhone")
     assert [term.forms for term in terms.terms] == [("Apple",), ("iPhone",)]

@@ -142,6 +142,12 @@ class Glossary:
 
     places = renamed_attribute("places", "occurrences")
 
+    def term_of(self, text: str) -> Term | None:
+        """Return the term that a text consists of, apart from spaces at its ends; None if it is not exactly a term."""
+        text = normalize_for_comparison(text)
+        term, length = self._term_at(text, 0) if text else (None, 0)
+        return term if length == len(text) else None
+
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """Return the longest term at a position of a text, with its length in characters; None and 1 without a term."""
         lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
@@ -149,7 +155,7 @@ class Glossary:
             part = text[start : start + length]
             term = self._terms.get(part) or self._terms.get(part.lower())
             if term is not None and ends_at_word_boundaries(text, start, start + length):
-                return term, length
+                return term, len(part)  # shorter at the end of the text
         return None, 1
 
     def missing(self, source: str, translation: str) -> list[Term]:
