@@ -74,6 +74,20 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
 
 
+def test_the_command_counts_fuzzy_translations_that_stay(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.po", tmp_path / "b.po"
+    source.write_text('#, fuzzy\nmsgid "我吃鱼。"\nmsgstr "x"\n\nmsgid "我们喝水。"\nmsgstr ""\n', "utf-8")
+    command = ["translate", str(trained), str(source), "--output", str(target), *QUICK]
+    assert main(command) == 0
+    assert "Kept with the flag `fuzzy`: 1 translation." in capsys.readouterr().err
+    assert '#, fuzzy\nmsgid "我吃鱼。"\nmsgstr "x"' in target.read_text("utf-8")
+    assert main([*command, "--overwrite-fuzzy"]) == 0
+    assert "Kept" not in capsys.readouterr().err
+    assert "fuzzy" not in target.read_text("utf-8")
+    assert main(["translate", str(trained), "--overwrite-fuzzy", *QUICK]) == 2
+    assert "`--overwrite-fuzzy` applies to documents" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "options"), [("a.txt", []), ("a.zh", []), ("a.csv", ["--format", "txt"])])
 def test_the_command_translates_text_in_other_encodings(
     capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path, name: str, options: list[str]
