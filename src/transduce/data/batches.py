@@ -371,7 +371,10 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id."""
+    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id.
+
+    It is tried before training, to test whether memory suffices.
+    """
     source_ids, target_ids = (
         np.where(np.arange(lengths.max()) < lengths[:, None], non_padding_id(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))

@@ -174,7 +174,7 @@ class _Window(NamedTuple):
     first: int
     """The number of batches before the window."""
     taken: tuple[int, ...]
-    """The number of pairs of each stream before the window."""
+    """The number of pairs of each corpus that earlier windows have taken, over all passes through the corpus."""
     counts: tuple[int, ...]
     """The number of pairs of each corpus in the window."""
     batches: int

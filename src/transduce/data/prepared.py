@@ -425,7 +425,10 @@ def write_corpus(
 ) -> CorpusCard:
     """Merge prepared parts into a corpus in an existing folder, its card included, and return the card.
 
-    Progress and errors are those of ``merge_parts``.
+    ``report_progress`` is called from time to time with the number of pairs written.
+
+    Raises:
+        TransduceError: the parts do not make up one corpus, or no pair is left.
     """
     card = merge_parts(parts, tokenizer, folder, report_progress)
     write_card(card, folder)

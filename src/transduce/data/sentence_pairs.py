@@ -261,11 +261,11 @@ class _Epoch(NamedTuple):
     number: int
     sentences: _Sentences
     start: Ids
-    """The first sentence of each row's first segment, (R,)."""
+    """The index of the first sentence of each row's first segment, (R,)."""
     middle: Ids
-    """The end of each row's first segment."""
+    """The index after the last sentence of each row's first segment, (R,)."""
     second: tuple[Ids, Ids]
-    """The first sentence and the end of each row's second segment."""
+    """The index of the first sentence of each row's second segment, and the index after its last one, (R,) each."""
     has_next: Flags
     """True if the document continues after the row's first segment, (R,)."""
     follows: Flags

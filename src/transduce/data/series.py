@@ -53,12 +53,12 @@ class WindowScale(NamedTuple):
 
 
 class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The scale of each series, which is stored with the model."""
+    """The means and deviations by which series are normalized, which are stored with the model."""
 
     means: tuple[float, ...]
-    """The means of the training part, by series."""
+    """The mean of each series over the training part, C numbers."""
     deviations: tuple[float, ...]
-    """The standard deviations of the training part; 1 for a constant series."""
+    """The standard deviation of each series over the training part, C numbers; 1 for a constant series."""
     normalization: Normalization
     """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
 

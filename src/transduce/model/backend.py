@@ -67,9 +67,9 @@ class AdamScalars(NamedTuple):
     beta1: float
     beta2: float
     rate: float
-    """The learning rate divided by 1 - β1^t."""
+    """The learning rate divided by 1 - β1^t, which corrects the bias of the first moment."""
     inverse_root: float
-    """1 / √(1 - β2^t)."""
+    """The factor 1 / √(1 - β2^t) of the root of the second moment, which corrects its bias."""
     epsilon: float
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RepetitionPenalties(NamedTuple):
-    """Penalties of a batch search for tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
+    """Penalties of a batch search for tokens that occurred before, which make their repetition less likely.
 
     They change log-probabilities in a beam search, logits in greedy search and sampling.
     """
@@ -90,11 +90,13 @@ class BatchSearchOptions(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
 
     start_id: int
-    """The first input of the decoder."""
+    """The id of the start symbol, the decoder's first input."""
     eos_id: int
-    """The end symbol."""
+    """The id of the end symbol, which ends a hypothesis."""
     forbidden_tokens: Sequence[int]
-    """Token ids whose logits are -inf, so that they have no probability, unlike those of `SearchRules.forbidden`."""
+    """Token ids whose logits are -inf, so that other tokens share their probability. That of tokens in
+    `SearchRules.forbidden` stays unused.
+    """
     max_lengths: Sequence[int]
     """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
     beam_size: int
@@ -119,7 +121,7 @@ class FoundHypothesis(NamedTuple):
     log_probabilities: Tensor | NDArray[Any]
     """The log-probability of each token, (t,)."""
     ended: bool
-    """True if the hypothesis ended with the end symbol; otherwise it was cut."""
+    """True if the hypothesis ended with the end symbol; otherwise it was cut, such as at the maximum length."""
 
 
 class BatchSearch(Protocol):

@@ -25,7 +25,7 @@ Model = Transformer | Encoder | Decoder | Recurrent
 AnyModel = Model | SeriesTransformer
 """A model that reads tokens or numbers (time series)."""
 EncoderDecoder = Transformer | Recurrent
-"""A model that reads one text and writes another."""
+"""A model that reads one text and writes another, a Transformer or a recurrent one."""
 Built = TypeVar("Built", bound=AnyModel)
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
     "transformer": Transformer,

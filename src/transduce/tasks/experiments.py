@@ -365,20 +365,20 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of an experiment's runs: how many at once, and where and how they compute."""
 
     jobs: int = 1
-    """Number of runs at once."""
+    """Number of runs that are trained or tested at once."""
     device: str = "auto"
-    """"cpu", "cuda" or "auto"."""
+    """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
     """Number of threads of a run; None: its share of the cores."""
     precision: str = "auto"
-    """"fp32", "bf16" or "auto"."""
+    """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A run that failed, with the reason."""
 
     run: str
-    """The path of the run."""
+    """The path of the run's folder."""
     reason: str
     """The last error message in its log, or else its last line."""
 

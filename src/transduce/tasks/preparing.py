@@ -59,7 +59,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Path | None = None
     """A folder with a tokenizer; None: learn one."""
     shard: tuple[int, int] = (1, 1)
-    """Number of the shard, from 1, and count of shards."""
+    """Number of the shard, from 1, and count of shards; (1, 1): the whole corpus."""
     workers: int | None = None
     """Number of worker processes; None: chosen by cores and pairs."""
     hold_out: bool = True
@@ -343,7 +343,7 @@ class _CheckedRequest(NamedTuple):
     settings: Settings
     kind: TextKind
     files: CorpusFiles
-    """The files as the user named them."""
+    """The files of training text, as the user named them, before any of them is converted."""
     holds_out: bool
     """True if a dev set is held out."""
 

@@ -23,9 +23,9 @@ class TaggedSentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-"""Suffixes of files of JSON lines; all others hold columns."""
+"""Suffixes of files of tagged sentences as JSON lines; files with other suffixes hold columns, a word in each line."""
 COLUMN_SUFFIXES = (".conll", ".conllu", ".conllup", ".iob", ".bio", ".bioes")
-"""Suffixes of files that certainly hold a word in each line."""
+"""Suffixes of files that certainly hold a word with its tags in each line, such as CoNLL's."""
 _UD_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _NAMED_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 # The row that separates documents in the files of CoNLL-2003.
@@ -241,14 +241,14 @@ _OUTSIDE = "O"
 
 
 class Span(NamedTuple):
-    """A span of words, such as a name."""
+    """A span of consecutive words of a sentence that tags describe, such as a name: its kind and its range."""
 
     kind: str
-    """The kind, such as PER."""
+    """The kind of the span, such as PER for a person."""
     start: int
-    """Index of the first word."""
+    """Index of the span's first word in the sentence."""
     end: int
-    """Index after the last word."""
+    """Index after the span's last word."""
 
 
 def describe_spans(tags: Iterable[str]) -> bool:

@@ -172,7 +172,7 @@ def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the low-rank updates of an adapted model by stored ones, as `low_rank_weights` returns them.
+    """Replace the low-rank updates of an adapted model, in place, by stored ones of equal names and shapes.
 
     Raises:
         TransduceError: the updates belong to another model or to other settings.

@@ -80,7 +80,7 @@ class Objective(ABC, Generic[M]):
         self.label_smoothing = label_smoothing
 
     def __call__(self, batch: Any) -> Loss:
-        """Return the loss of a batch, as `loss` does."""
+        """Return the loss of a batch, as the subclass's method `loss` computes it."""
         return self.loss(batch)
 
     @abstractmethod

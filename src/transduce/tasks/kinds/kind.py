@@ -158,7 +158,7 @@ class Validation(ABC):
     """A base class of dev sets that measure the quality of a model's weights."""
 
     model: nn.Module
-    """The model that receives the weights."""
+    """The model that is measured; each validation loads the weights to measure into it."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Load weights into the model and measure it on the dev set; the event has the metrics and seconds taken."""
@@ -212,11 +212,11 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """The run's folder."""
     display: ProgressDisplay
-    """The display of what is read and left out."""
+    """The display on which a task tells the user what it reads and leaves out."""
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
     """A function that chooses the tokenizer's settings from the size of the corpus."""
     tokenizer: Tokenizer | None
-    """An existing tokenizer to use instead of learning one."""
+    """The base model's tokenizer, to use instead of learning one; None: learn one, or use the user's own vocabulary."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -625,7 +625,10 @@ class TextKind(TaskKind[TaskCorpus]):
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with all special tokens; the arguments are those of `rewrite`.
+        """Return the text to prepare, with all special tokens; other formats are first converted to files of lines.
+
+        These are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run uses
+        them.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
