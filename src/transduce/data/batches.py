@@ -461,11 +461,11 @@ class WordTokens(NamedTuple):
     """The tokens of a sentence, or of some consecutive words of a long one, as a tagger's encoder reads them."""
 
     sentence: int
-    """Index of the sentence."""
+    """Index of the sentence among all sentences of the corpus."""
     first_word: int
     """Index of the first of these words in the sentence."""
     ids: list[int]
-    """Token ids, including special tokens."""
+    """Token ids of the words, including special tokens of the encoder."""
     positions: list[int]
     """The position of each word's first token among `ids`."""
 

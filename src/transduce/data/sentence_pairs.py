@@ -205,7 +205,7 @@ class _Sentences(NamedTuple):
     row's length decides where rows are cut.
     """
     filled: Ids
-    """The indices of sentences that are not empty."""
+    """The indices of the sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
         """Return the token ids of the sentences from index start to stop (exclusive), concatenated."""

@@ -39,9 +39,9 @@ class WindowScale(NamedTuple):
     """The shift and the factor by which each window's values are normalized."""
 
     shift: Numbers
-    """The offset of each window, (B, 1, C)."""
+    """The number that is subtracted from the values of each window and series, (B, 1, C)."""
     factor: Numbers
-    """The scale of each window, (B, 1, C), positive."""
+    """The positive number by which the values of each window and series are divided, (B, 1, C)."""
 
     def apply(self, values: Numbers) -> Numbers:
         """Normalize values (B, T, C) by the window's shift and factor."""
@@ -105,7 +105,7 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     """The names of the series."""
     values: Numbers
-    """The values, (N, C)."""
+    """The values, (N, C): N points in time of C series."""
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:

@@ -38,7 +38,7 @@ class AttentionOptions(NamedTuple):
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
     drop_256ths: int = 0
-    """The dropout rate of the attention weights in 256ths."""
+    """The dropout rate of the attention weights in 256ths, from 0 (no dropout) to 255."""
 
 
 PLAIN_ATTENTION = AttentionOptions()
@@ -60,7 +60,7 @@ class UpdatedVectors(NamedTuple):
 
 
 class AdamScalars(NamedTuple):
-    """The scalars of the t-th update by Adam (section 5.3)."""
+    """The numbers, equal for all weights, that a kernel needs for the t-th update by Adam (section 5.3)."""
 
     factor: float
     """The factor that the gradient is multiplied by before the update."""

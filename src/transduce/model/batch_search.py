@@ -49,7 +49,7 @@ class SearchRules(NamedTuple):
     no_repeated_ngrams: int = 0
     """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
     penalties: RepetitionPenalties | None = None
-    """Penalties of tokens that occurred."""
+    """Penalties of tokens that occurred before, which make their repetition less likely."""
     renormalizes: bool = False
     """True if probabilities are normalized over the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"
@@ -66,7 +66,7 @@ class SamplingNumbers(NamedTuple):
     steps.
     """
     temperature: float
-    """Logits are divided by it."""
+    """The number by which logits are divided; below 1, likely tokens become more likely."""
     top_k: int
     """The number of most likely tokens that may be drawn; 0: all."""
     top_p: float

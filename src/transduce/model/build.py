@@ -21,7 +21,7 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, Transformer
 
 Model = Transformer | Encoder | Decoder | Recurrent
-"""A model that reads tokens."""
+"""A model that reads tokens: an encoder, a decoder, both, or a recurrent model."""
 AnyModel = Model | SeriesTransformer
 """A model that reads tokens or numbers (time series)."""
 EncoderDecoder = Transformer | Recurrent

@@ -57,7 +57,7 @@ class Norm(NamedTuple):
 
     module: nn.Module
     kind: str
-    """`layer`, `rms` or `batch`, as `model.norm` names them."""
+    """The kind of norm, `layer`, `rms` or `batch`, as the setting `model.norm` names them."""
     epsilon: float
 
 
@@ -72,7 +72,7 @@ class Attend(NamedTuple):
 
     module: MultiHeadAttention
     score: str
-    """The score as `model.attention_score` names it."""
+    """The name of the score, one of those of the setting `model.attention_score`."""
     is_hard: bool
     """True if each query takes only the value of its best key, instead of an average of values."""
     scale: float | None
@@ -85,7 +85,7 @@ class Activate(NamedTuple):
     """The nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
-    """The function as `model.activation` names it."""
+    """The name of the function, one of those of the setting `model.activation`."""
     is_gated: bool
     dropout: Dropout
 
@@ -704,7 +704,7 @@ class Table(NamedTuple):
     """
 
     title: str
-    """The backend's name in messages."""
+    """The backend's name, for messages."""
     values: Mapping[str, frozenset[str]]
     """The allowed values by aspect, as in the fields of `Fact`."""
 

@@ -161,7 +161,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     dev: CorpusFiles | None
     """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
     filters: FilterSettings
-    """Rules by which pairs are left out."""
+    """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
     """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
-    """The tokenized training pairs."""
+    """The tokenized training pairs, read from files in the run's folder or a prepared one."""
     languages: tuple[str | None, str | None]
     """Language codes of source and target; None for one that is unknown."""
     filters: FilterSettings

@@ -67,7 +67,7 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The content of an experiment's TOML file: variants of settings to train with several seeds and to compare."""
 
     out: str
-    """The experiment's folder."""
+    """The experiment's folder, which holds the folders and logs of its runs."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
@@ -154,7 +154,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
     content: dict[str, Any]
     """All settings of the run, as in a settings file."""
     path: Path
-    """The path of the run's files without their suffix."""
+    """The path that, with suffixes, names the run's files: settings, log, result and output."""
 
     @property
     def folder(self) -> Path:
@@ -173,7 +173,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result_path(self) -> Path:
-        """The file that describes how the run ended."""
+        """The file that describes how the run's training ended, as JSON."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
@@ -380,7 +380,7 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The path of the run's folder."""
     reason: str
-    """The last error message in its log, or else its last line."""
+    """The last error message in the run's log, or else the log's last line."""
 
 
 def run_all(

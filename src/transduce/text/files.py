@@ -53,15 +53,15 @@ class LineNotes:
     carriage_returns: int = 0
     byte_order_marks: int = 0
     line_feeds: int = 0
-    """Texts of JSON lines whose line feeds became spaces."""
+    """The number of texts of JSON lines whose line feeds became spaces."""
     kept_line_feeds: int = 0
-    """Texts of JSON lines whose line feeds were kept."""
+    """The number of texts of JSON lines whose line feeds were kept."""
     skipped_lines: int = 0
     """Lines of tables that are not pairs: headers, and lines without exactly two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
     space_marks: int = 0
-    """Texts with U+2581 (▁), which vocabularies read as a space."""
+    """The number of texts with U+2581 (▁), which vocabularies read as a space."""
     repeated_spaces: int = 0
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     unused_fields: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ class TaggedSentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The words of a sentence with their tags."""
 
     words: tuple[str, ...]
-    """The words."""
+    """The words, in the order of the sentence."""
     tags: tuple[str, ...]
     """The tag of each word; empty if the tags are not known."""
 
@@ -72,9 +72,9 @@ class _Row(NamedTuple):
     number: int
     """The line's number, from 1."""
     cells: list[str]
-    """The columns; empty for an empty line."""
+    """The line's columns, as texts; empty for an empty line."""
     is_marked: bool
-    """True if the line starts with `#`."""
+    """True if the line starts with `#`, as comments do."""
 
 
 class _ColumnReader:

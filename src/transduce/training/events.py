@@ -445,7 +445,7 @@ class ProgressDisplay:
         self.show(localized(text))
 
     def show(self, text: str) -> None:
-        """Print a text above the progress bar as it is."""
+        """Print a text above the progress bar as it is, without translating it to the user's language."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
@@ -494,7 +494,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     steps: int = 0
     skipped: int = 0
     tokens: int = 0
-    """Target tokens of all steps."""
+    """The number of target tokens of all steps, including skipped ones."""
     learnt_tokens: float = 0
     """Target tokens of the steps that changed the weights, each times the weight of its sentence."""
     total: float = 0.0
@@ -506,7 +506,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seconds: float = 0.0
     """Duration of all steps in seconds, including skipped ones."""
     rate: float = 0.0
-    """The last learning rate."""
+    """The learning rate of the last step."""
 
     def add(self, sums: "Sums", norm: float, rate: float, seconds: float) -> None:
         """Add the sums of a step, its gradient norm, learning rate and seconds.

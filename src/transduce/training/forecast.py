@@ -54,7 +54,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     epochs: float
     parameters: int
-    """Number of parameters."""
+    """Number of parameters of the model."""
     points: tuple[CurvePoint, ...]
     """The validations, in their order."""
     bleu: float
@@ -71,7 +71,7 @@ class ScoreForecast(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     """The lower end of the interval, which covers the final score in 85 % of cases."""
     high: float
-    """The upper end of the interval."""
+    """The upper end of the interval, which covers the final score in 85 % of cases."""
 
     def __str__(self) -> str:
         return (
@@ -238,7 +238,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     """The mean seconds of a step."""
     validations: int
-    """Number of validations."""
+    """Number of validations of the whole run."""
     validation_seconds: float
     """The seconds of a validation of a trained model, whose translations are as long as the references."""
     peak_memory: int | None

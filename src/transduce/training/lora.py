@@ -38,7 +38,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     projections: tuple[str, ...] = PROJECTIONS
     """The projections of each layer to adapt; a model need not have all of them."""
     seed: int = 1
-    """The random seed of the initial values."""
+    """The random seed of the initial values of the narrow matrices."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -39,7 +39,7 @@ class Weight(NamedTuple):
     """The shape of a parameter that Muon updates: one or several matrices, stacked by rows."""
 
     local_shape: torch.Size
-    """The shape of the part that this process holds."""
+    """The shape of the rows of the parameter that this process holds."""
     rows: tuple[int, ...]
     """The number of rows of each matrix."""
 

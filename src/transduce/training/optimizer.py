@@ -290,7 +290,7 @@ class FlatUpdate:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self.adam.updates
 
     @updates.setter
@@ -448,7 +448,7 @@ class Optimizer(Protocol):
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the master weights, moments and moving average that this process holds, by kind and name."""
@@ -559,7 +559,7 @@ class FlatOptimizer:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

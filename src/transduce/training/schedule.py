@@ -27,9 +27,9 @@ class Position(NamedTuple):
     """A step's position in a learning-rate schedule, which keeps its length when the number of steps is replanned."""
 
     step: float
-    """The position, from 0 to `steps`."""
+    """The position in the schedule, in steps from 0 to `steps`."""
     steps: int
-    """The length of the schedule."""
+    """The length of the schedule in steps."""
     speed: float
     """How far each step moves the position: 1.0, less if the run takes more steps than first planned, or more."""
 

@@ -132,7 +132,7 @@ class ShardedOptimizer:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

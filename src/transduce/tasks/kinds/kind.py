@@ -72,11 +72,11 @@ class CardTexts(NamedTuple):
     title: str
     """The heading of the card."""
     pipeline_tag: str
-    """Hugging Face's name for what the model does."""
+    """Hugging Face's name for what the model does, such as "translation"."""
     model: str
     """A description of the model and its training data, without a period."""
     usage: str
-    """A command that uses the model."""
+    """A command that uses the model, in which THIS_FOLDER stands for its folder."""
     score_heading: str = ""
     """The heading of the report on the dev set; empty: the report is a sentence."""
     names_class: bool = True
@@ -194,7 +194,7 @@ def validation_event(
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder, device and number of threads of a run."""
+    """Where a run computes: its folder, its device and its number of threads."""
 
     folder: Path
     """The run's folder."""
@@ -210,7 +210,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     """The user's settings."""
     folder: Path
-    """The run's folder."""
+    """The run's folder, to which the task writes the corpus and the tokenizer."""
     display: ProgressDisplay
     """The display on which a task tells the user what it reads and leaves out."""
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
@@ -225,7 +225,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     measured: str
     """The measured quality, as a sentence."""
     hint: str
-    """A hint on how to use the model."""
+    """A hint on how to use the model, with an example of a command."""
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
     search: SearchSettings | None = None
@@ -269,9 +269,9 @@ class TaskKind(ABC, Generic[C]):
     reads_text: ClassVar[bool] = True
     """True if the task's models read tokens, not numbers."""
     may_be_recorded: ClassVar[bool] = False
-    """True if training steps support `training.record`."""
+    """True if training steps may be recorded as CUDA graphs and replayed (`training.record`)."""
     label_smoothing: ClassVar[float] = 0.1
-    """Default of `training.label_smoothing`."""
+    """The default of the setting `training.label_smoothing` in this task."""
     task_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `task.*` that this task uses."""
     scales_rate_with_batch: ClassVar[bool] = True
