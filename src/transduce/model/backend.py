@@ -38,7 +38,7 @@ class AttentionOptions(NamedTuple):
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
     drop_256ths: int = 0
-    """The dropout rate of the attention weights in 256ths, from 0 (no dropout) to 255."""
+    """The dropout rate of the attention weights in 256ths; 0: no dropout."""
 
 
 PLAIN_ATTENTION = AttentionOptions()

@@ -228,7 +228,7 @@ class LanguageModelKind(TextKind):
     def validation(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> LanguageModelDevSet:
-        """Return the dev set: consecutive windows of the dev text."""
+        """Return the dev set: consecutive windows of the dev text, for the loss per token and per character."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
         batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
