@@ -1,19 +1,26 @@
 """Test that translations contain glossary terms: of single texts, streams, long texts and portions of large files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
-from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_missing_terms
+from transduce.inference.glossary_search import (
+    MAX_TERM_TOKENS,
+    _whole_targets,
+    as_glossary,
+    check_glossary,
+    parts_missing_terms,
+)
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase
+from transduce.text.vocabulary import Vocabulary
 
 SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
 
@@ -44,6 +51,82 @@ def test_a_file_a_mapping_and_an_object_are_one(translator: Translator, tmp_path
     path.write_text("鱼\tmilk\n", encoding="utf-8")
     found = {translator("我吃鱼。", glossary=given).text for given in (path, str(path), {"鱼": "milk"})}
     assert found == {translator("我吃鱼。", glossary=as_glossary({"鱼": "milk"})).text}
+
+
+@pytest.mark.parametrize(
+    ("text", "glossary", "expected"),
+    [
+        ("鱼", {"鱼": "milk"}, "milk"),
+        ("  鱼 ", {"鱼": "milk"}, "  milk "),
+        ("- 鱼", {"鱼": "milk"}, "- milk"),
+        ("鱼。", {"鱼": "milk"}, "milk."),  # the model's vocabulary has no M
+        ("鱼。", {"鱼": "i eat"}, "I eat."),
+        ("鱼：", {"鱼": ["milk", "tea"]}, "milk:"),
+        ("鱼。鱼！", {"鱼": "milk"}, "milk. milk!"),
+    ],
+)
+def test_a_sentence_that_is_one_term_is_translated_as_the_term(
+    translator: Translator, text: str, glossary: Any, expected: str
+) -> None:
+    for settings in (SearchSettings(), SearchSettings(beam_size=1), SearchSettings(no_repeated_ngrams=2)):
+        (found,) = translator.translate([text], settings, glossary=glossary)
+        assert found.text == expected
+        assert found.alternatives[0].ended
+    assert "".join(translator.stream(text, glossary=glossary)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "language", "expected"),
+    [
+        ("Vertrag", ("Vertrag", "contract"), "en", "contract"),
+        ("Vertrag.", ("Vertrag", "contract"), "en", "Contract."),
+        ("Vertrag:", ("Vertrag", "contract"), "en", "contract:"),
+        ("Vertrag ...", ("Vertrag", "contract"), "en", "Contract..."),
+        ("vertrag", ("Vertrag", "contract"), "en", None),  # a capital is as written
+        ("VERTRAG", ("vertrag", "contract"), "en", "Contract"),
+        ("Kaufen", ("kaufen", "buy"), "en", "Buy"),
+        ("kaufen!", ("kaufen", "buy"), "en", "buy!"),
+        ("E\u0301tage", ("\u00e9tage", "floor"), "en", "Floor"),
+        ("etc.", ("etc.", "and so on"), "en", "and so on"),
+        ("GmbH?!", ("GmbH", "GmbH"), "en", "GmbH?!"),
+        ("GmbH.", ("GmbH", "GmbH"), "ja", "GmbH。"),
+        ("GmbH.", ("GmbH", "GmbH"), None, "GmbH."),
+        ("contract:", ("contract", "合同"), "zh", "合同："),
+        ("Contract.", ("contract", "合同"), None, "合同。"),
+        ("合同……", ("合同", "contract"), "en", "Contract……"),
+        ("der Vertrag", ("Vertrag", "contract"), "en", None),
+        ("Vertrag Vertrag", ("Vertrag", "contract"), "en", None),
+        (".", ("Vertrag", "contract"), "en", None),
+        ("", ("Vertrag", "contract"), "en", None),
+    ],
+)
+def test_case_and_marks_of_a_sentence_that_is_one_term(
+    text: str, term: tuple[str, str], language: str | None, expected: str | None
+) -> None:
+    class AnyCharacter:
+        def unknown_characters(self, _text: str) -> str:
+            return ""
+
+    source, target = term
+    glossary = Glossary([Term(source, (target,)), Term(f"{source} mit Anlage", ("x",))])
+    found = _whole_targets(text, glossary, cast("Vocabulary", AnyCharacter()), language)
+    assert found == ([] if expected is None else [expected])
+
+
+def test_the_forms_of_a_term_are_alternatives_in_their_order(translator: Translator) -> None:
+    found = translator("鱼", n_best=2, glossary={"鱼": ["milk and the water", "tea", "milk"]})
+    assert [each.text for each in found.alternatives] == ["milk and the water", "tea"]
+    score = translator.score(["鱼"], ["tea"], length_penalty=translator.search.length_penalty)[0]
+    assert found.alternatives[1].score == pytest.approx(score.score, abs=1e-4)
+
+
+def test_a_term_as_a_sentence_obeys_the_search(translator: Translator) -> None:
+    """Required text and limits of length need a search, also for a sentence that is a term."""
+    glossary = {"鱼": "milk and the water"}
+    assert translator("鱼", prefix="she likes", glossary=glossary).text.startswith("she likes")
+    assert contains_phrase(translator("鱼", phrases=["tea"], glossary=glossary).text, "tea")
+    search = SearchSettings(max_length=4)
+    assert translator.translate(["鱼"], search, glossary=glossary) == translator.translate(["鱼"], search)
 
 
 def test_streams_have_them_too(translator: Translator) -> None:
