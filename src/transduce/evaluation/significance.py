@@ -469,7 +469,7 @@ def standard_error(contributions: Sequence[float]) -> float | None:
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return the verdict in a sentence: which system is better, that chance may explain the difference, or that it is 0.
+    """Return the verdict in a sentence: which system is better, that chance may explain the difference, or it is zero.
 
     Args:
         metric: the metric's name.
