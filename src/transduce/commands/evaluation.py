@@ -381,7 +381,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print the score (log-probability in nats) of each existing translation, and totals on standard error; return 0."""
+    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0."""
     from transduce.inference.scoring import TooLongError
     from transduce.search.settings import SearchSettings
 

@@ -436,7 +436,7 @@ def open_device(path: str) -> io.TextIOWrapper:
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Give a `with` block standard output as UTF-8 text with line feeds, whatever the locale is; flush it at its end."""
+    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
     try:
         yield output
