@@ -40,7 +40,7 @@ def test_a_term_that_the_model_writes_anyway_changes_nothing(translator: Transla
     assert translator("我吃鱼。", glossary={"鱼": plain.text.split()[1]}) == plain
 
 
-def test_any_form_will_do_without_capitals_where_the_model_has_none(translator: Translator) -> None:
+def test_spellings_of_a_term_cover_its_forms_and_omit_unknown_capitals(translator: Translator) -> None:
     target, glossary = translator.tokenizer.target, Glossary([Term("鱼", ("fish", "a fish"))])
     spellings = check_glossary(glossary, SearchSettings(), target)["鱼"]
     assert {target.decode(list(spelling)) for spelling in spellings} == {"fish", "a fish"}
@@ -129,7 +129,7 @@ def test_a_term_as_a_sentence_obeys_the_search(translator: Translator) -> None:
     assert translator.translate(["鱼"], search, glossary=glossary) == translator.translate(["鱼"], search)
 
 
-def test_streams_have_them_too(translator: Translator) -> None:
+def test_streamed_text_equals_the_translation_with_a_glossary(translator: Translator) -> None:
     glossary = {"鱼": "milk"}
     assert "".join(translator.stream("我吃鱼。", glossary=glossary)) == translator("我吃鱼。", glossary=glossary).text
 
@@ -153,13 +153,13 @@ def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
         )
 
 
-def test_what_ends_badly_does_not_replace_the_translation(translator: Translator) -> None:
+def test_a_term_that_breaks_the_search_rules_leaves_the_translation_unchanged(translator: Translator) -> None:
     search = SearchSettings(no_repeated_ngrams=1)
     plain = translator.translate(["我吃鱼。"], search)
     assert translator.translate(["我吃鱼。"], search, glossary={"鱼": "milk milk milk"}) == plain
 
 
-def test_all_alternatives_have_them(translator: Translator) -> None:
+def test_every_alternative_contains_the_glossary_term(translator: Translator) -> None:
     for search in (SearchSettings(n_best=3), SearchSettings(n_best=3, max_length=20, no_repeated_ngrams=2)):
         (found,) = translator.translate(["我吃鱼。"], search, glossary={"鱼": "fish"})
         assert 1 <= len(found.alternatives) <= 3
@@ -180,7 +180,7 @@ def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> 
     assert contains_phrase(found.text, "milk")
 
 
-def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
+def test_the_number_of_required_term_tokens_is_limited(translator: Translator) -> None:
     """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
     glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
     part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
@@ -191,14 +191,14 @@ def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
 
 
-def test_portions_of_a_file_have_them(translator: Translator) -> None:
+def test_portions_of_a_file_are_translated_with_the_glossary(translator: Translator) -> None:
     job = Job(search=SearchSettings(beam_size=2), terms=(Term("鱼", ("milk",)),))
     ((_, text),) = translate_portions(translator, job, portions(SENTENCES))
     glossary = {"鱼": "milk"}
     assert text.splitlines() == [each.text for each in translator(SENTENCES, beam_size=2, glossary=glossary)]
 
 
-def test_what_a_glossary_wants_and_is_not_there_causes_a_warning(translator: Translator) -> None:
+def test_a_missing_glossary_term_causes_a_quality_warning(translator: Translator) -> None:
     plain = translator(["我吃鱼。"])
     assert not any(doubt.kind == "terms" for doubt in estimate_quality(translator, plain)[0])
     (doubts,) = estimate_quality(translator, plain, glossary={"鱼": ["milk", "tea"]})
@@ -223,7 +223,7 @@ def test_what_a_glossary_wants_and_is_not_there_causes_a_warning(translator: Tra
         ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 tokens, but that of `鱼` has [0-9]+: make it shorter"),
     ],
 )
-def test_what_cannot_be_had_is_reported_also_where_no_sentence_has_the_term(
+def test_unusable_terms_are_refused_even_if_no_sentence_contains_them(
     translator: Translator, glossary: Any, search: SearchSettings, message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):

@@ -48,19 +48,25 @@ class _Entry:
     """An entry of a gettext catalog: its flags, its texts and their translations."""
 
     start: int
-    """Position in the file of the entry's line of flags (`#, …`), or without one of its first statement."""
-    flags: str | None = None
-    """The entry's line of flags (`#, fuzzy`), without the line break; None if it has none."""
+    """Position in the file of the entry's first statement."""
+    notes: list[Line] = field(default_factory=list)
+    """The lines before the entry with its flags (`#,`) and with the former text of a fuzzy entry (`#|`)."""
     ids: list[_String] = field(default_factory=list)
     """The text to translate and, for plural forms, the plural text."""
     translations: dict[int, _String] = field(default_factory=dict)
     """The translations (`msgstr`), which may be empty, by the number of the plural form; 0 without plural forms."""
 
+    @property
+    def is_fuzzy(self) -> bool:
+        """True if the entry is flagged fuzzy: gettext's programs do not use its translation."""
+        return any("fuzzy" in _flags(line) for line in self.notes)
+
 
 def read_po(source: Source) -> Document:
     """Read a gettext catalog as a document; its units are the texts that have no translation yet.
 
-    With `overwrite` they are all texts. Each translation is written into the `msgstr` of its text.
+    With `overwrite` they are all texts, with `overwrite_fuzzy` also those flagged fuzzy. Each translation is written
+    into the `msgstr` of its text.
 
     Raises:
         TransduceError: the file is not a gettext catalog or not text in its encoding.
@@ -72,12 +78,18 @@ def read_po(source: Source) -> Document:
     header = next((entry.translations[0].text for entry in entries if _is_header(entry)), "")
     counted = _PLURALS.search(header)
     plurals = int(counted[1]) if counted else 2
-    edits = [
-        _edit_entry(file, entry, plurals, source.settings)
+    chosen = [
+        entry
         for entry in entries
         if not _is_header(entry) and entry.ids and entry.translations and has_letters(entry.ids[0].text)
     ]
-    return file.document([edit for edit in edits if edit.units])
+    open_strings = [_open_strings(entry, plurals, source.settings) for entry in chosen]
+    edits = [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
+    kept = sum(
+        entry.is_fuzzy and len(strings) < len(entry.translations)
+        for entry, strings in zip(chosen, open_strings, strict=True)
+    )
+    return file.document(edits)._replace(kept_fuzzy=kept)
 
 
 def _is_header(entry: _Entry) -> bool:
@@ -91,7 +103,7 @@ def _entries(text: str) -> Iterator[_Entry]:
         TransduceError: a line is neither empty nor a comment nor part of an entry.
     """
     entry: _Entry | None = None
-    flags: Line | None = None
+    notes: list[Line] = []
     literals: list[tuple[Line, str]] = []
     key: tuple[str, int] = ("", 0)
 
@@ -118,15 +130,14 @@ def _entries(text: str) -> Iterator[_Entry]:
             if is_first:
                 if entry is not None:
                     yield entry
-                entry = _Entry(line.start if flags is None else flags.start, None if flags is None else flags.text)
-                flags = None
+                entry, notes = _Entry(line.start, notes), []
             key = (statement["key"], int(statement["number"] or 0))
             literals.append((line, statement["string"]))
         elif continuation is not None and literals:
             literals.append((line, continuation["string"]))
         elif stripped.startswith("#") or not stripped:
             close()
-            flags = _flags_after(line, flags)
+            notes = _notes_after(line, notes)
         else:
             raise TransduceError(f"The document should be a gettext catalog, but line {number} is {stripped[:60]!r}.")
     close()
@@ -134,16 +145,22 @@ def _entries(text: str) -> Iterator[_Entry]:
         yield entry
 
 
-def _flags_after(line: Line, flags: Line | None) -> Line | None:
-    """Return the line of flags (`#, fuzzy`) that belongs to a catalog's next entry, after reading one more line.
+def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
+    """Return the notes (lines with `#,` or `#|`) of a catalog's next entry, after reading one more line.
 
     Args:
-        line: a comment or an empty line. If it is a line of flags, it is returned; if it belongs to an obsolete entry
-            (`#~`), the flags before it are that entry's, and None is returned.
-        flags: the line of flags that was found before `line`, returned in all other cases; None if there is none.
+        line: a comment or an empty line. A note is added; after a line of an obsolete entry (`#~`) there are none,
+            because those before it belong to that entry.
+        notes: the notes that were found before `line`.
     """
     comment = line.text.lstrip()
-    return None if comment.startswith("#~") else line if comment.startswith("#,") else flags
+    return [] if comment.startswith("#~") else [*notes, line] if comment.startswith(("#,", "#|")) else notes
+
+
+def _flags(line: Line) -> list[str]:
+    """Return the flags of a catalog entry in one of its notes, such as `fuzzy`; empty if the line has no flags."""
+    text = line.text.strip()
+    return [flag.strip() for flag in text[2:].split(",") if flag.strip()] if text.startswith("#,") else []
 
 
 def _unquoted(literal: str) -> str:
@@ -171,30 +188,51 @@ def _quoted(text: str, newline: str) -> str:
     return newline.join(['""', *(f'"{line}"' for line in lines if line)])
 
 
-def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentSettings) -> Edit:
-    """Return the edit that writes translations into an entry of a gettext catalog.
+def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
+    """Return the strings of a catalog entry that get a new translation, each with the source text to translate.
 
-    Its units are the source texts of the strings without a translation (all with `overwrite`), the plural text for
-    plural forms; it has no units if there are none. With `mark_fuzzy` the entry gets the flag `fuzzy`.
+    They are those without a translation, or all with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
+
+    Args:
+        entry: the entry.
+        plurals: number of plural forms in the target language; with one form, it is the translation of the plural.
+        settings: the settings `overwrite` and `overwrite_fuzzy`.
+    """
+    is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
+    return [
+        (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
+        for number, string in sorted(entry.translations.items())
+        if is_open or not string.text
+    ]
+
+
+def _edit_entry(
+    file: TextFile, entry: _Entry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
+) -> Edit:
+    """Return the edit that writes new translations into an entry of a gettext catalog.
+
+    The flag `fuzzy` belongs to the former translation, so it is removed if no string of that stays. With `mark_fuzzy`
+    the entry gets it.
 
     Args:
         file: the catalog.
         entry: the entry.
-        plurals: number of plural forms in the target language; with one form, it is the translation of the plural.
-        settings: the settings `overwrite` and `mark_fuzzy`.
+        open_strings: the strings to write, each with its source text, which is a unit of the edit.
+        settings: the setting `mark_fuzzy`.
     """
-    open_strings = [
-        (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
-        for number, string in sorted(entry.translations.items())
-        if settings.overwrite or not string.text
-    ]
-    start, end = entry.start, max(string.end for string in entry.translations.values())
+    end = max(string.end for string in entry.translations.values())
+    start = min(entry.start, *(line.start for line in entry.notes)) if entry.notes else entry.start
+    is_new = len(open_strings) == len(entry.translations)
 
     def render(translations: Sequence[str]) -> str:
         written, position = "", start
-        if settings.mark_fuzzy and (entry.flags is None or "fuzzy" not in entry.flags):
-            written += "#, fuzzy" + (file.newline if entry.flags is None else "")
-            position += 0 if entry.flags is None else entry.flags.index("#") + 1
+        for line in entry.notes:
+            note = _new_note(line, entry, is_new=is_new, mark_fuzzy=settings.mark_fuzzy)
+            written += file.text[position : line.start] + (note + line.break_ if note else "")
+            position = line.end + len(line.break_)
+        written, position = written + file.text[position : entry.start], entry.start
+        if settings.mark_fuzzy and not any(map(_flags, entry.notes)):
+            written += "#, fuzzy" + file.newline
         for (string, id_text), translation in zip(open_strings, translations, strict=True):
             before, after = _outer_breaks(id_text)
             written += file.text[position : string.start] + _quoted(
@@ -205,6 +243,25 @@ def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentS
 
     units = [Unit(text.strip("\n")) for _, text in open_strings]
     return Edit(start, end, units, render, is_in_place=False)
+
+
+def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
+    """Return a note of a catalog entry as it is written with a new translation; empty if the line is to be removed.
+
+    Args:
+        line: one of the entry's notes.
+        entry: the entry.
+        is_new: all strings of the translation are new, so the notes on the former one are removed.
+        mark_fuzzy: the translation is to be flagged fuzzy.
+    """
+    flags = _flags(line)
+    if flags and mark_fuzzy:
+        is_first = line == next(each for each in entry.notes if _flags(each))
+        return ", ".join(["#", "fuzzy", *flags]) if is_first and not entry.is_fuzzy else line.text
+    if not is_new or not entry.is_fuzzy:
+        return line.text
+    others = [flag for flag in flags if flag != "fuzzy"]
+    return ", ".join(["#", *others]) if others else ""
 
 
 def _outer_breaks(text: str) -> tuple[str, str]:
