@@ -48,7 +48,7 @@ def translated(source: str, name: str, **settings: object) -> str:
     return translate_upload(source.encode(), name, shout, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
 
 
-def test_catalogs() -> None:
+def test_gettext_catalogs_get_their_missing_translations() -> None:
     expected = PO.replace('msgstr ""\n\nmsgid "One', 'msgstr "Open \\"it\\"!\\n"\n\nmsgid "One')
     for number, text in enumerate(("One file!", "More files!", "More files!")):
         expected = expected.replace(f'msgstr[{number}] ""', f'msgstr[{number}] "{text}"')
@@ -159,7 +159,7 @@ XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def test_xliff_1() -> None:
+def test_xliff_1_files_get_their_missing_targets() -> None:
     result = translated(XLIFF_1, "a.xlf", target_language="de")
     expected = XLIFF_1.replace('language="en"', 'language="en" target-language="de"').replace(
         " y</source>\n  </trans",
@@ -182,7 +182,7 @@ def test_codes_of_xliff_that_belong_together_are_around_their_words() -> None:
     assert f"<target>{expected}</target>" in translation
 
 
-def test_xliff_2() -> None:
+def test_xliff_2_files_get_their_missing_targets() -> None:
     content = 'x <mrk translate="no">b</mrk> <pc id="1">a</pc>'
     source = (
         '<xliff version="2.0" srcLang="en"><file><unit id="u"><segment><source>'

@@ -148,7 +148,7 @@ def _interrupted(*_: object, **__: object) -> bytes:
     raise InterruptedWorkError
 
 
-def test_names_of_translations() -> None:
+def test_translations_are_named_with_their_language() -> None:
     assert target_path(Path("a/b.c.docx"), "de") == Path("a/b.c.de.docx")
 
 
@@ -173,7 +173,7 @@ def test_names_of_translations() -> None:
         ("a.docx", "x", ["--output", "b.docx"], "its content is not an archive"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_mismatched_formats_and_options_are_refused_in_one_sentence(
     capsys: Capture, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str,
     options: list[str], message: str,
 ) -> None:  # fmt: skip
