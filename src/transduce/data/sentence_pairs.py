@@ -130,9 +130,9 @@ class SentenceStore(NamedTuple):
     offsets: NDArray[np.int64]
     """The offsets at which sentences begin and the last one ends, (N + 1,)."""
     before: int = 0
-    """The number of special tokens before each sentence."""
+    """The number of special tokens stored before each sentence, which reading leaves out."""
     after: int = 1
-    """The number of special tokens after each sentence: the end symbol."""
+    """The number of special tokens stored after each sentence, the end symbol, which reading leaves out."""
 
     @property
     def lengths(self) -> Ids:
@@ -197,7 +197,7 @@ class _Sentences(NamedTuple):
 
     ids: NDArray[np.unsignedinteger]
     begins: Ids
-    """The index in `ids` at which each sentence begins, (N,)."""
+    """The index at which each sentence begins in `ids`, the concatenated tokens of all, (N,)."""
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids

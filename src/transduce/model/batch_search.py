@@ -144,7 +144,10 @@ class BatchSearch(Protocol):
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Stop decoding the sentences at these indices into `active`, and return each one's unfinished hypotheses."""
+        """Stop decoding sentences, and return the unfinished hypotheses of each.
+
+        `rows` are indices into `active`, the list of sentences still decoded.
+        """
 
 
 @runtime_checkable
@@ -156,7 +159,7 @@ class JoinableSearch(BatchSearch, Protocol):
 
     @property
     def own_lengths(self) -> list[int]:
-        """Return the number of tokens generated so far for each unfinished sentence, in the order of `active`."""
+        """Return the number of tokens generated so far for each unfinished sentence, in the order of the batch."""
 
     @property
     def gains_by_joining(self) -> bool:

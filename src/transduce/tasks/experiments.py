@@ -183,7 +183,10 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tested_path(self) -> Path:
-        """The file that describes the text, the model and the options that the output is made from."""
+        """The file that describes the text, the model and the options that the run's output was made from.
+
+        So an output of another model or text is not used again.
+        """
         return self.path.with_name(f"{self.path.name}.tested")
 
     @property

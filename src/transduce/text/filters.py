@@ -84,7 +84,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     read: int = 0
     kept: int = 0
     held_out: int = 0
-    """Pairs held out of training for validation if there is no dev set."""
+    """The number of pairs held out of training for validation, which is done if there is no dev set."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)

@@ -156,7 +156,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     perfect_validations: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     best_highest: float | None = None
-    """The highest value since the last significant improvement; None in checkpoints that did not store it."""
+    """The highest selection metric since its last significant improvement; None in checkpoints that did not store it.
+    """
     lowest_loss: float | None = None
     """The lowest dev loss so far; None in checkpoints that did not store it."""
     best_contributions: list[float] = []
@@ -520,7 +521,8 @@ class Best(msgspec.Struct, frozen=True):
     perfect: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     highest: float = -_WORST
-    """The highest value since the last significant improvement; the best validation may have a slightly lower one."""
+    """The highest selection metric since its last significant improvement; the best validation's may be slightly lower.
+    """
     lowest_loss: float = _WORST
     """The lowest dev loss so far."""
     contributions: list[float] = []

@@ -16,11 +16,11 @@ class Decision(NamedTuple):
     """A decision of `StepClock`, taken during a run with a time budget, about how many steps the run will take."""
 
     step: int
-    """The step after which the decision was taken."""
+    """The step after which the number of steps was decided."""
     steps: int
-    """The step at which the run will end."""
+    """The step at which the run will end by this decision."""
     validations: int
-    """The number of validations of the whole run."""
+    """The number of validations of the whole run by this decision."""
 
 
 class Position(NamedTuple):

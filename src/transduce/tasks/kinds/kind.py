@@ -194,7 +194,7 @@ def validation_event(
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run computes: its folder, its device and its number of threads."""
+    """The folder of a run, and the device and number of threads with which it computes."""
 
     folder: Path
     """The run's folder."""
@@ -479,7 +479,10 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the plan of the training batches of process r of n; `rank_and_count` is (r, n)."""
+        """Return the plan of the training batches of process r of n, an object that provides each epoch's batches.
+
+        `rank_and_count` is (r, n).
+        """
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
