@@ -79,6 +79,11 @@ class ParsingKind(TranslationKind):
     name = "parsing"
     may_be_prepared = False
     accepts_back_translations = False
+    accepts_several_directions = False
+    accepts_weights = False
+    accepts_context = False
+    accepts_text_noise = False
+    uses_placeholders = False
     accepts_own_vocabularies = False
     accepts_user_symbols = False
     samples_tokens = False
