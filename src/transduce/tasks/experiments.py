@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+from transduce.process_environment import child_environment, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
@@ -530,7 +530,7 @@ class _Runner:
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
+        command = [*module_command("transduce"), *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
             start = log.seek(0, os.SEEK_END)
             with self._lock:
@@ -542,6 +542,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=child_environment(),
                     start_new_session=True,
                 )
                 self._processes.add(process)
