@@ -6,13 +6,11 @@ An experiment's folder has a folder for each variant, with the settings, the log
 import itertools
 import os
 import re
-import signal
 import subprocess
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
-from transduce.process_environment import child_environment, module_command
+from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
@@ -442,21 +440,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     write_file(run.settings_path, text.encode())
 
 
-@contextmanager
-def _terminating_as_interrupt() -> Iterator[None]:
-    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Runner:
@@ -478,7 +463,7 @@ class _Runner:
 
     def run(self) -> list[Failure]:
         """Execute all runs of the experiment, and return the failures."""
-        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
+        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, handle_sigterm(_interrupt):
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
             except BaseException:
