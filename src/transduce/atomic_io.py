@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from transduce.errors import TransduceError
 
@@ -20,6 +22,16 @@ def write_file(path: Path, content: bytes) -> None:
     """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
     with name_path_in_errors(path), open_atomically(path) as file:
         file.write(content)
+
+
+def json_bytes(content: Any, *, indent: int = 2) -> bytes:
+    """Return a value as the content of a JSON file: indented, in UTF-8, with a line feed at the end."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=indent) + b"\n"
+
+
+def write_json(path: Path, content: Any, *, indent: int = 2) -> None:
+    """Write a value to a JSON file atomically."""
+    write_file(path, json_bytes(content, indent=indent))
 
 
 @contextmanager

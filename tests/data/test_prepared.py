@@ -253,7 +253,7 @@ def test_folders_that_cannot_be_opened(files: CorpusFiles, tokenizer: Tokenizer,
         PreparedCorpus.open(folder)
     for content in (b"{", b'{"format_version": 1}'):
         card.write_bytes(content)
-        with pytest.raises(TransduceError, match="is not a corpus's description"):
+        with pytest.raises(TransduceError, match="does not describe a prepared corpus"):
             PreparedCorpus.open(folder)
     card.write_bytes(good)
     ids = folder / "source.ids"

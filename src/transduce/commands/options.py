@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import is_special_file, write_file
+from transduce.atomic_io import is_special_file, json_bytes, write_file
 from transduce.errors import TransduceError
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
 from transduce.text.files import read_lines
@@ -392,15 +392,15 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     """Print a report as text, and write it as JSON if a path is set; a path of `-` prints only the JSON."""
     if json_path is not None:
-        write_json(report, json_path)
+        write_json_report(report, json_path)
     if json_path != "-":
         sys.stdout.buffer.write(localized(f"{report}\n").encode())
         sys.stdout.buffer.flush()
 
 
-def write_json(report: msgspec.Struct, path: str) -> None:
+def write_json_report(report: msgspec.Struct, path: str) -> None:
     """Write a report as JSON; `-` is standard output."""
-    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+    content = json_bytes(report)
     if path != "-":
         write_file(Path(path), content)
         return
@@ -414,7 +414,7 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     If `json_path` is `-`, the JSON is printed instead of the lines.
     """
     if json_path is not None:
-        write_json(report, json_path)
+        write_json_report(report, json_path)
     if json_path != "-":
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         sys.stdout.buffer.flush()

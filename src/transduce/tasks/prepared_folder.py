@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from transduce.atomic_io import file_sha256, write_file
+from transduce.atomic_io import file_sha256, write_json
 from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -49,7 +49,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
     """Write the metadata of a prepared folder, prepared.json."""
-    write_stored_card(folder / PREPARED_NAME, card)
+    write_json(folder / PREPARED_NAME, card)
 
 
 def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, PreparedCorpus]:
@@ -198,13 +198,8 @@ def _not_prepared(folder: Path) -> str:
 StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
 
 
-def write_stored_card(path: Path, card: msgspec.Struct) -> None:
-    """Write the card of data that a task stores in a run's folder."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
-
-
 def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
-    """Read a card that `write_stored_card` wrote.
+    """Read a card that a task stored in a run's folder.
 
     Raises:
         TransduceError: the file is missing or damaged.
