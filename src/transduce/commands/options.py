@@ -214,6 +214,10 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
     return as_glossary(options.glossary)
 
 
+LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
+"""The options of `add_languages`, by their names in Python."""
+
+
 def add_languages(parser: argparse.ArgumentParser) -> None:
     """Add the group of options for models with language tags: --source-language, --target-language."""
     group = parser.add_argument_group("languages (defaults: those of the model's folder)")
@@ -256,7 +260,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    passed = {name: vars(options).get(name) for name in ("source_language", "target_language", "datastore", "tag")}
+    passed = {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
     computing = loading_options(options) | {"threads": thread_count(options, first)}
     return open_translator(folders, **computing, **passed)
 
