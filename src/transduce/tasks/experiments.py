@@ -26,7 +26,7 @@ from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -114,7 +114,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     """
     content = dict(content)
     if isinstance(content.get("grid"), Mapping):
-        content["grid"] = dict(_flat(content["grid"], ""))
+        content["grid"] = dict(dotted_settings(content["grid"]))
     try:
         return msgspec.convert(content, ExperimentSettings)
     except msgspec.ValidationError as error:
@@ -129,14 +129,6 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
         raise TransduceError(
             f"{location} is not an experiment: there is no key `{key}`; those in its place are {', '.join(fields)}."
         ) from error
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
-    flat = []
-    for name, value in table.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
 
 
 # --- runs ---
@@ -241,7 +233,7 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
             )
         if name in found:
             raise TransduceError(f"Two variants are named `{name}`: rename one.")
-        found[name] = dict(_flat(variant.settings, "")) | chosen
+        found[name] = dict(dotted_settings(variant.settings)) | chosen
     if len(found) * len(experiment.seeds) > MAX_RUNS:
         raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
     contents = {}

@@ -104,15 +104,9 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
         )
-    for name, value, default, existing in (
-        ("kind", specified.kind, defaults.kind, actual.kind),
-        ("joint", specified.joint, defaults.joint, actual.joint),
-        ("byte_fallback", specified.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
-        ("nfc", specified.nfc, defaults.nfc, actual.nfc),
-        ("placeholders", specified.placeholders, defaults.placeholders, actual.placeholders),
-        ("line_feeds", specified.line_feeds, defaults.line_feeds, actual.line_feeds),
-    ):
-        if value not in (default, existing):
+    for name in ("kind", "joint", "byte_fallback", "nfc", "placeholders", "line_feeds"):
+        value, existing = getattr(specified, name), getattr(actual, name)
+        if value not in (getattr(defaults, name), existing):
             raise TransduceError(
                 f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {existing}: leave "
                 "it out."

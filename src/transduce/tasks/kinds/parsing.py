@@ -31,12 +31,11 @@ from transduce.text.trees import (
     MARK,
     Tree,
     build_tree,
-    clean,
     frequent_runs,
     linearize,
     marked_tokens,
     plain,
-    read_trees,
+    read_clean_trees,
     symbols_in,
     write_line,
 )
@@ -219,7 +218,7 @@ def write_parts(
     """
     sentences, rows = {}, {}
     for prefix, files in parts.items():
-        trees = [tree for path in files for tree in map(clean, read_trees(path)) if tree is not None]
+        trees = [tree for path in files for tree in read_clean_trees(path)]
         if not trees:
             raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(files)}: check it.")
         sentences[prefix] = [tree.words() for tree in trees]
