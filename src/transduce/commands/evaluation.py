@@ -141,6 +141,7 @@ def _is_classifier(model: str) -> bool:
 
 # Options that only translations have.
 _TRANSLATION_OPTIONS = (
+    *SEARCH_OPTIONS,
     *LANGUAGE_OPTIONS,
     "variants",
     "glossary",
@@ -157,7 +158,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.evaluate import check_labels
 
     for name in _TRANSLATION_OPTIONS:
-        if vars(options)[name]:
+        if vars(options)[name] not in (None, False):
             raise TransduceError(
                 f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
