@@ -158,7 +158,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.evaluate import check_labels
 
     for name in _TRANSLATION_OPTIONS:
-        if vars(options)[name] not in (None, False):
+        if (value := vars(options)[name]) is not None and value is not False:
             raise TransduceError(
                 f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
