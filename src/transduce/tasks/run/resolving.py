@@ -498,6 +498,7 @@ def resolve_training(
         kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
     )
     kernels = choose_kernels(machine.device, machine.threads, compiled=training.compile)
+    smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
     # Accumulate at most the batches of one epoch.
     parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
     return ResolvedTraining(
@@ -511,9 +512,7 @@ def resolve_training(
         weight_decay=_resolve_weight_decay(
             settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), rate, choice_log
         ),
-        label_smoothing=take(
-            "training.label_smoothing", training.label_smoothing, choose_label_smoothing(kind.name, kind.label_smoothing)
-        ),
+        label_smoothing=take("training.label_smoothing", training.label_smoothing, smoothing),
         precision=precision,
         compile=training.compile,
         kernels=take("training.kernels", training.kernels, kernels),
