@@ -1,6 +1,7 @@
 """The command `transduce`: parse its arguments, run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
+import errno
 import io
 import os
 import re
@@ -319,6 +320,8 @@ def _explained(arguments: list[str]) -> int:
         location = f"{error.filename}: " if error.filename else ""
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.stderr.write(localized("transduce: Free disk space, then run the command again.\n"))
         return 2
 
 
