@@ -56,7 +56,9 @@ class Mixture(NamedTuple):
     """The shares of corpora over a run: some are set, and the others divide the rest in proportion to their weights."""
 
     schedules: tuple[Schedule | None, ...]
-    """The share of each corpus over the run; None: a part of what the other shares leave."""
+    """The share of each corpus over the run, as points (fraction of the run, share); None: a part of what the others
+    leave.
+    """
     weights: tuple[float, ...]
     """The weight of each corpus without a share, such as its number of pairs."""
 

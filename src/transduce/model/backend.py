@@ -97,7 +97,7 @@ class Projection(Protocol):
 
 
 Polynomials = tuple[tuple[float, float, float], ...]
-"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which are applied one after another."""
+"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which Muon applies in turn to orthogonalize."""
 
 
 class LossRecorder(Protocol):
