@@ -423,7 +423,7 @@ def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> S
 
 
 class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the source whose translation has quality warnings."""
+    """A line of the source whose translation has quality warnings, with the translation; `str` separates by tabs."""
 
     line: int
     """The line number, from 1."""

@@ -58,7 +58,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that define a run: its settings, and where and how to compute."""
+    """Declare the options of a command that define a training run: its settings, and where and how to compute."""
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file; options override it")
     add_settings(add, "task")

@@ -1,4 +1,4 @@
-"""Readers of Office Open XML (Word, PowerPoint, Excel) and of OpenDocument (LibreOffice)."""
+"""Read Office Open XML (Word, PowerPoint, Excel) and OpenDocument (LibreOffice), and write them with translations."""
 
 import copy
 import re
@@ -108,13 +108,13 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The formatting of runs (stretches of text) that differs from that of most text in the paragraph."""
+    """A formatting that differs from that of most text in its paragraph, as a run (stretch of text) that has it."""
 
     run: Any
 
 
 class _Field(NamedTuple):
-    """The elements before and after the text of a field that is a link or a table of contents."""
+    """The elements before and after the text of a Word field that shows text to translate, such as a link."""
 
     start: list[_Leaf]
     end: list[_Leaf]

@@ -75,7 +75,7 @@ CTRANSLATE2 = table(
 
 
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings that CTranslate2 does not support; empty if it supports the configuration."""
+    """Return the names of a configuration's settings that CTranslate2 does not support; empty if it supports all."""
     unsupported = {
         # CTranslate2's decoders apply a wrong relative bias after a prompt of several tokens.
         "positions": config.kind == "decoder" and config.positions == "relative",
@@ -279,7 +279,7 @@ def _set_linear(spec: Any, linear: Linear) -> None:
 
 
 class CTranslate2Model(ExportedModel):
-    """An encoder–decoder in CTranslate2's format, which CTranslate2 runs on the CPU."""
+    """An exported encoder–decoder that CTranslate2 runs on the CPU, to compare it with its original."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
@@ -315,7 +315,7 @@ class CTranslate2Model(ExportedModel):
 
 
 class CTranslate2LanguageModel(ExportedModel):
-    """A decoder-only language model in CTranslate2's format, which CTranslate2 runs on the CPU."""
+    """An exported decoder-only language model that CTranslate2 runs on the CPU, to compare it with its original."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")

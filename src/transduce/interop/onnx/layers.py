@@ -108,7 +108,7 @@ class Graph:
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """Add a constant vector of int64 to the ONNX graph, and return its name."""
+        """Add a constant int64 vector of these values to the ONNX graph, and return its name."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
@@ -222,7 +222,7 @@ class Graph:
 
 
 def lowest() -> float:
-    """Return the lowest finite float32, which is added to an attention score to mask a key."""
+    """Return the lowest finite float32, about -3.4e38, which is added to an attention score to mask a key."""
     return torch.finfo(torch.float32).min
 
 
