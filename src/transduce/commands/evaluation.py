@@ -56,7 +56,7 @@ _SEARCHES = (
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce evaluate`."""
+    """Declare the arguments and options of `transduce evaluate` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
@@ -224,7 +224,7 @@ def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSett
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce compare`."""
+    """Declare the arguments and options of `transduce compare` in its argparse parser."""
     add = parser.add_argument
     add("a", metavar="A", help="a model folder, or a file of translations")
     add("b", metavar="B", help="another model folder or file of translations")
@@ -364,7 +364,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce score`."""
+    """Declare the arguments and options of `transduce score` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -454,7 +454,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce estimate-quality`."""
+    """Declare the arguments and options of `transduce estimate-quality` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce train`."""
+    """Declare the arguments and options of `transduce train` in its argparse parser."""
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
@@ -204,7 +204,7 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce demo`."""
+    """Declare the arguments and options of `transduce demo` in its argparse parser."""
     add = parser.add_argument
     add("--out", default="models/demo", metavar="DIR", help="the run's folder")
     add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")

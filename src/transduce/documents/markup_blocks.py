@@ -1,4 +1,4 @@
-"""Texts with inline tags: their plain text for the model, and their translation with the tags put back.
+"""Take inline tags out of texts, so that the model translates plain text, and put them back into translations.
 
 Entities are decoded, white space is collapsed, and a protected element is one character of the text (`STAND_IN`).
 Inline elements become nodes, whose spans in the translation the model aligns (`inference/spans.py`). An empty node,

@@ -193,7 +193,10 @@ class _OpenXmlParagraph(_Paragraph):
         return style is not None and is_code_style(style.get(f"{_W}val"))
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
-        """Yield the content of a paragraph, or of a container in it, as (kind, run or container, text or element)."""
+        """Yield a paragraph's content (or a container's in it) as (kind, run or container, text or element).
+
+        The kinds are `text`, `leaf` and `code` (elements to copy), and the `open` and `close` of a container.
+        """
         dialect = self.dialect
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
@@ -583,7 +586,7 @@ def read_xlsx(source: Source) -> Document:
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
-    """Return an Excel file's workbook by its name, changed so that opening the file computes its formulas again."""
+    """Return the workbook of an Excel file, by name, changed so that opening the file computes its formulas again."""
     tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")

@@ -1,4 +1,4 @@
-"""Test whether the difference of two systems in BLEU and chrF is significant, by two paired tests and in words."""
+"""Test whether two systems differ significantly in BLEU and chrF, and describe the result in a sentence."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -172,7 +172,10 @@ def _language_model_specification(model: Decoder) -> Any:
 
 
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments that describe a model's layers to CTranslate2's specifications of encoder and decoder."""
+    """Return the keyword arguments of CTranslate2's specifications of encoder and decoder that describe the layers.
+
+    They cover norms, activation, positions and heads, and follow from the model's configuration.
+    """
     common = import_extra("ctranslate2", "export").specs.common_spec
     rotary = config.positions.startswith("rotary")
     return {

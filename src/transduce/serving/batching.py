@@ -1,4 +1,4 @@
-"""Queue the sentences of all requests, form batches, and decode them in worker threads within the time limits."""
+"""Queue the sentences of all requests, form batches of them, and decode these in worker threads within time limits."""
 
 import asyncio
 import logging

@@ -320,7 +320,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread; None: nothing does."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch.

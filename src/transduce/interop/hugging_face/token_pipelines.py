@@ -70,7 +70,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the function that splits texts by this sentencepiece model and joins its tokens.
+        """Build the algorithm that splits texts by this sentencepiece model and joins its tokens.
 
         Args:
             ids: the id of each token; not used.

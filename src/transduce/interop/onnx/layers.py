@@ -397,7 +397,16 @@ def build_self_attention(
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """Add a cross-attention's projections of the encoder output, (B, S, D), to keys and values to an ONNX graph."""
+    """Add the projections of the encoder output for a cross-attention to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        memory: the encoder output, (B, S, D).
+        attention: the module to convert.
+
+    Returns:
+        The names of its keys and values, which do not change during decoding.
+    """
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
