@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
     SEARCH_OPTIONS,
     add_computing,
     add_datastore,
@@ -72,6 +73,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_datastore(parser)
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -141,15 +143,14 @@ def _is_classifier(model: str) -> bool:
 
 
 # Options that only translations have.
-_OF_TRANSLATIONS = (
-    "tag",
+_TRANSLATION_OPTIONS = (
+    *SEARCH_OPTIONS,
+    *LANGUAGE_OPTIONS,
     "variants",
     "glossary",
     "datastore",
     "tokenize",
     "lowercase",
-    "source_language",
-    "target_language",
 )
 
 
@@ -168,8 +169,8 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _OF_TRANSLATIONS:
-        if vars(options).get(name):
+    for name in _TRANSLATION_OPTIONS:
+        if (value := vars(options)[name]) is not None and value is not False:
             raise TransduceError(
                 f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
@@ -237,6 +238,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -293,7 +295,8 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
     for folder in folders:
         search_settings(options, folder)
     if not folders:
-        refuse_options(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
+        names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
+        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:
@@ -377,6 +380,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
     add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_languages(parser)
     add_computing(parser)
 
 
