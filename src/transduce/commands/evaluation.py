@@ -622,7 +622,7 @@ def _reviewed(
     Args:
         translations: the translations, one per line.
         warnings: the quality warnings about each; empty tuples for those without.
-        glossary: the terms that were required of the translations; None without a glossary.
+        glossary: the terms whose tokens do not count in the probability; None without a glossary.
     """
     from transduce.inference.quality_estimation import least_likely_nats
 
