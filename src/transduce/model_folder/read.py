@@ -173,7 +173,7 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-decoder Transformer, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -193,7 +193,7 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of a decoder-only language model, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -202,7 +202,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read the folder of an encoder-only model, such as BERT, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-only model, such as BERT, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
