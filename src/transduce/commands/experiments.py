@@ -13,6 +13,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    print_bytes,
     read_aligned_lines,
     write_report,
 )
@@ -192,8 +193,6 @@ def _experiment(options: argparse.Namespace) -> Any:
 
 
 def _table3(options: argparse.Namespace) -> Any:
-    import sys
-
     from transduce.demonstration.paper import QUICK_VARIATIONS, VARIATIONS, compare_variations
 
     files = _set(options, "source", "target", "dev_source", "dev_target")
@@ -222,8 +221,6 @@ def _table4(options: argparse.Namespace) -> Any:
 
 
 def _figure(options: argparse.Namespace) -> int:
-    import sys
-
     from transduce.commands.inspect import load_reader
     from transduce.demonstration.paper import draw_attention_figure
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
@@ -241,7 +238,6 @@ def _figure(options: argparse.Namespace) -> int:
     if options.output is not None:
         save_chart(chart, Path(options.output))
     elif options.json != "-":
-        sys.stdout.buffer.write(f"{draw_chart(chart)}\n\n".encode())
-        sys.stdout.buffer.flush()
+        print_bytes(f"{draw_chart(chart)}\n\n".encode())
     write_report(report, options.json)
     return 0

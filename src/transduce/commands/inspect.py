@@ -19,6 +19,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    print_bytes,
     search_settings,
     text_argument,
 )
@@ -479,13 +480,9 @@ def _show(
         drawn: the result as text.
     """
     content = msgspec.json.encode(result) + b"\n"
-    if options.json == "-":
-        sys.stdout.buffer.write(content)
-    else:
-        if options.json is not None:
-            write_file(Path(options.json), content)
-        sys.stdout.buffer.write(f"{drawn}\n".encode())
-    sys.stdout.buffer.flush()
+    if options.json not in (None, "-"):
+        write_file(Path(options.json), content)
+    print_bytes(content if options.json == "-" else f"{drawn}\n".encode())
     if options.html is not None:
         sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
     return 0

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,6 +15,7 @@ from transduce.commands.options import (
     check_writable,
     load_translator,
     option_of,
+    print_bytes,
 )
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
@@ -118,8 +118,7 @@ def run(options: argparse.Namespace) -> int:
         save_chart(chart, Path(options.output))
         return 0
     drawn = draw_chart(chart, columns=shutil.get_terminal_size().columns)
-    sys.stdout.buffer.write(f"{drawn}\n".encode())
-    sys.stdout.buffer.flush()
+    print_bytes(f"{drawn}\n".encode())
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import is_special_file, name_path_in_errors
-from transduce.commands.options import check_writable, load_translator, option_of, refuse_options
+from transduce.commands.options import check_writable, load_translator, option_of, print_bytes, refuse_options
 from transduce.documents.formats import (
     FORMATS,
     START_BYTES,
@@ -225,8 +225,7 @@ def naming_options(file: str) -> Iterator[None]:
 def _write_stream(path: str | None, content: bytes) -> None:
     """Write the bytes of a document to a device such as /dev/stdout; a path of None is standard output."""
     if path is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        print_bytes(content)
     else:
         with name_path_in_errors(path), Path(path).open("wb") as stream:
             stream.write(content)
