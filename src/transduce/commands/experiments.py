@@ -89,7 +89,7 @@ _RESULTS = {
     "figure5": "two heads that differ",
 }
 # The options of each result, besides those that all have.
-_TAKES: dict[str, tuple[str, ...]] = {
+_OPTIONS_OF_RESULT: dict[str, tuple[str, ...]] = {
     "table1": ("lengths", "kernel", "radius"),
     "table2": ("model", "source", "reference"),
     "table3": ("rows", "steps", "warmup_steps", "source", "target", "dev_source", "dev_target", "runs", "jobs"),
@@ -103,7 +103,8 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce paper`; their defaults are None, so that those without effect are detected."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
-        f"  {name:8} {localized(purpose)}\n{' ' * 11}" + " ".join(f"[{option_of(option)}]" for option in _TAKES[name])
+        f"  {name:8} {localized(purpose)}\n{' ' * 11}"
+        + " ".join(f"[{option_of(option)}]" for option in _OPTIONS_OF_RESULT[name])
         for name, purpose in _RESULTS.items()
     )
     parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))
@@ -141,8 +142,8 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(options: argparse.Namespace) -> int:
     """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
-    allowed = _TAKES[options.result]
-    for name in {option for options_of in _TAKES.values() for option in options_of}:
+    allowed = _OPTIONS_OF_RESULT[options.result]
+    for name in {option for options_of in _OPTIONS_OF_RESULT.values() for option in options_of}:
         if vars(options)[name] is not None and name not in allowed:
             raise TransduceError(
                 f"`{option_of(name)}` does not apply to `transduce paper {options.result}`: leave it out."

@@ -42,7 +42,7 @@ _Inspected = TypeVar("_Inspected", "Inspection", "TextInspection")
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
 _CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
-_BELONG_TO = {
+_TOOL_OF_OPTION = {
     "antecedent": "pronoun",
     "among": "pronoun",
     "translation_of": "pronoun",
@@ -198,7 +198,7 @@ def _check_options(options: argparse.Namespace) -> str | None:
     shown = [option_of(name) for name in chosen]
     if len(chosen) > 1:
         raise TransduceError(f"{shown[0]} and {shown[1]} each show something of their own: pass one of them.")
-    for name, tool in _BELONG_TO.items():
+    for name, tool in _TOOL_OF_OPTION.items():
         if vars(options)[name] is not None and tool not in chosen:
             raise TransduceError(f"`{option_of(name)}` needs {option_of(tool)}: pass that too.")
     if options.attribution is not None and chosen:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
-_OF_LINES: dict[str, object] = {
+_LINE_OPTIONS: dict[str, object] = {
     "phrases": None,
     "shard": "1/1",
     "workers": 1,
@@ -145,7 +145,7 @@ def translate_file(
     """
     from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
 
-    for name, unset in _OF_LINES.items():
+    for name, unset in _LINE_OPTIONS.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(f"`{option_of(name)}` applies to lines of text, not to documents: leave it out.")
     output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
