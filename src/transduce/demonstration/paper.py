@@ -276,12 +276,12 @@ def _generated_treebank(folder: Path) -> dict[str, str]:
     return files
 
 
-def generate_trees(count: int, seed: int = 1) -> list[str]:
+def generate_trees(count: int) -> list[str]:
     """Return `count` different trees of English sentences from the demonstration's words, as bracketed text with tags.
 
     A phrase with "of" belongs to its noun, and a phrase of place to the verb, so the words decide the tree.
     """
-    random, trees = Random(seed), dict[str, None]()
+    random, trees = Random(1), dict[str, None]()
     while len(trees) < count:
         subject = _noun_phrase(random, people=True)
         sentence = f"{subject} {_verb_phrase(random)}"
