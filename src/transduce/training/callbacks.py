@@ -29,7 +29,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None
     """The number of steps planned; None: limited by time."""
     settings: Mapping[str, Any]
-    """The complete settings of training, by their names."""
+    """The complete settings of training (`training.*`), by their names."""
 
 
 class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Tracker(Callback):
     """
 
     package: str
-    """The name of the Python package that the tracker needs."""
+    """The name of the Python package that the tracker needs, such as "wandb"."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         """Create a tracker; `say` reports its failure, by default on standard error.

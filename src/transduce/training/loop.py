@@ -82,9 +82,9 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
     """The time that a run with a time budget needs outside its steps and validations."""
 
     overhead_seconds: float = 0.0
-    """The time that preparations have taken in this process."""
+    """The seconds of wall clock that preparations have taken in this process."""
     end_validations: float = 0.0
-    """How many validations take as long as the final evaluation."""
+    """How many validations take as long as the final evaluation, for which time is kept."""
 
 
 # --- training loop ---
@@ -119,7 +119,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
     """Training time in seconds of wall clock, over all parts of the run."""
     time_plan: tuple[Decision, ...] = ()
-    """The decisions of the clock in a run with a time budget."""
+    """The decisions of the clock in a run with a time budget, by which the run can be repeated; else empty."""
     reason: str
     """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
 

@@ -628,7 +628,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     tokenizer: TokenizerSettings | None
     """Settings of the tokenizer; None for a task without text."""
     vocabulary: VocabularySettings = VocabularySettings()
-    """The user's settings of the vocabulary."""
+    """The user's settings of the vocabulary, with what `tokenizer` lacks, such as files of further text."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining
