@@ -48,6 +48,7 @@ from transduce.tasks.run.resolving import (
     explain_decoding,
     explain_languages,
     explain_sampling,
+    follow_base_search,
     keep_base_config,
     predict_epochs,
     preflight,
@@ -69,7 +70,7 @@ from transduce.tasks.run.run_folder import (
     refuse_resume_without_text,
     refuse_to_overwrite,
 )
-from transduce.tasks.settings.presets import preset_settings
+from transduce.tasks.settings.presets import preset_settings, with_preset
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
@@ -203,6 +204,8 @@ class Run:
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
         settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
+        if base_model is not None:
+            settings = follow_base_search(settings, self._specified_search(), choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
@@ -234,6 +237,12 @@ class Run:
         prepare_initial_weights(folder, resolved, corpus.tokenizer, choice_log, self.kind.reinitialized(corpus))
         self._say_choices(choice_log)
         return resolved, corpus
+
+    def _specified_search(self) -> Mapping[str, Any]:
+        """Return the user's search settings and those of the preset, without defaults."""
+        content = with_preset(with_current_settings(self.request.settings, warn=False))
+        specified: Mapping[str, Any] = msgspec.to_builtins(content.get("search", {}))
+        return specified
 
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, choice_log: ChoiceLog
@@ -643,6 +652,7 @@ def _write_model(
         config=resolved.model,
         tokenizer=corpus.tokenizer,
         languages=corpus.languages,
+        search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
     )
 
