@@ -230,9 +230,7 @@ def test_fine_tuning_searches_as_the_base_model_except_where_the_user_decides(
     assert fine_tuned("again", tmp_path / "own", {"search.length_penalty": 2.0}) == msgspec.structs.replace(
         found, length_penalty=2.0
     )
-    with pytest.raises(
-        TransduceError, match=r"`max_length` \(11\).*\. Search settings that you leave out are"
-    ):
+    with pytest.raises(TransduceError, match=r"`max_length` \(11\).*\. Search settings that you leave out are"):
         fine_tuned("wrong", nllb, {"search.min_length": 11})
 
     # A setting of `generate` that search does not have does not prevent training.
