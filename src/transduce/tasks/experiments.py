@@ -26,6 +26,7 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+from transduce.process_environment import child_environment
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
@@ -542,6 +543,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=child_environment(stops_with_parent=True),
                     start_new_session=True,
                 )
                 self._processes.add(process)
