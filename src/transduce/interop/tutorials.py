@@ -103,8 +103,9 @@ _OWN_NAMES = (
     *("feed_forward.inner.{p}", "feed_forward.outer.{p}"),
 )
 _OWN_RESIDUALS = ("self_attention_residual", "memory_attention_residual", "feed_forward_residual")
-_OWN_LAYER: _Layer = {name: (name,) for name in _OWN_NAMES} | {
-    f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _OWN_RESIDUALS
+_OWN_LAYER: _Layer = {
+    **{name: (name,) for name in _OWN_NAMES},
+    **{f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _OWN_RESIDUALS},
 }
 
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {

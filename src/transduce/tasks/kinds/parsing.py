@@ -24,7 +24,7 @@ from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validat
 from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import read_lines
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import (
@@ -77,7 +77,9 @@ class ParsingKind(TranslationKind):
     """The task of constituency parsing."""
 
     name = "parsing"
+    example = "tree"
     may_be_prepared = False
+    names_languages = False
     accepts_back_translations = False
     accepts_own_vocabularies = False
     accepts_user_symbols = False
@@ -139,7 +141,8 @@ class ParsingKind(TranslationKind):
         """Return the files of sentences and linearized trees, with the tree symbols as special tokens."""
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
-        return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
+        pairs = pairs_of_files(data)
+        return msgspec.structs.replace(pairs, filters=filters, marks=symbols, writes_text=False, noun=self.example)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by F1 if dev sentences are parsed, or else by the loss."""
@@ -160,10 +163,6 @@ class ParsingKind(TranslationKind):
             device=placement.device,
         )
         return ParsingDevSet(inner, corpus.tokenizer, dev_trees(corpus)[: resolved.training.translate_dev])
-
-    def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return the size of the corpus as text: its number of trees."""
-        return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Return the task card, a file of the model folder, that marks the model as a parser."""
