@@ -124,7 +124,7 @@ def test_pooler_and_classifier_by_hand() -> None:
     assert model.classify(states).shape == (2, 3)
 
 
-def test_heads_that_were_not_asked_for_are_not_there() -> None:
+def test_an_encoder_has_only_the_heads_that_are_configured() -> None:
     bare = build(masked_language_head=False)
     names = {name.partition(".")[0] for name in bare.state_dict()}
     assert names == {"source_weight", "embedding", "layers"}
@@ -150,7 +150,7 @@ def test_traced_weights_ignore_padding() -> None:
     assert not trace.encoder[1][1, :, :, 3:].any()
 
 
-def test_a_loss_that_projects_by_itself_knows_the_bias() -> None:
+def test_the_projecting_loss_includes_the_output_bias() -> None:
     model = build(output_bias=True)
     states, _ = model.encode(IDS)
     hidden, weight = model.logit_factors(model.hidden(states))
@@ -164,7 +164,7 @@ def test_a_loss_that_projects_by_itself_knows_the_bias() -> None:
     close(ours[1:], theirs[1:])  # the padding token gets no gradient
 
 
-def test_without_a_bias_the_factors_are_what_is_there() -> None:
+def test_without_an_output_bias_logit_factors_are_the_inputs_themselves() -> None:
     model = build()
     hidden = torch.randn(2, 16)
     ours, weight = model.logit_factors(hidden)

@@ -1,4 +1,4 @@
-"""The interface between a model and the kernels that a process trains with.
+"""Define the interface between a model and the kernels that a process trains with.
 
 A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute its output.
 The backend uses its kernels or calls the component's `forward`. Training code asks for the remaining kernels (loss,
@@ -24,7 +24,7 @@ from transduce.model.positions import Rotation
 
 
 class Rows(NamedTuple):
-    """A range of consecutive rows of a weight matrix."""
+    """A range of rows of a weight matrix, from `start` to `stop` (exclusive), that a linear layer uses alone."""
 
     start: int
     stop: int
@@ -45,7 +45,10 @@ PLAIN_ATTENTION = AttentionOptions()
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
+    """The vectors of all parameters that an optimizer update reads and changes, of equal length.
+
+    `master` has the float32 weights.
+    """
 
     master: Tensor
     gradient: Tensor
@@ -71,7 +74,7 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """An output projection: a matrix (V, D), with a bias or without, prepared to multiply many blocks of rows (N, D).
+    """An output projection: a matrix (V, D), with a bias or without, prepared to compute logits of blocks of rows.
 
     All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
     """
@@ -117,10 +120,13 @@ class LossRecorder(Protocol):
 
 
 class PackedAttention(Protocol):
-    """Kernels for training on batches without padding (`PackedBatch`), for backends on which that is faster."""
+    """Kernels for training on batches without padding (`PackedBatch`), of backends on which that is faster."""
 
     def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
+        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens.
+
+        Otherwise, padded batches must be used.
+        """
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
         """Return the decoder's last hidden states for a packed batch of N target tokens in total, (1, N, D)."""
@@ -139,7 +145,7 @@ class PackedAttention(Protocol):
         """
 
     def record_losses(self, model: nn.Module) -> LossRecorder:
-        """Return a function that computes a model's training losses by replaying recorded CUDA graphs."""
+        """Return a function that computes a model's training losses by replaying one CUDA graph for each batch size."""
 
 
 class TrainingKernels(Protocol):
@@ -149,7 +155,10 @@ class TrainingKernels(Protocol):
     """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `component(*args, **kwargs)`, from kernels if they compute the same function."""
+        """Return the result of `component(*args, **kwargs)`, by kernels if they compute the same function.
+
+        Otherwise the component's own `forward` computes it.
+        """
 
     @property
     def packed(self) -> PackedAttention | None:
@@ -163,7 +172,7 @@ class TrainingKernels(Protocol):
         masks: Sequence[object],
         rotation: Rotation | None = None,
     ) -> Tensor | None:
-        """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
+        """Compute a whole encoder or decoder layer in training, or return None if the kernels do not support it.
 
         Args:
             layer: an encoder layer, or a decoder layer if there is a memory.
@@ -214,7 +223,10 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
+        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width.
+
+        The width is the size of its last axis.
+        """
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
@@ -228,7 +240,7 @@ class TrainingKernels(Protocol):
     def residual_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return x, for a residual connection, and the normalized x, or None if the kernels do not support x.
+        """Return x, for a residual connection, and the normalized x, (…, D) each; None if the kernels do not support x.
 
         The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
         """
@@ -240,7 +252,7 @@ class TrainingKernels(Protocol):
         """Add `part`, of any dtype, to `total`, which is float32; both are contiguous."""
 
     def embed(self, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-        """Return rows of an embedding matrix, multiplied by a scale, for token ids: int64 (…) to (…, D).
+        """Return rows of an embedding matrix (V, D), multiplied by a scale, for token ids: int64 (…) to (…, D).
 
         If the matrix has a `sum_of_gradients`, its gradient is added there instead of being returned to PyTorch. The
         frozen row receives no gradient.
@@ -271,7 +283,7 @@ class TrainingKernels(Protocol):
         """Apply an activation: (…, F) to (…, F); a gated activation maps (…, 2 F), gates before values, to (…, F)."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-        """Return whether the kernel `linear` (a linear layer) supports this input and this weight."""
+        """Return whether `linear`, a linear layer, supports the input (…, I) and these rows of the weight (O, I)."""
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
@@ -290,14 +302,14 @@ class TrainingKernels(Protocol):
         """
 
     def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
-        """Return a matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows.
+        """Return an output matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows (N, D).
 
         None means that PyTorch is at least as fast.
         """
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
+        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support the device and dtypes used."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
@@ -363,7 +375,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether `softmax_`, the in-place softmax, supports these logits."""
+        """Return whether `softmax_`, the in-place softmax, supports these logits' device and dtype."""
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Replace each row of logits, (N, V), by its softmax, and return the rows' log-sum-exp, float32, (N,)."""
@@ -374,7 +386,7 @@ _BACKEND: ContextVar[TrainingKernels | None] = ContextVar("_BACKEND", default=No
 
 
 class _InUse:
-    """The process-wide record of the training backend, for PyTorch's own threads, which run backward passes."""
+    """The process-wide record of the training backend in use, which PyTorch's own threads need for backward passes."""
 
     backend: TrainingKernels | None = None
     thread: int | None = None
@@ -406,7 +418,10 @@ def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
 
 
 def backend_in_use() -> TrainingKernels | None:
-    """Return the training backend that this thread uses; None: plain PyTorch."""
+    """Return the training backend that this thread uses; None: plain PyTorch.
+
+    On a GPU, PyTorch's threads for backward passes get the process's backend.
+    """
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.
     return _InUse.backend if kernels is None and torch.cuda.is_initialized() else kernels
@@ -438,14 +453,16 @@ class Component(nn.Module):
     def _check_call(self, *args: Any, **kwargs: Any) -> None:
         """Check the arguments of a call of `forward` that failed, so that the error names the wrong argument.
 
-        A call that succeeds is not checked, and costs no time.
+        A call that succeeds is not checked, and costs no time. This method checks nothing; subclasses override it.
 
         Raises:
             TransduceError: an argument breaks a rule of `forward`.
         """
 
     def _check_input(self, x: Tensor, width: int, weight: Tensor | None = None, *, name: str = "x") -> None:
-        """Check that a tensor has the axes (batch, positions, width), and the dtype of a weight, unless autocast is on.
+        """Check that a tensor has the axes (batch, positions, width), and the dtype of a weight if one is passed.
+
+        Under autocast, the dtype is not checked.
 
         Raises:
             TransduceError: the argument `name` is no tensor, or has other axes or another dtype.
@@ -494,7 +511,10 @@ def sum_of_gradients(parameter: Tensor) -> Tensor | None:
 
 
 class LinearSums(NamedTuple):
-    """Options of a linear layer's kernel, and the tensors to which gradients of weight and bias are added."""
+    """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
+
+    If such a tensor is None, the gradient is returned to PyTorch.
+    """
 
     rows: Rows
     activation: str | None
@@ -505,6 +525,8 @@ class LinearSums(NamedTuple):
 
 def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
     """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
+
+    If `rows` is None, it uses all.
 
     Raises:
         ValueError: the matrix has no such rows.
@@ -527,7 +549,7 @@ def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tenso
 
 
 def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient in the dtype of its parameter, as PyTorch expects it."""
+    """Return a gradient converted to the dtype of its parameter, as PyTorch expects it; None stays None."""
     return None if gradient is None else gradient.to(parameter.dtype)
 
 
@@ -559,7 +581,10 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class RowSums(NamedTuple):
-    """The options of an embedding lookup, and the tensor to which the embedding matrix's gradient is added."""
+    """The options of an embedding lookup, and the float32 tensor to which the embedding matrix's gradient is added.
+
+    If `weight_sum` is None, the gradient is returned to PyTorch. `frozen_row` gets no gradient.
+    """
 
     scale: float
     frozen_row: int | None
@@ -569,13 +594,19 @@ class RowSums(NamedTuple):
 
 
 def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
-    """Return rows of an embedding matrix (V, D), multiplied by the options' scale: ids (…), int64, to (…, D)."""
+    """Return the rows of an embedding matrix (V, D) at ids (…), int64, times the options' scale: (…, D).
+
+    In the backward pass, the options decide where the matrix's gradient is added.
+    """
     rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
     return rows
 
 
 class _EmbeddedRows(torch.autograd.Function):
-    """An embedding lookup whose gradient is added to the matrix's float32 sum, if there is one."""
+    """An embedding lookup whose gradient is added to the float32 sum of the matrix's gradients, if there is one.
+
+    Otherwise PyTorch receives the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:

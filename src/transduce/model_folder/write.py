@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.atomic_io import file_sha256, lock_output, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors
@@ -102,7 +102,7 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a value as JSON to a file atomically, indented, in UTF-8."""
+    """Write a value as JSON to a file atomically, indented by two spaces, in UTF-8 and with a line feed at the end."""
     write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
@@ -128,27 +128,31 @@ def write_model_folder(
         search: the model's search settings, for `generate` of transformers; None: unknown.
 
     Raises:
-        TransduceError: the weights cannot be written, for example because the disk is full.
+        TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
+            this folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial_file = folder / f".partial-{WEIGHTS}"
-    try:
-        # The weights come first: if one cannot be read or written, nothing else is.
-        digest = _write_weights(partial_file, weights, config)
-        write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
-        if tokenizer is not None:
-            _write_tokenizer(folder, tokenizer, config, languages, search)
-        for name, text in documents.items():
-            write_file(folder / name, text.encode())
-        _write_manifest(folder, languages, [digest, *_known_digests(folder)])
-        replace_file(partial_file, folder / WEIGHTS)
-    finally:
-        partial_file.unlink(missing_ok=True)  # frees space on a full disk
-    _write_manifest(folder, languages, [digest])
+    with lock_output(folder / WEIGHTS):
+        partial_file = folder / f".partial-{WEIGHTS}"
+        try:
+            # The weights come first: if one cannot be read or written, nothing else is.
+            digest = _write_weights(partial_file, weights, config)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+            if tokenizer is not None:
+                _write_tokenizer(folder, tokenizer, config, languages, search)
+            for name, text in documents.items():
+                write_file(folder / name, text.encode())
+            _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+            replace_file(partial_file, folder / WEIGHTS)
+        finally:
+            partial_file.unlink(missing_ok=True)  # frees space on a full disk
+        _write_manifest(folder, languages, [digest])
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
-    """Write `model.safetensors` under the name `path`, and return its SHA-256; weights are taken one after the other.
+    """Write `model.safetensors` under the name `path`, and return its SHA-256 (hexadecimal).
+
+    Weights are taken from the mapping one after the other, so that only one must be in memory.
 
     Raises:
         TransduceError: the file cannot be written, for example because the disk is full.
@@ -164,7 +168,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
         )
     except OSError as error:
         raise TransduceError(
-            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then resume."
+            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then run the command "
+            "again (a training with --resume)."
         ) from error
 
 
