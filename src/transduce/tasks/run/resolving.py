@@ -4,7 +4,7 @@ Each setting and its reason go to a choice log, which is shown when training sta
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +13,12 @@ import torch
 
 from transduce.acceleration import forecast_decoder, why_no_whole_layers
 from transduce.errors import TransduceError
-from transduce.inference.decoding import check_search, read_search_settings
+from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
 from transduce.machine import DTYPES, Machine
 from transduce.model.build import Model, build_any_model
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.transformer import Decoder, Transformer
-from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus, languages_of
@@ -224,58 +223,6 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
         if getattr(task, name) != getattr(settings.task, name):
             choice_log.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.init_from}"))
     return msgspec.structs.replace(settings, task=task)
-
-
-# Search settings of the user's, each with the one of the base model that would leave it without effect.
-_OVERRIDES = {
-    "max_length_factor": "max_length",
-    "max_length_extra": "max_length",
-    "beam_size": "sampling",
-    "length_penalty": "sampling",
-}
-
-
-def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:
-    """Return settings in which the base model determines the search settings that the user left open; log these.
-
-    Args:
-        settings: the settings, with a base model.
-        specified: the table `search` of the user's settings, without defaults.
-        choice_log: receives each setting that the base model determines.
-
-    Raises:
-        TransduceError: the base model's settings cannot be read, or contradict the user's.
-    """
-    kind, folder = kind_of(settings.task.kind), Path(str(settings.init_from))
-    used = set(SearchSettings.__struct_fields__ if kind.search_advice is None else kind.used_search_settings)
-    if not used:
-        return settings
-    try:
-        base = read_search_settings(folder)
-    except TransduceError as error:
-        if not is_hugging_face_folder(folder):
-            raise
-        choice_log.record("search", None, Choice("default", f"not as in {folder}: {str(error).rstrip('.')}"))
-        return settings
-    if base.generate is not None and "generate" not in used:
-        return settings  # its length penalty is a different formula
-    names = used - {_OVERRIDES.get(name, name) for name in specified}
-    taken = {name: value for name, value in msgspec.to_builtins(base).items() if name in names and value is not None}
-    for name, value in specified.items():
-        taken[name] = {**taken.get(name, {}), **value} if isinstance(value, Mapping) else value
-    try:
-        search = msgspec.convert(taken, SearchSettings)
-    except msgspec.ValidationError as error:
-        raise TransduceError(
-            f"{str(error.__cause__ or error).rstrip('.')}. Search settings that you leave out are as in {folder}."
-        ) from None
-    defaults = SearchSettings()
-    for name in SearchSettings.__struct_fields__:
-        value = getattr(search, name)
-        if name in names and name not in specified and value != getattr(defaults, name):
-            shown = value if isinstance(value, int | float) else "set"
-            choice_log.record(f"search.{name}", None, Choice(shown, f"as in {folder}"))
-    return msgspec.structs.replace(settings, search=search)
 
 
 def predict_epochs(

@@ -37,6 +37,7 @@ from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
+    follow_base_search,
     load_base_config,
     needs_stored_weights,
     prepare_initial_weights,
@@ -49,7 +50,6 @@ from transduce.tasks.run.resolving import (
     explain_languages,
     explain_sampling,
     explain_training,
-    follow_base_search,
     keep_base_config,
     predict_epochs,
     preflight,
