@@ -60,7 +60,7 @@ class _Drawn(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce inspect`."""
+    """Declare the arguments and options of `transduce inspect` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder of any kind")
     add(

@@ -1,4 +1,4 @@
-"""Command-line options that several subcommands share."""
+"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
 
 import argparse
 import os
