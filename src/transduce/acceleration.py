@@ -117,11 +117,11 @@ except ModuleNotFoundError as missing:
         return False
 
     def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no compiled kernels for this CPU."""
+        """Return why no compiled kernels compute on this CPU: the kernels package is missing."""
         return NO_KERNELS
 
     def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no Triton kernels for this GPU."""
+        """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
         return NO_KERNELS
 
     def is_recording(device: torch.device) -> bool:  # noqa: ARG001

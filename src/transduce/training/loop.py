@@ -73,9 +73,9 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
-    """A function that describes a batch as readable JSON, for the record of a skipped step."""
+    """A function that describes a batch as readable JSON, for the record of a skipped step; None: no description."""
     environment: Environment | None = None
-    """The run's environment, which is stored and compared on resume."""
+    """The run's environment, which is stored and compared on resume; None: it is not stored."""
 
 
 class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ class Trainer:
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()
         self.after_first_steps: Callable[[float], None] | None = None
-        """A function that is called once with the mean duration of the first steps."""
+        """A function that is called once with the mean seconds of the first steps; None: there is none."""
         self._stopped_by: str | None = None
         self._validation_due = False
         self._stop_signaled = False
