@@ -34,7 +34,7 @@ _OF_TRANSLATORS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce import-tutorial`."""
+    """Declare the arguments and options of `transduce import-tutorial` in its argparse parser."""
     add = parser.add_argument
     add("file", help="the weights: a state_dict in a .pt or .pth file, or a .safetensors file; only tensors are read")
     add("out", help="the folder to create")

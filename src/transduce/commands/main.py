@@ -5,19 +5,16 @@ import errno
 import io
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
-from transduce.process_environment import stop_with_parent
+from transduce.process_environment import handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -95,7 +92,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         super().start_section(None if heading is None else localized(heading))
 
     def format_help(self) -> str:
-        """Return the help text; the title of a group ends with a colon of the user's language."""
+        """Return the whole help text; in Chinese, the titles of groups end with a Chinese colon."""
         return re.sub(r"(?<=[\u2e80-\uffff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
     def add_text(self, text: str | None) -> None:
@@ -119,7 +116,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class ListingFormatter(HelpFormatter):
-    """A help formatter that keeps the lines of descriptions, for the list of commands."""
+    """A help formatter that keeps the line breaks of descriptions instead of wrapping them, for lists of commands."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - argparse's own interface
         return "\n".join(indent + line for line in text.split("\n"))
@@ -169,7 +166,7 @@ class Parser(argparse.ArgumentParser):
             return super().format_usage()
 
     def error(self, message: str) -> NoReturn:
-        """Print an error message about the arguments, and exit with code 2."""
+        """Print an error about the arguments on standard error, with a hint at `--help`, and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
@@ -403,24 +400,9 @@ def _run(arguments: list[str]) -> int:
         for path in options.plugin:
             load_plugin(path)
     _, run = _functions_of(verb)
-    with _exit_on_sigterm(), use_common_options(("--plugin", path) for path in options.plugin):
+    # Training, experiments and the server handle SIGTERM in their own way.
+    with handle_sigterm(lambda *_: sys.exit(143)), use_common_options(("--plugin", path) for path in options.plugin):
         return run(options)
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """In a `with` block, make SIGTERM exit with code 143 by an exception, so that temporary files are removed.
-
-    Outside of the main thread nothing changes. Training, experiments and the server handle the signal in their own way.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:

@@ -21,7 +21,7 @@ from transduce.commands.options import (
     check_writable,
     loading_options,
     settings_from,
-    write_json,
+    write_json_report,
     write_report,
 )
 from transduce.errors import TransduceError, common_options, shell_word
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce train`."""
+    """Declare the arguments and options of `transduce train` in its argparse parser."""
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
@@ -58,7 +58,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that define a run: its settings, and where and how to compute."""
+    """Declare the options of a command that define a training run: its settings, and where and how to compute."""
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file; options override it")
     add_settings(add, "task")
@@ -118,7 +118,7 @@ def run_train(options: argparse.Namespace) -> int:
     if (
         options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
-        write_json(report, options.json)
+        write_json_report(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 
@@ -204,7 +204,7 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce demo`."""
+    """Declare the arguments and options of `transduce demo` in its argparse parser."""
     add = parser.add_argument
     add("--out", default="models/demo", metavar="DIR", help="the run's folder")
     add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")

@@ -1,4 +1,4 @@
-"""The document formats that can be translated, and how they are recognized."""
+"""List the document formats that can be translated, recognize them by name and content, and read documents."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 
 
 class Source(NamedTuple):
-    """A document to read: its bytes, the settings for its texts, and limits on its size."""
+    """A document to be read, as the format's reading function gets it: its bytes, settings, and limits on its size."""
 
     content: bytes
     settings: DocumentSettings

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 from typing_extensions import override
 
+from transduce.atomic_io import write_json
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
 from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
@@ -48,7 +49,6 @@ from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
     read_original_tokenizer,
-    write_json,
     write_model_folder,
     write_original_tokenizer,
 )
@@ -248,7 +248,7 @@ class Exporter(Protocol):
 
     @property
     def quantizations(self) -> Sequence[str]:
-        """The names of the storage types of weights that the format supports; the first is float32."""
+        """The storage types of weights that the format supports, such as `int8`; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
         """Write all files of the export to an empty folder, except the README.md.
@@ -282,7 +282,7 @@ class Exporter(Protocol):
 
 
 class CTranslate2Exporter(Exporter):
-    """An exporter to CTranslate2: model.bin, config.json, vocabularies and sentencepiece files."""
+    """Exports a model to CTranslate2: model.bin, config.json, vocabularies and tokenizer files."""
 
     title = "CTranslate2"
     quantizations = QUANTIZATIONS
@@ -313,7 +313,7 @@ class CTranslate2Exporter(Exporter):
 
 
 class OnnxExporter(Exporter):
-    """An exporter to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and sentencepiece files."""
+    """Exports a model to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and tokenizer files."""
 
     title = "ONNX"
     quantizations = ("float32",)
@@ -344,7 +344,7 @@ class OnnxExporter(Exporter):
 
 
 class HuggingFaceExporter(Exporter):
-    """An exporter to Hugging Face: a model folder without the run's other files.
+    """Exports a model to Hugging Face: as a model folder without the other files of the training run.
 
     The folder is written anew, because an older version may have written the model before its class was supported.
     """

@@ -304,7 +304,12 @@ class GenerationJob(Job):
     may_overtake = False
 
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
-        """Tokenize the prompts and start the clock of the deadline.
+        """Count the prompts' tokens and start the clock of the deadline.
+
+        Args:
+            model: the language model.
+            request: the prompts and their settings.
+            settings: the server's limits on new tokens and time.
 
         Raises:
             RequestError: a setting of the request is out of range.
@@ -315,7 +320,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread; None: nothing does."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch.
@@ -532,7 +537,12 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens that begin within `text`, which is the first part of the text that `tokens` spell."""
+    """Return the tokens of a generated text that begin within its first part.
+
+    Args:
+        tokens: the tokens of the whole text.
+        text: the first part of the text, which was cut at a stop sequence.
+    """
     kept, length = [], 0
     for token in tokens:
         if length >= len(text):

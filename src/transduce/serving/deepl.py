@@ -354,7 +354,11 @@ class DeepLHandlers:
         )
 
     async def glossaries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries` with the client's glossaries, and `POST` by creating one."""
+        """Answer `GET /v2/glossaries` with descriptions of the client's glossaries, and `POST` by creating one.
+
+        Raises:
+            RequestError: the new glossary is invalid, for no served languages, or one too many.
+        """
         if request.method != "POST":
             owner = self.checks.check_key(request)
             return json_response(
@@ -378,7 +382,10 @@ class DeepLHandlers:
         return json_response(_describe(stored), 201)
 
     async def glossary(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it."""
+        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it.
+
+        Status 404 if the client has no such glossary.
+        """
         owner, id = self.checks.check_key(request), request.path_params["id"]
         if request.method == "DELETE":
             self.service.glossaries.delete(id, owner)
@@ -386,7 +393,10 @@ class DeepLHandlers:
         return json_response(_describe(self.service.glossaries.get(id, owner)))
 
     async def glossary_entries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms as tab-separated lines."""
+        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms: per line a term, a tab, its translation.
+
+        Status 404 if the client has no such glossary.
+        """
         owner = self.checks.check_key(request)
         stored = self.service.glossaries.get(request.path_params["id"], owner)
         return Response(entries_as_tsv(stored), media_type="text/tab-separated-values")
@@ -415,7 +425,7 @@ class DeepLHandlers:
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
 
     async def document_status(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}` with the state of the document's translation."""
+        """Answer `POST /v2/document/{id}` with the state of the document's translation; status 404 if it is unknown."""
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -490,7 +500,7 @@ def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
-    """Return the settings for reading a request's texts as HTML or XML; None for plain text.
+    """Return the settings with which a request's texts are read as HTML or XML; None for plain text.
 
     Raises:
         RequestError: a field with tag names is invalid, or is set without `tag_handling`.

@@ -196,5 +196,5 @@ def _lines(text: str) -> list[str]:
 
 
 def entries_as_tsv(stored: StoredGlossary) -> str:
-    """Return the terms of a stored glossary as lines of source and translation, separated by a tab."""
+    """Return the terms of a stored glossary as text: a line for each, with a tab between source and translation."""
     return "\n".join(f"{source}\t{target}" for source, target in stored.terms)

@@ -1,4 +1,4 @@
-"""The inspection API: how a sentence was translated, and how its translation changes under interventions.
+"""Answer requests of the inspection API: how a sentence was translated, and how interventions change its translation.
 
 Serving does not import inspection: the functions and the types of their results are passed in as `InspectionViews`.
 """
@@ -45,7 +45,11 @@ class InspectionViews(NamedTuple):
 
 
 def operations(views: InspectionViews) -> tuple[Operation, ...]:
-    """Return the API operations of inspection, for the OpenAPI document."""
+    """Return the descriptions of `POST /inspect` and `POST /intervene` for the OpenAPI document.
+
+    Args:
+        views: has the types of the two responses.
+    """
     return (
         Operation(
             "post", "/inspect", "Show how a sentence is translated.", views.inspection, InspectRequest, needs_key=True

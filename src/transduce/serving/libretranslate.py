@@ -75,7 +75,12 @@ class LibreTranslateHandlers:
         self.documents = documents
 
     async def translate(self, request: Request) -> Response:
-        """Answer `POST /translate` with translations, or with a stream of events if the client asks for one."""
+        """Answer `POST /translate` with translations, or with a stream of events if the client asks for one.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit, or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
         message = await self.checks.read(request, TranslateRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q", "source", "target"))

@@ -1,4 +1,4 @@
-"""Ollama's API, as far as programs use it to have texts translated or continued."""
+"""Answer Ollama's clients: the part of its API by which programs have texts translated or continued."""
 
 import time
 from datetime import UTC, datetime
@@ -214,7 +214,7 @@ class OllamaHandlers:
         return await self._answer(request, message, prompt, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        """Answer `POST /api/generate` with the translation of a text, or a language model's continuation."""
+        """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it."""
         message = await self.checks.read(request, OllamaGenerateRequest)
         self.checks.check_key(request)
         return await self._answer(request, message, message.prompt, is_chat=False)
@@ -252,7 +252,7 @@ class OllamaHandlers:
         return response
 
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /api/tags` and `GET /api/ps` with all models."""
+        """Answer `GET /api/tags` and `GET /api/ps` with the names of all models of the server."""
         names = [f"{name}:latest" for name in self.completions.names]
         return json_response(
             OllamaModels(models=[OllamaModel(name=name, model=name, modified_at=self._started_at) for name in names])

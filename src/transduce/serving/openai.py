@@ -1,4 +1,4 @@
-"""OpenAI's API: chat completions, text completions and models, for its clients.
+"""Answer OpenAI's clients: chat completions, text completions and models.
 
 A translation model translates the last message of the role `user` and ignores earlier messages and instructions. A
 language model continues the text of all messages.
@@ -317,7 +317,7 @@ class OpenAIHandlers:
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
-        """Answer `POST /v1/completions` with the translations of texts, or a language model's continuations."""
+        """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
         self.checks.check_key(request)
         if message.logprobs:
@@ -488,7 +488,7 @@ class StreamDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
 
 
 class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The completion in an event of a stream, which has exactly one completion."""
+    """The new part of the completion in an event of a stream, which has exactly one completion."""
 
     delta: StreamDelta | UnsetType = UNSET
     """The new text of a chat completion."""
@@ -519,8 +519,8 @@ class OpenAIEventFormatter(EventFormatter):
 
         Args:
             head: id, time and model of all events.
-            is_chat: whether the stream is a chat completion, not a text completion.
-            with_usage: whether to send the numbers of tokens at the end.
+            is_chat: the stream is a chat completion, not a text completion.
+            with_usage: send the numbers of tokens at the end.
         """
         self._is_chat = is_chat
         self._with_usage = with_usage

@@ -78,7 +78,10 @@ _PREFLIGHT = {
 
 
 class ResponseMiddleware:
-    """An ASGI middleware that adds cross-origin headers, counts requests and limits the time to send an answer."""
+    """ASGI middleware around the whole server: adds headers, counts requests and limits the time to send an answer.
+
+    It also answers preflight requests of browsers, and refuses all requests while the server shuts down.
+    """
 
     def __init__(
         self,
@@ -192,7 +195,7 @@ class ProgressBuffer:
         arrived.cancel()
 
     def take(self) -> list[Progress]:
-        """Return the progress stored since the last call, at most one entry per line."""
+        """Return and remove the progress stored since the last call, at most one entry per line."""
         self._arrived.clear()
         progress = list(self._latest.values())
         self._latest.clear()

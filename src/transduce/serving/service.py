@@ -527,7 +527,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
 
 
 def _shown_token(token: str) -> str:
-    """Return the text of a token, with spaces in place of SentencePiece's `▁`."""
+    """Return the text that a token adds, with a space in place of sentencepiece's `▁`."""
     return token.replace("▁", " ")
 
 
@@ -586,7 +586,10 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 
 
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
-    """Return a warning sentence for each text that seems not to be in the language that the request names."""
+    """Return a warning sentence for each text that seems not to be in the language that the request names.
+
+    Texts whose language was detected have none.
+    """
     return [
         describe_warning(number, answer.language_warning)
         for number, answer in enumerate(answers, 1)
@@ -709,7 +712,7 @@ class RequestChecks:
 
 
 def watch_disconnect(request: Request) -> asyncio.Future[None]:
-    """Return a future that is done once the client has disconnected.
+    """Return a future that is done once the client of a request has disconnected, so that its work can be stopped.
 
     The request's body must have been read before. The caller must cancel the future at the end.
     """

@@ -80,7 +80,7 @@ class DocumentTranslation:
         return f"{path.stem}.{self.order.target.lower()}{path.suffix}"
 
     def start(self) -> None:
-        """Begin to translate the document in a thread, which does not keep the process alive."""
+        """Begin to translate the document in a thread of its own, which does not keep the process alive."""
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
@@ -192,7 +192,7 @@ class DocumentStore:
         return self._service.settings
 
     def start(self, order: DocumentOrder) -> DocumentTranslation:
-        """Store an uploaded document, begin its translation in the background, and return the translation.
+        """Store an uploaded document and begin its translation in the background; return it with id and secret key.
 
         Raises:
             RequestError: the languages are not served, the file is empty, or too many documents are stored.

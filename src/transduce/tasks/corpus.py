@@ -169,7 +169,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     dev: CorpusFiles | None
     """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
     filters: FilterSettings
-    """Rules by which pairs are left out."""
+    """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
     """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
@@ -225,11 +225,11 @@ class DevGroups(NamedTuple):
     """The language pairs, tags and documents of a dev set's sentences: a value for each sentence, or empty."""
 
     directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
+    """The language pair of each sentence, and sentences of a pair are adjacent; empty in a run with one pair."""
     tags: Sequence[str] = ()
-    """The tag of each sentence's corpus, in a run with tags; an empty one: no tag."""
+    """The tag of each sentence's corpus, "" without one; empty in a run without tags."""
     continues: Sequence[bool] = ()
-    """Whether each sentence continues the document of the one before it, in a run with documents."""
+    """Whether each sentence continues the document of the one before it; empty in a run without documents."""
 
 
 class TaskCorpus(msgspec.Struct, frozen=True):
@@ -238,7 +238,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
-    """The tokenized training pairs."""
+    """The tokenized training pairs, read from files in the run's folder or a prepared one."""
     languages: tuple[str | None, str | None]
     """Language codes of source and target; None for one that is unknown."""
     filters: FilterSettings
@@ -381,7 +381,7 @@ def use_prepared_corpus(
     data, with_files = settings.data, _with_files(settings, card.files)
     text = read(with_files, folder).with_line_feeds(keeps=tokenizer.writes_line_feeds)
     check_special_tokens(prepared, tokenizer, text.marks)
-    for name, said, actual in (
+    for name, specified, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
         ("data.languages", card.files.languages and data.languages, card.files.languages),
@@ -391,8 +391,8 @@ def use_prepared_corpus(
         ),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
-        if said not in (None, ()) and said != actual:
-            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (said, actual))
+        if specified not in (None, ()) and specified != actual:
+            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (specified, actual))
             raise TransduceError(
                 f"`{name}` is {one}, but {prepared} was prepared with {other}: leave it out, or prepare again."
             )
@@ -525,7 +525,10 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
-    """Return a dev set's pairs and their groups, without undecodable pairs and blank lines between documents."""
+    """Return a dev set's pairs with their language pairs, tags and documents; both are empty without a dev set.
+
+    Undecodable pairs, and blank lines between documents, are left out.
+    """
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
     boundaries = 0

@@ -6,14 +6,11 @@ An experiment's folder has a folder for each variant, with the settings, the log
 import itertools
 import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,10 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
-from transduce.process_environment import child_environment
+from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -68,11 +65,11 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The content of an experiment's TOML file: variants of settings to train with several seeds and to compare."""
 
     out: str
-    """The experiment's folder."""
+    """The experiment's folder, which holds the folders and logs of its runs."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
-    """A settings file that all runs start from."""
+    """A settings file that all runs start from; None: there is none."""
     settings: dict[str, Any] = {}
     """Settings of all runs, by dotted names or in tables."""
     variants: tuple[VariantSettings, ...] = ()
@@ -117,7 +114,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     """
     content = dict(content)
     if isinstance(content.get("grid"), Mapping):
-        content["grid"] = dict(_flat(content["grid"], ""))
+        content["grid"] = dict(dotted_settings(content["grid"]))
     try:
         return msgspec.convert(content, ExperimentSettings)
     except msgspec.ValidationError as error:
@@ -134,14 +131,6 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
         ) from error
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return (name, value) of each setting in nested tables; names are dotted and start with `prefix`."""
-    flat = []
-    for name, value in table.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
-
-
 # --- runs ---
 
 
@@ -155,7 +144,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
     content: dict[str, Any]
     """All settings of the run, as in a settings file."""
     path: Path
-    """The path of the run's files without their suffix."""
+    """The path that, with suffixes, names the run's files: settings, log, result and output."""
 
     @property
     def folder(self) -> Path:
@@ -174,7 +163,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result_path(self) -> Path:
-        """The file that describes how the run ended."""
+        """The file that describes how the run's training ended, as JSON."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
@@ -184,7 +173,10 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tested_path(self) -> Path:
-        """The file that describes the text, the model and the options that the output is made from."""
+        """The file that describes the text, the model and the options that the run's output was made from.
+
+        So an output of another model or text is not used again.
+        """
         return self.path.with_name(f"{self.path.name}.tested")
 
     @property
@@ -244,7 +236,7 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
             )
         if name in found:
             raise TransduceError(f"Two variants are named `{name}`: rename one.")
-        found[name] = dict(_flat(variant.settings, "")) | chosen
+        found[name] = dict(dotted_settings(variant.settings)) | chosen
     if len(found) * len(experiment.seeds) > MAX_RUNS:
         raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
     contents = {}
@@ -366,22 +358,22 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of an experiment's runs: how many at once, and where and how they compute."""
 
     jobs: int = 1
-    """Number of runs at once."""
+    """Number of runs that are trained or tested at once."""
     device: str = "auto"
-    """"cpu", "cuda" or "auto"."""
+    """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
     """Number of threads of a run; None: its share of the cores."""
     precision: str = "auto"
-    """"fp32", "bf16" or "auto"."""
+    """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A run that failed, with the reason."""
 
     run: str
-    """The path of the run."""
+    """The path of the run's folder."""
     reason: str
-    """The last error message in its log, or else its last line."""
+    """The last error message in the run's log, or else the log's last line."""
 
 
 def run_all(
@@ -449,21 +441,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     write_file(run.settings_path, text.encode())
 
 
-@contextmanager
-def _terminating_as_interrupt() -> Iterator[None]:
-    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does; in other threads it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Runner:
@@ -485,7 +464,7 @@ class _Runner:
 
     def run(self) -> list[Failure]:
         """Execute all runs of the experiment that are not finished, and return the failures."""
-        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
+        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, handle_sigterm(_interrupt):
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
             except BaseException:
@@ -537,7 +516,7 @@ class _Runner:
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
+        command = [*module_command("transduce"), *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
             start = log.seek(0, os.SEEK_END)
             with self._lock:

@@ -36,7 +36,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of pairs in a corpus, and of distinct characters in scripts without spaces."""
+    """The size of a corpus, from which its vocabulary's size follows: pairs, and characters of unspaced scripts."""
 
     pairs: int
     unspaced_characters: int
@@ -459,7 +459,7 @@ class ChoiceLog:
         self.lines: list[LogEntry] = []
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
-    def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
+    def record(self, name: str, specified: T | None, choice: Choice[T] | None) -> T:
         """Log a setting's value with its reason, and return the value: the specified one, or without it the choice."""
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_json
 from transduce.model.feed_forward import Dropout
 from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss, StepTotals
@@ -64,7 +64,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of the 64 steps with the lowest mean loss."""
+    """The last step of the 64 whose mean loss is the lowest of the run."""
 
     def limit(self) -> float:
         """Return the highest loss of a step that is accepted; infinity while the window is too short.
@@ -131,7 +131,7 @@ class Origin(msgspec.Struct, frozen=True):
     """The origin of a non-finite loss or gradient, found by computing the batch once more."""
 
     module: str | None = None
-    """The name of the first module whose output was not finite."""
+    """The name of the first module whose output was not finite; None: all outputs were finite."""
     parameters: list[str] = []
     """The names of the first parameters whose gradient was not finite."""
 
@@ -141,11 +141,11 @@ class SkippedStep(NamedTuple):
 
     step: int
     parts: Sequence[MicroBatch]
-    """The micro-batches of this process."""
+    """The micro-batches of the step that this process computed."""
     loss: float
     """Mean loss per target token over all micro-batches of all processes."""
     limit: float
-    """The highest loss that would have been accepted."""
+    """The highest mean loss per target token that would have been accepted, in nats."""
     gradient_norm: float
     learning_rate: float
 
@@ -199,7 +199,7 @@ class SkippedStep(NamedTuple):
             path.parent.mkdir(exist_ok=True)
             if len(list(path.parent.iterdir())) >= _MAX_FILES and not path.exists():
                 return None
-            write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            write_json(path, content)
         except OSError:
             return None
         return path

@@ -164,7 +164,8 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that Qwen2's config.json cannot express; empty if it can.
 
-    They are Llama's, except that queries, keys and values have biases and the attention's output has none.
+    They are those for Llama, but different biases of the attention's projections and output are allowed: in Qwen2 only
+    queries, keys and values have biases.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
