@@ -155,7 +155,7 @@ def training_results(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*VARIANTS, "resumed"])
-def test_training_goes_as_on_the_processor(training_results: Results, name: str, device: str) -> None:
+def test_training_results_equal_those_of_the_cpu(training_results: Results, name: str, device: str) -> None:
     expected, found = (result_of(training_results, each, name) for each in ("cpu", device))
     assert found == (
         {"step": 3, "best": pytest.approx(expected["best"], rel=0.02)} if name == "bf16" else approximately(expected)
@@ -164,7 +164,7 @@ def test_training_goes_as_on_the_processor(training_results: Results, name: str,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["recorded", "recorded-resumed"])
-def test_recorded_training_goes_as_on_the_processor(training_results: Results, name: str) -> None:
+def test_recorded_training_results_equal_those_of_the_cpu(training_results: Results, name: str) -> None:
     found, expected = (result_of(training_results, device, name) for device in ("cuda", "cpu"))
     assert found == approximately(expected)
 
@@ -185,7 +185,7 @@ def search_results(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*SEARCHES, "stream", "score"])
-def test_search_finds_what_the_processor_finds(search_results: Results, name: str, device: str) -> None:
+def test_search_results_equal_those_of_the_cpu(search_results: Results, name: str, device: str) -> None:
     if device == "cuda" and name == "sampled":
         pytest.skip("a GPU draws other numbers")
     expected, found = (result_of(search_results, each, name) for each in ("cpu", device))
@@ -301,6 +301,6 @@ def task_results(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*TASKS, *(f"{name}, used" for name, each in TASKS.items() if each[1]), "lora"])
-def test_other_tasks_go_as_on_the_processor(task_results: Results, name: str, device: str) -> None:
+def test_results_of_other_tasks_equal_those_of_the_cpu(task_results: Results, name: str, device: str) -> None:
     expected, found = (result_of(task_results, each, name) for each in ("cpu", device))
     assert found == approximately(expected)

@@ -72,7 +72,7 @@ def test_probabilities_of_neighbors_equal_hand_computed_ones() -> None:
     torch.testing.assert_close(neighbours.interpolate(query, model).exp()[0, 0], torch.tensor(expected))
 
 
-def test_what_the_model_was_not_trained_on_is_translated_by_examples(
+def test_a_datastore_translates_words_unknown_to_the_model(
     translator: Translator, translator_with_datastore: Translator, sentences_about_tea: list[str]
 ) -> None:
     plain, by_examples = (

@@ -102,7 +102,7 @@ def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
     assert warnings_of("a b c", "x x x x", "en-en") == ["repeated (4 × x)"]
 
 
-def test_what_letters_are_foreign_depends_on_the_target() -> None:
+def test_untranslated_letters_depend_on_the_script_of_the_target() -> None:
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
     assert warnings_of("Привіт, світе", "Привет, мир", "uk-ru") == []
     assert warnings_of("Привет, мир", "Привет, свят, hello", "ru-en") == ["untranslated (Приветсвят)"]
@@ -242,7 +242,7 @@ def test_redecode_returns_the_number_of_alternatives_that_it_got() -> None:
     assert [each.text for each in better.alternatives] == ["I love you", "我爱你"]
 
 
-def test_where_languages_are_not_known_copies_cause_no_warning() -> None:
+def test_copied_text_causes_no_warning_if_languages_are_unknown() -> None:
     scripted = ScriptedTranslator({})
     scripted.source_language = None
     assert estimate_quality(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]

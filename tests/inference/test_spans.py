@@ -88,7 +88,7 @@ def test_a_span_of_all_words_is_the_whole_translation(vocabulary: Vocabulary) ->
     assert located_texts(vocabulary, "鱼", "fish tea", "鱼", "鱼") == ["fish tea", "fish tea"]
 
 
-def test_punctuation_goes_with_a_part_that_has_some(vocabulary: Vocabulary) -> None:
+def test_located_spans_include_punctuation_only_if_the_source_span_does(vocabulary: Vocabulary) -> None:
     source, text = "老师说：“鱼！”学生", "“fish!” the teacher student"
     assert located_texts(vocabulary, source, text, "“鱼！”") == ["“fish!”"]
     assert located_texts(vocabulary, source, text, "鱼") == ["fish"]
@@ -99,7 +99,7 @@ def test_a_span_without_dependent_words_is_placed_at_its_relative_position(vocab
     assert located_texts(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
 
 
-def test_a_part_without_words_is_a_position_between_them(vocabulary: Vocabulary) -> None:
+def test_spans_without_words_are_located_as_positions(vocabulary: Vocabulary) -> None:
     source, text = "老师 吃鱼!", "the teacher eat fish!"
     (places,) = align_marked(
         [MarkedSentence(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: []
@@ -169,7 +169,7 @@ def test_located_spans_include_whole_contractions(vocabulary: Vocabulary) -> Non
     assert located_texts(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
 
 
-def test_parts_of_a_long_text_are_in_their_own_parts(translator: Translator) -> None:
+def test_spans_of_a_long_text_are_located_in_their_own_sentences(translator: Translator) -> None:
     long = "老师吃鱼。我们喝茶。" * 40
     (translation,) = translator.translate([long], SearchSettings(beam_size=1))
     assert translation.parts == len(translation.joined) > 20

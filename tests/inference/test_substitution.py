@@ -247,7 +247,7 @@ def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 
     return [each.text for each in found[part.key].alternatives]
 
 
-def test_a_second_search_is_taken_unless_it_corrupts_the_translation(vocabulary: Vocabulary) -> None:
+def test_a_re_decoded_translation_is_used_unless_it_has_new_faults(vocabulary: Vocabulary) -> None:
     plain = "we eat tea apples."
     assert searched_for(vocabulary, plain, "we eat milk.") == ["we eat milk."]
     assert searched_for(vocabulary, plain, "we eat milk milk milk milk.") == [plain]

@@ -299,7 +299,7 @@ def page(inspection: Inspection, browser: "Browser", tmp_path_factory: pytest.Te
     assert errors == []
 
 
-def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: Inspection) -> None:
+def test_pointing_at_a_word_shades_the_words_that_it_attends_to(page: "Page", inspection: Inspection) -> None:
     words = page.locator(".word")
     assert words.all_inner_texts() == [*inspection.words.source_words, *inspection.words.target_words]
     words.nth(1).focus()
@@ -314,7 +314,7 @@ def test_choosing_a_token_lists_its_candidates(page: "Page", inspection: Inspect
     assert rows[:6] == [each.token.replace("▁", "_") for each in inspection.steps[2].candidates]
 
 
-def test_choosing_a_head_draws_it(page: "Page", inspection: Inspection) -> None:
+def test_choosing_a_head_draws_its_attention(page: "Page", inspection: Inspection) -> None:
     layers, heads = inspection.memory.shape[:2]
     assert page.locator(".heads button").count() == layers * (heads + 1)
     page.get_by_label("layer 1, head 2", exact=True).click()

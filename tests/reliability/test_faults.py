@@ -201,7 +201,7 @@ def test_a_run_that_diverged_stops_with_advice(tmp_path: Path, tiny_run: Any) ->
         run.trainer.run()
 
 
-def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
+def test_twenty_non_finite_steps_stop_the_run_with_advice(tmp_path: Path, tiny_run: Any) -> None:
     run = tiny_run(tmp_path, steps=60, corrupt=lambda position, loss: plus(math.nan)(loss) if position >= 10 else loss)
     with pytest.raises(TransduceError, match=r"No gradient was finite over the last 20 steps \(until step 30\): lower"):
         run.trainer.run()

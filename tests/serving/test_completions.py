@@ -110,7 +110,7 @@ def test_a_text_in_another_language_is_reported_in_a_header(live: Any) -> None:
     assert live.ask("POST", "/api/generate", asked).headers["transduce-warning"] == warning
 
 
-def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) -> None:
+def test_a_cut_translation_has_the_finish_reason_length(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     decode = model.translate
 
@@ -142,7 +142,7 @@ def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) 
         ({"logprobs": True, "stream": True}, "`logprobs` cannot be streamed"),
     ],
 )
-def test_what_is_not_supported_is_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
+def test_unsupported_options_are_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
     reply = chat(live, **fields)
     assert reply.status == 400
     assert sentence in reply.json["error"]["message"]

@@ -250,7 +250,7 @@ def test_another_pair_of_languages_can_be_chosen(page: "Page") -> None:
     assert page.locator("#pair").input_value().startswith("Simplified Chinese")
 
 
-def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page") -> None:
+def test_pointing_at_a_word_shades_the_words_that_it_attends_to(page: "Page") -> None:
     write(page, SENTENCE)
     page.locator(".word").nth(1).hover()
     shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")

@@ -95,7 +95,7 @@ def test_special_tokens_around_a_text_are_not_noised(pretrained: Path, kind: Any
     assert len(rows(corrupted)[0]) < 24 or kind == "masking"
 
 
-def test_translation_goes_on_from_its_weights(
+def test_translation_training_starts_from_denoising_weights(
     pretrained: Path,
     toy_settings: dict[str, Any],
     small_settings: dict[str, Any],

@@ -99,7 +99,7 @@ def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, tr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "sharded"), [(2, 1, False), (2, 1, True), (1, 2, True)])
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_another_number_of_processes(
     settings_file: Path, losses_of_one_process: dict[int, float], tmp_path: Path, before: int, after: int, sharded: bool
 ) -> None:
     shard, broken = ("--set", "training.sharded=true") if sharded else (), tmp_path / "broken"

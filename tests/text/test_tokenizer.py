@@ -128,7 +128,7 @@ def test_separate_vocabularies_know_their_own_side() -> None:
 
 @pytest.mark.parametrize("is_joint", [True, False])
 @pytest.mark.parametrize("nfc", [True, False])
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path, is_joint: bool, nfc: bool) -> None:
+def test_a_saved_tokenizer_loads_equal(tmp_path: Path, is_joint: bool, nfc: bool) -> None:
     settings = TokenizerSettings(vocabulary_size=330, joint=is_joint, nfc=nfc)
     tokenizer = Tokenizer.train(read_sentences, settings)
     tokenizer.save(tmp_path / "model")
