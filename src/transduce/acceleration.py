@@ -113,7 +113,7 @@ except ModuleNotFoundError as missing:
         refused: dict[str, str]
 
     def has_kernels() -> bool:
-        """Return False, since the kernels package is missing."""
+        """Return False, as the optional kernels package is missing."""
         return False
 
     def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001

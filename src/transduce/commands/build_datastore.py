@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
+from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
+    add_computing,
+    add_languages,
+    check_writable,
+    load_translator,
+    option_of,
+    read_aligned_lines,
+    write_report,
+)
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.text.files import count_noun
 from transduce.ui_language import localized
@@ -17,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a new datastore, and its effect on the loss."""
+    """A report about a new datastore for kNN retrieval: its size, and its effect on the loss."""
 
     pairs: int
+    """Number of sentence pairs that are stored."""
     left_out: int
     """Number of pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
@@ -61,11 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
     )
     tuning.add_argument("--dev-target", metavar="FILE", help="translations of --dev-source")
+    add_languages(parser)
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build a datastore, and print its effect on the loss."""
+    """Build a datastore of sentence pairs, write it, print its effect on the model's loss, and return 0."""
     from transduce.inference.datastore import build_datastore
 
     if (options.dev_source is None) != (options.dev_target is None):
@@ -83,10 +94,12 @@ def run(options: argparse.Namespace) -> int:
     )
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
+    passed = [(option_of(name), vars(options)[name]) for name in LANGUAGE_OPTIONS if vars(options)[name] is not None]
+    languages = "".join(f" {option} {shell_word(value)}" for option, value in passed)
     sys.stderr.write(
         localized(
             f"Written to {options.output}: transduce translate {shell_word(options.model)} --datastore "
-            f"{shell_word(options.output)}{common_options()}\n"
+            f"{shell_word(options.output)}{languages}{common_options()}\n"
         )
     )
     return 0
@@ -107,7 +120,7 @@ def _report(datastore: "Datastore") -> Report:
 
 
 def _progress_printer(pairs: int) -> Callable[[int], None]:
-    """Return a callback that prints progress at intervals."""
+    """Return a function that takes the number of pairs done so far and now and then prints it on standard error."""
     from transduce.inference.bulk_files import ReportClock
 
     clock = ReportClock()

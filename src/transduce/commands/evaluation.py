@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
     SEARCH_OPTIONS,
     add_computing,
     add_datastore,
@@ -72,11 +73,15 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_datastore(parser)
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Translate the source, score the translations, and print BLEU and chrF with their signatures."""
+    """Score a model on a test set: print BLEU and chrF of its translations with their signatures, and return 0.
+
+    A text classifier is scored by its labels instead.
+    """
     from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
     from transduce.inference.evaluate import decoding_record
 
@@ -121,7 +126,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 
 def _is_classifier(model: str) -> bool:
-    """Return whether a folder holds a text classifier.
+    """Return whether a folder holds a text classifier; False if it is no folder or of another task.
 
     Raises:
         TransduceError: the folder holds a tagger, which another command measures.
@@ -138,26 +143,34 @@ def _is_classifier(model: str) -> bool:
 
 
 # Options that only translations have.
-_OF_TRANSLATIONS = (
-    "tag",
+_TRANSLATION_OPTIONS = (
+    *SEARCH_OPTIONS,
+    *LANGUAGE_OPTIONS,
     "variants",
     "glossary",
     "datastore",
     "tokenize",
     "lowercase",
-    "source_language",
-    "target_language",
 )
 
 
 def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
-    """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table."""
+    """Classify the texts; print accuracy, macro F1, the scores of each label and a confusion table; return 0.
+
+    Args:
+        options: the options of `transduce evaluate`; --output gets the predicted labels.
+        texts: the texts of the test set.
+        labels: the right label of each text.
+
+    Raises:
+        TransduceError: an option is for translations only, or the model does not know the labels.
+    """
     from transduce.evaluation.scores import score_labels
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _OF_TRANSLATIONS:
-        if vars(options).get(name):
+    for name in _TRANSLATION_OPTIONS:
+        if (value := vars(options)[name]) is not None and value is not False:
             raise TransduceError(
                 f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
@@ -183,7 +196,14 @@ def _translate(
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
-    """Yield names and settings of the usual greedy and beam searches that differ from the one used."""
+    """Yield the searches of published scores, such as greedy and beam 4, except the one that was used.
+
+    Args:
+        search: the search settings that were used, which the others change.
+
+    Yields:
+        A description of each search in words, and its settings.
+    """
     for way, beam_size, length_penalty in _SEARCHES:
         settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
         if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:
@@ -218,11 +238,12 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Print both systems' scores, the difference, and whether it is significant."""
+    """Compare two models or files of translations: print scores and whether they differ significantly; return 0."""
     from transduce.evaluation.significance import compare
 
     names = _names_of_systems(options.a, options.b)
@@ -256,12 +277,14 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 class _System(msgspec.Struct, frozen=True):
-    """The translations of a system, with its languages and decoding settings if known."""
+    """The translations of one of the compared systems, with its languages and decoding settings if known."""
 
     lines: list[str]
+    """The translations."""
     languages: tuple[str | None, str | None] = (None, None)
-    """Source and target language of a model."""
+    """Source and target language of a model; None if unknown, as for a file of translations."""
     decoding: dict[str, str | int | float | bool] = {}
+    """The search settings and precision of a model; empty for a file of translations."""
 
 
 def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
@@ -272,7 +295,8 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
     for folder in folders:
         search_settings(options, folder)
     if not folders:
-        refuse_options(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
+        names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
+        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:
@@ -291,7 +315,10 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
 
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
-    """Return a warning if two models have different language pairs; zh and zho may be one language."""
+    """Return a list with a warning if two compared models have different source or target languages, else [].
+
+    Codes of different length, such as zh and zho, may be of one language and give no warning; unknown ones neither.
+    """
     codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
     if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
         return []
@@ -301,7 +328,10 @@ def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
 
 
 def _names_of_systems(a: str, b: str) -> tuple[str, str]:
-    """Return the shortest different suffixes of the two paths, as names of the systems."""
+    """Return names of two compared systems: the shortest suffixes of their paths that differ.
+
+    Equal paths get the names `PATH (1)` and `PATH (2)`.
+    """
     from transduce.inspection.plots_runs import unique_suffixes
 
     name_a, name_b = unique_suffixes([Path(a), Path(b)])
@@ -312,9 +342,10 @@ def _names_of_systems(a: str, b: str) -> tuple[str, str]:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of a file's scores: the score of each line, and totals."""
+    """The scores that a model gives to existing translations: one for each line, and totals."""
 
     lines: int
+    """The number of lines."""
     tokens: int = msgspec.field(name="pieces")
     """The number of target tokens, including end symbols."""
     log_probability: float
@@ -322,9 +353,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: float
     """Perplexity per token: the exponential of the mean negative log-probability."""
     length_penalty: float
+    """The exponent of the length penalty by which each line's log-probability was divided; 0: not divided."""
     precision: str
+    """Number format of the model's weights, such as `fp32`."""
     scores: list[float]
-    """The score of each line."""
+    """The score of each line: its log-probability in nats, over the length penalty."""
 
     def __str__(self) -> str:
         return (
@@ -347,11 +380,12 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
     add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_languages(parser)
     add_computing(parser)
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print a score for each line, and the totals on standard error."""
+    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0."""
     from transduce.inference.scoring import TooLongError
     from transduce.search.settings import SearchSettings
 
@@ -369,7 +403,13 @@ def run_score(options: argparse.Namespace) -> int:
 
 
 def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> Summary:
-    """Return the scores of all lines with their totals."""
+    """Return the scores of all lines with their totals.
+
+    Args:
+        scores: the score of each line.
+        length_penalty: the length penalty that the scores contain, for the summary.
+        precision: number format of the model's weights, for the summary.
+    """
     tokens = sum(len(score.token_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)
     return Summary(
@@ -386,27 +426,53 @@ def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> S
 # --- estimate-quality ---
 
 
-class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the source whose translation has quality warnings."""
+class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the source with its translation, the quality warnings about it, and the model's probability of it."""
 
     line: int
     """The line number, from 1."""
     warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
-    """The quality warnings."""
+    """Why the translation may be bad, such as untranslated or repeated text."""
     source: str
     translation: str
+    nats_per_token: float | None
+    """The mean negative log-probability of the tokens, of the least likely sentence if there are several; None if the
+    translation is empty or too long to score.
+    """
+
+    @property
+    def reasons(self) -> str:
+        """The warnings as one text."""
+        return ", ".join(map(str, self.warnings))
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """A sort key, lower for worse translations: first the number of definite warnings, then the probability.
+
+        The warning `unlikely` is about the probability alone, and `unread` about the source.
+        """
+        definite = sum(warning.kind not in ("unlikely", "unread") for warning in self.warnings)
+        return -definite, -(self.nats_per_token or 0.0)
 
     def __str__(self) -> str:
-        return "\t".join((str(self.line), ", ".join(map(str, self.warnings)), self.source, self.translation))
+        nats = "" if self.nats_per_token is None else f"{self.nats_per_token:.2f} nats a token"
+        columns = (str(self.line), self.reasons or nats, self.source, self.translation)
+        return "\t".join(column.replace("\t", " ") for column in columns)
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report of all source lines whose translations have quality warnings."""
 
     lines: int
+    """The number of all lines."""
     counts: "dict[WarningKind, int]"
     """The number of lines with each kind of warning."""
-    flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
+    flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
+    """The lines with warnings."""
+    worst: list[ReviewedLine] = []
+    """The lines that --worst asks for, the worst first, with or without warnings."""
+    nats_per_token: list[float | None]
+    """`ReviewedLine.nats_per_token` of every line."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -422,6 +488,18 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--translation", metavar="FILE", help="translations of any origin (default: the model's own)")
     add("--redecode", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
+    add(
+        "--worst",
+        type=int,
+        metavar="N",
+        help="print the N worst lines, the worst first: those with the most warnings, then the least likely "
+        "(default: all lines with warnings, in order)",
+    )
+    add(
+        "--output",
+        metavar="FILE",
+        help="write all lines with their warnings and probabilities: a table (.tsv, .csv) or JSON lines (.jsonl)",
+    )
     add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
     add_glossary(parser)
     add_search(parser)
@@ -430,33 +508,86 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_estimate_quality(options: argparse.Namespace) -> int:
-    """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
+    """Print the lines whose translations have quality warnings, and return 0.
+
+    Each has the line number, the warnings, source and translation, separated by tabs. With --redecode, all translations
+    are written to a file, after those with warnings were searched again.
+    """
     from transduce.inference.redecoding import estimate_quality, redecode
 
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
-    check_writable(options.redecode, report=options.json, inputs=inputs)
+    check_writable(options.redecode, options.output, report=options.json, inputs=inputs)
+    write_table = None if options.output is None else _table_writer(options.output)
+    if options.worst is not None and options.worst < 1:
+        raise TransduceError(f"`worst` must be at least 1, but is {options.worst}.")
     sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if passed:
         translations = _with_scores(translator, sources, passed[0])
     else:
         translations = translator(sources, search=search, glossary=glossary, document=True)
-    report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
-    write_lines(report.flagged, report, options.json)
+    lines = _reviewed(translations, estimate_quality(translator, translations, glossary=glossary), glossary)
+    report = _report(lines, options.worst)
+    write_lines(report.flagged if options.worst is None else report.worst, report, options.json)
+    unscored = sum(each.nats_per_token is None and bool(each.translation.strip()) for each in lines)
+    if unscored:
+        sys.stderr.write(
+            localized(
+                f"{count_noun(unscored, 'line')} could not be scored, since the source or the translation is too long: "
+                "split such lines into sentences.\n"
+            )
+        )
+    if write_table is not None:
+        write_file(Path(options.output), write_table(lines))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
         write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
-        remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
+        remaining = _report(
+            _reviewed(redecoded, estimate_quality(translator, redecoded, glossary=glossary), glossary), None
+        )
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(localized(f"Re-decoding changed {changed:,}; {remaining}\n"))
     return 0
 
 
-def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
-    """Return existing translations with the model's scores.
+def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
+    """Return a function that returns lines in the format of a file's name.
 
-    There is no score if the model would split the source, or if either side is too long.
+    Raises:
+        TransduceError: the name has another suffix.
+    """
+    suffix = Path(path).suffix
+    if suffix == ".jsonl":
+        return lambda lines: b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+    if suffix not in (".tsv", ".csv"):
+        raise TransduceError(f"`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `{path}`.")
+    return lambda lines: _table(lines, "\t" if suffix == ".tsv" else ",")
+
+
+def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
+    """Return lines as a table with a header, in which texts with quotes or delimiters are quoted."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(("line", "nats_per_token", "warnings", "source", "translation"))
+    for each in lines:
+        nats = "" if each.nats_per_token is None else f"{each.nats_per_token:.4f}"
+        writer.writerow((each.line, nats, each.reasons, each.source, each.translation))
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
+    """Return existing translations with the probabilities that the model gives to their tokens.
+
+    A translation has none if the model would not translate its source as a whole, or if a side is too long.
+
+    Args:
+        translator: the model.
+        sources: the source of each translation.
+        targets: the translations, of any origin.
     """
     from transduce.inference.scoring import as_translation, score_translations
     from transduce.inference.spans import can_score
@@ -481,15 +612,32 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]") -> QualityReport:
+def _reviewed(
+    translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
+) -> list[ReviewedLine]:
+    """Return the lines of translations with their quality warnings and probabilities."""
+    from transduce.inference.quality_estimation import least_likely_nats
+
+    return [
+        ReviewedLine(
+            line=number,
+            warnings=line_warnings,
+            source=each.source,
+            translation=each.text,
+            nats_per_token=least_likely_nats(each, glossary),
+        )
+        for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
+    ]
+
+
+def _report(lines: list[ReviewedLine], worst: int | None) -> QualityReport:
     from transduce.inference.quality_estimation import count_warnings
 
+    translated = [each for each in lines if each.source.strip() or each.translation.strip()]
     return QualityReport(
-        lines=len(translations),
-        counts=count_warnings(warnings),
-        flagged=[
-            FlaggedLine(line=number, warnings=line_warnings, source=each.source, translation=each.text)
-            for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
-            if line_warnings
-        ],
+        lines=len(lines),
+        counts=count_warnings([each.warnings for each in lines]),
+        flagged=[each for each in lines if each.warnings],
+        worst=[] if worst is None else sorted(translated, key=lambda each: each.rank)[:worst],
+        nats_per_token=[each.nats_per_token for each in lines],
     )

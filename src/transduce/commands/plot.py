@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from transduce.commands.main import ListingFormatter
-from transduce.commands.options import PICTURE_SUFFIXES, add_computing, check_writable, load_translator, option_of
+from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
+    PICTURE_SUFFIXES,
+    add_computing,
+    add_languages,
+    check_writable,
+    load_translator,
+    option_of,
+)
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
@@ -37,9 +45,9 @@ _TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "masks": ("", ("length", "padding")),
     "schedule": ("", ("schedule", "warmup", "d_model", "steps")),
     "activations": ("", ()),
-    "attention": ("MODEL SENTENCE", ("attention", "layer")),
+    "attention": ("MODEL SENTENCE", ("attention", "layer", *LANGUAGE_OPTIONS)),
     "training": ("RUN...", ()),
-    "lengths": ("MODEL...", ("source", "reference")),
+    "lengths": ("MODEL...", ("source", "reference", *LANGUAGE_OPTIONS)),
 }
 
 
@@ -93,11 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = parser.add_argument_group("lengths")
     lengths.add_argument("--source", metavar="FILE", help="source sentences of the test set, one per line")
     lengths.add_argument("--reference", metavar="FILE", help="their human translations, one per line")
+    add_languages(parser)
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw the requested kind of chart as a file or as text."""
+    """Draw the requested kind of chart into a picture file, or as text on standard output, and return 0."""
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
 
     _check_options(options)
@@ -115,7 +124,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not apply to the kind of chart, and fill in defaults."""
+    """Refuse options that do not apply to the kind of chart or are out of range, and fill in the kind's defaults.
+
+    Raises:
+        TransduceError: an option or the number of arguments does not fit the kind.
+    """
     items, takes = _TAKES[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
@@ -176,7 +189,10 @@ def _attention(options: argparse.Namespace) -> "Chart":
 
 
 def _lengths(options: argparse.Namespace) -> "Chart":
-    """Plot BLEU by sentence length; each item is a model folder or a file of translations."""
+    """Return a chart of BLEU by sentence length for several systems.
+
+    Each item of the command is a model folder, whose model translates --source first, or a file of translations.
+    """
     from transduce.inspection.plots_runs import plot_lengths, unique_suffixes
 
     if options.source is None or options.reference is None:

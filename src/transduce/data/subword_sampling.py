@@ -53,7 +53,10 @@ class WordSampler(Protocol):
 
 
 class BpeDropout(WordSampler):
-    """A sampler that repeats the merges of BPE and drops each of them with some probability (algorithm 1)."""
+    """A sampler that repeats the merges of BPE and drops each of them with some probability.
+
+    This is algorithm 1 of Provilkov et al. (2020).
+    """
 
     def __init__(self, vocabulary: Vocabulary, rate: float) -> None:
         self._texts, self._ids = _tokens_of_text(vocabulary)

@@ -667,7 +667,7 @@ class _Split:
         self._seed = seed
 
     def add(self, words: Phrase) -> None:
-        """Add a sentence to the training part or, if it must be held out, to the reserved part."""
+        """Add a sentence to those for training or, if it has a word combination to test, to the reserved ones."""
         part = self.reserved if self._held_out(words.source) else self.train
         part.append(pair_of(words))
 

@@ -26,7 +26,7 @@ from transduce.inspection.reading import Reader
 from transduce.tasks.experiments import ExperimentOptions, expand, make_experiment, run_all
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
-from transduce.text.trees import clean, read_trees
+from transduce.text.trees import read_clean_trees
 from transduce.ui_language import localized
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ class Variation(NamedTuple):
     factors: Mapping[str, float]
     """The sizes that differ, as multiples of the base model's, so that a row applies to base models of any size."""
     settings: Mapping[str, Any]
-    """The other settings that differ."""
+    """The settings other than sizes that differ from the base model's, by dotted names."""
     perplexity: float
     bleu: float
 
@@ -76,8 +76,8 @@ SMALLEST_BASE = SMALL_BASE | {
     "tokenizer.vocabulary_size": 1_000,
     "training.batch_tokens": 1_024,
 }
-"""The base model of Table 3 for the demonstration's sentences: widths and batches are half of those of `SMALL_BASE`,
-and the vocabulary is smaller.
+"""The base model of Table 3 for the demonstration's sentences: an eighth of the paper's widths, half of its layers, a
+vocabulary of 1,000 tokens and batches of 1,024.
 """
 VARIATIONS = {
     "base": _sizes(4.92, 25.8),
@@ -250,7 +250,7 @@ def parse_treebank(
     settings = _PARSER | {"data": data, "training": training}
     train_run(RunRequest(settings=settings, out=out, resume=True, device=options.device, threads=options.threads))
     parser = load_parser(out, precision=options.precision, device=options.device, threads=options.threads)
-    references = [tree for tree in map(clean, read_trees(files["test"])) if tree is not None]
+    references = read_clean_trees(files["test"])
     parses = parser.parse([tree.words() for tree in references])
     scores = score_trees([parse.tree for parse in parses], references)
     what = "generated trees" if treebank is None else str(files["test"])

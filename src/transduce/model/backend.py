@@ -38,7 +38,7 @@ class AttentionOptions(NamedTuple):
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
     drop_256ths: int = 0
-    """The dropout rate of the attention weights in 256ths."""
+    """The dropout rate of the attention weights in 256ths; 0: no dropout."""
 
 
 PLAIN_ATTENTION = AttentionOptions()
@@ -60,16 +60,16 @@ class UpdatedVectors(NamedTuple):
 
 
 class AdamScalars(NamedTuple):
-    """The scalars of the t-th update by Adam (section 5.3)."""
+    """The numbers, equal for all weights, that a kernel needs for the t-th update by Adam (section 5.3)."""
 
     factor: float
     """The factor that the gradient is multiplied by before the update."""
     beta1: float
     beta2: float
     rate: float
-    """The learning rate divided by 1 - β1^t."""
+    """The learning rate divided by 1 - β1^t, which corrects the bias of the first moment."""
     inverse_root: float
-    """1 / √(1 - β2^t)."""
+    """The factor 1 / √(1 - β2^t) of the root of the second moment, which corrects its bias."""
     epsilon: float
 
 
@@ -97,7 +97,7 @@ class Projection(Protocol):
 
 
 Polynomials = tuple[tuple[float, float, float], ...]
-"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which are applied one after another."""
+"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which Muon applies in turn to orthogonalize."""
 
 
 class LossRecorder(Protocol):

@@ -316,7 +316,7 @@ class Recurrent(VocabularyModel):
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing.
 
-        Arguments are those of `forward`.
+        `source_ids` is (B, S); `target_input_ids`, (B, T), is the start symbol, then the target's ids.
         """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)

@@ -248,7 +248,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection.
 
-        Arguments are those of `forward`.
+        `source_ids` is (B, S); `target_input_ids`, (B, T), is the start symbol, then the target's ids.
         """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
@@ -475,7 +475,18 @@ class Decoder(VocabularyModel):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the last layer's output (B, T, D) for token ids (B, T); other arguments as in `Transformer.decode`."""
+        """Return the last layer's output for token ids: (B, T) to (B, T, D).
+
+        With a cache, the inputs follow the cached positions and are appended to it.
+
+        Args:
+            ids: token ids, (B, T).
+            mask: a mask over cached positions and inputs, for several hypotheses in one row; None: each position
+                attends to those before it.
+            positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
+            cache: the keys and values of past positions.
+            trace: receives the attention weights.
+        """
         present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import outline_quantized
+from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
@@ -97,7 +98,7 @@ class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
     """Return pairs of source and target language as the JSON text of directions.json."""
-    return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
+    return json_bytes(_Directions(list(directions))).decode()
 
 
 def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
@@ -149,7 +150,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def context_text(record: ContextRecord) -> str:
     """Return how a model reads earlier sentences as the JSON text of context.json."""
-    return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
+    return json_bytes(record).decode()
 
 
 def read_context(folder: Path) -> ContextRecord | None:
@@ -172,7 +173,7 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-decoder Transformer, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -192,7 +193,7 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of a decoder-only language model, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -201,7 +202,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read the folder of an encoder-only model, such as BERT, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-only model, such as BERT, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.

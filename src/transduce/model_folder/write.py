@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors
@@ -71,7 +71,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
         for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
             if side in settings and language is not None:
                 settings[side] = language
-        files[_TOKENIZER_SETTINGS] = msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+        files[_TOKENIZER_SETTINGS] = json_bytes(settings)
     return files
 
 
@@ -100,11 +100,6 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
 # the new digest while the weights change. The folder is thus consistent at every moment.
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a value as JSON to a file atomically, indented by two spaces, in UTF-8 and with a line feed at the end."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-
-
 def write_model_folder(
     folder: Path,
     *,
@@ -125,23 +120,25 @@ def write_model_folder(
         documents: further text files by name, such as the settings and README.md.
 
     Raises:
-        TransduceError: the weights cannot be written, for example because the disk is full.
+        TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
+            this folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial_file = folder / f".partial-{WEIGHTS}"
-    try:
-        # The weights come first: if one cannot be read or written, nothing else is.
-        digest = _write_weights(partial_file, weights, config)
-        write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
-        if tokenizer is not None:
-            _write_tokenizer(folder, tokenizer, config, languages)
-        for name, text in documents.items():
-            write_file(folder / name, text.encode())
-        _write_manifest(folder, languages, [digest, *_known_digests(folder)])
-        replace_file(partial_file, folder / WEIGHTS)
-    finally:
-        partial_file.unlink(missing_ok=True)  # frees space on a full disk
-    _write_manifest(folder, languages, [digest])
+    with lock_output(folder / WEIGHTS):
+        partial_file = folder / f".partial-{WEIGHTS}"
+        try:
+            # The weights come first: if one cannot be read or written, nothing else is.
+            digest = _write_weights(partial_file, weights, config)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+            if tokenizer is not None:
+                _write_tokenizer(folder, tokenizer, config, languages)
+            for name, text in documents.items():
+                write_file(folder / name, text.encode())
+            _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+            replace_file(partial_file, folder / WEIGHTS)
+        finally:
+            partial_file.unlink(missing_ok=True)  # frees space on a full disk
+        _write_manifest(folder, languages, [digest])
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
@@ -163,7 +160,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
         )
     except OSError as error:
         raise TransduceError(
-            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then resume."
+            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then run the command "
+            "again (a training with --resume)."
         ) from error
 
 

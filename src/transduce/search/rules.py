@@ -189,7 +189,7 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     forced_last_id: int | None = None
     """The token at the maximum length of a translation, mostly the end symbol."""
     forbidden_ids: tuple[int, ...] = ()
-    """Tokens that are never written."""
+    """The ids of tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
     """Condition for stopping the search for a sentence. `full`: `beam_size` hypotheses have ended. `likely`: in
     addition, no live hypothesis has a better score at its current length. `never`: in addition, no live hypothesis

@@ -1,4 +1,4 @@
-"""Run experiments: variants of settings × seeds, each in a process of its own, resumable, some at once.
+"""Run experiments: variants of settings × seeds, each run in a process of its own, resumable, several at once.
 
 An experiment's folder has a folder for each variant, with the settings, the log, the result and the run of each seed.
 """
@@ -6,14 +6,11 @@ An experiment's folder has a folder for each variant, with the settings, the log
 import itertools
 import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,10 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -64,10 +62,10 @@ class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The content of an experiment's file."""
+    """The content of an experiment's TOML file: variants of settings to train with several seeds and to compare."""
 
     out: str
-    """The experiment's folder."""
+    """The experiment's folder, which holds the folders and logs of its runs."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
@@ -116,7 +114,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     """
     content = dict(content)
     if isinstance(content.get("grid"), Mapping):
-        content["grid"] = dict(_flat(content["grid"], ""))
+        content["grid"] = dict(dotted_settings(content["grid"]))
     try:
         return msgspec.convert(content, ExperimentSettings)
     except msgspec.ValidationError as error:
@@ -133,14 +131,6 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
         ) from error
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
-    flat = []
-    for name, value in table.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
-
-
 # --- runs ---
 
 
@@ -154,7 +144,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
     content: dict[str, Any]
     """All settings of the run, as in a settings file."""
     path: Path
-    """The path of the run's files without their suffix."""
+    """The path that, with suffixes, names the run's files: settings, log, result and output."""
 
     @property
     def folder(self) -> Path:
@@ -173,17 +163,20 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result_path(self) -> Path:
-        """The file that describes how the run ended."""
+        """The file that describes how the run's training ended, as JSON."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
     def output_path(self) -> Path:
-        """The file with the run's translations, labels or tags of the test set."""
+        """The file with the run's translations, labels or tags of the test set, by which variants are compared."""
         return self.path.with_name(f"{self.path.name}.test")
 
     @property
     def tested_path(self) -> Path:
-        """The file that describes the text, the model and the options that the output is made from."""
+        """The file that describes the text, the model and the options that the run's output was made from.
+
+        So an output of another model or text is not used again.
+        """
         return self.path.with_name(f"{self.path.name}.tested")
 
     @property
@@ -192,7 +185,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return (self.folder / SETTINGS_FILE).exists()
 
     def result(self) -> TrainResult | None:
-        """Return the result of the run's training; None if there is no run, or training was interrupted."""
+        """Return the result of the run's training; None if there is no run, or its training is not finished."""
         if not self.has_started:
             return None
         try:
@@ -217,7 +210,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expand(experiment: ExperimentSettings, problems: list[str] | None = None) -> list[ExperimentRun]:
-    """Return all runs of an experiment, seed by seed, so that all variants have results early.
+    """Return all runs of an experiment, the first seed of all variants first, so that all variants have results early.
 
     Args:
         experiment: the experiment.
@@ -243,7 +236,7 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
             )
         if name in found:
             raise TransduceError(f"Two variants are named `{name}`: rename one.")
-        found[name] = dict(_flat(variant.settings, "")) | chosen
+        found[name] = dict(dotted_settings(variant.settings)) | chosen
     if len(found) * len(experiment.seeds) > MAX_RUNS:
         raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
     contents = {}
@@ -287,7 +280,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each reason that a variant cannot be trained or tested, without reading training text.
+    """Return a sentence for each reason that a variant cannot be trained or tested; the training text is not read.
 
     Args:
         experiment: the experiment.
@@ -310,7 +303,7 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
 
 
 def _test_problems(test: TestSettings | None) -> list[str]:
-    """Return a sentence for each reason that the files of a test set cannot be used."""
+    """Return a sentence for each reason that the files of a test set cannot be used; an empty list if they can."""
     if test is None:
         return []
     try:
@@ -365,22 +358,22 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of an experiment's runs: how many at once, and where and how they compute."""
 
     jobs: int = 1
-    """Number of runs at once."""
+    """Number of runs that are trained or tested at once."""
     device: str = "auto"
-    """"cpu", "cuda" or "auto"."""
+    """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
     """Number of threads of a run; None: its share of the cores."""
     precision: str = "auto"
-    """"fp32", "bf16" or "auto"."""
+    """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A run that failed, with the reason."""
 
     run: str
-    """The path of the run."""
+    """The path of the run's folder."""
     reason: str
-    """The last error message in its log, or else its last line."""
+    """The last error message in the run's log, or else the log's last line."""
 
 
 def run_all(
@@ -389,9 +382,15 @@ def run_all(
     options: ExperimentOptions,
     say: Callable[[str], None],
 ) -> list[Failure]:
-    """Train and test all runs that are not finished; return those that failed, which do not stop the others.
+    """Train and test all runs that are not finished, and return those that failed, which do not stop the others.
 
     Interrupting the process (Ctrl-C) interrupts its runs, which save; starting the experiment again resumes them.
+
+    Args:
+        experiment: the experiment.
+        runs: its runs, as `expand` returns them.
+        options: how many run at once, and where.
+        say: called with each line of progress.
 
     Raises:
         TransduceError: a finished or interrupted run has other settings now, another process runs the experiment, or
@@ -442,21 +441,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     write_file(run.settings_path, text.encode())
 
 
-@contextmanager
-def _terminating_as_interrupt() -> Iterator[None]:
-    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Runner:
@@ -477,8 +463,8 @@ class _Runner:
         self._failures: list[Failure] = []
 
     def run(self) -> list[Failure]:
-        """Execute all runs of the experiment, and return the failures."""
-        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
+        """Execute all runs of the experiment that are not finished, and return the failures."""
+        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, handle_sigterm(_interrupt):
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
             except BaseException:
@@ -525,12 +511,12 @@ class _Runner:
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
         """Run a `transduce` command with these arguments in a new process, and return whether it succeeded.
 
-        `label` names the run in messages.
+        Its output goes to the run's log; a failure is recorded. `label` names the run in messages.
         """
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
+        command = [*module_command("transduce"), *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
             start = log.seek(0, os.SEEK_END)
             with self._lock:
@@ -542,6 +528,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=child_environment(),
                     start_new_session=True,
                 )
                 self._processes.add(process)
@@ -559,7 +546,7 @@ class _Runner:
         return False
 
     def _stop(self) -> None:
-        """Ask the processes that are still running to save their runs and end."""
+        """Ask the processes that still run to save their runs and end, and start no others."""
         with self._lock:
             self._is_stopping = True
             for process in self._processes:
@@ -567,7 +554,9 @@ class _Runner:
 
 
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
-    """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither.
+    """Return the files that a run is tested on: the experiment's test set, or else the files of the dev set.
+
+    The result is None if there are none, or not one file per side, or if the task has no measure of a test set.
 
     Raises:
         TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a

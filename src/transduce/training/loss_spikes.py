@@ -1,4 +1,4 @@
-"""Losses that show harm: spikes, whose steps are skipped and recorded for the user, and harm by dropout.
+"""Detect losses that show harm: spikes, whose steps are skipped and recorded for the user, and harm by dropout.
 
 The record of a skipped step holds the batch, its text, and the first module or gradient with a non-finite number.
 """
@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_json
 from transduce.model.feed_forward import Dropout
 from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss, StepTotals
@@ -53,7 +53,7 @@ NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any valid
 
 
 class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A window of recent losses (means per target token, in nats), with counts of skipped steps."""
+    """A window of a run's recent losses (means per target token, in nats), which shows spikes and divergence."""
 
     losses: list[float] = []
     """Losses of the last steps that changed the weights, newest last."""
@@ -64,10 +64,13 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of the 64 steps with the lowest mean loss."""
+    """The last step of the 64 whose mean loss is the lowest of the run."""
 
     def limit(self) -> float:
-        """Return the highest loss that is accepted; infinity while the window is too short."""
+        """Return the highest loss of a step that is accepted; infinity while the window is too short.
+
+        It is also infinite after 4 steps in a row that were skipped for a high loss.
+        """
         if len(self.losses) < _MIN_STEPS or self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             return math.inf
         mean = fmean(self.losses)
@@ -75,7 +78,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _MIN_JUMP_NATS)
 
     def record_accepted(self, step: int, loss: float) -> None:
-        """Record the loss of a step that changed the weights, for the limit of later losses."""
+        """Record the loss of a step that changed the weights, from which the limit of later losses follows."""
         if self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
@@ -94,7 +97,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Return the reason to stop the run, as a clause for a message; None if the run should continue."""
+        """Return why the run should stop as a clause for a message, because it diverged; None: it should continue."""
         if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
@@ -115,7 +118,7 @@ _MAX_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of a step, with its loss."""
+    """A micro-batch of a training step, one of several whose gradients are summed, with its loss."""
 
     position: int
     """The number of micro-batches of the run before this one."""
@@ -134,15 +137,15 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class SkippedStep(NamedTuple):
-    """A training step that changed no weights."""
+    """A training step that changed no weights, because its loss was too high or its loss or gradient not finite."""
 
     step: int
     parts: Sequence[MicroBatch]
-    """The micro-batches of this process."""
+    """The micro-batches of the step that this process computed."""
     loss: float
     """Mean loss per target token over all micro-batches of all processes."""
     limit: float
-    """The highest loss that would have been accepted."""
+    """The highest mean loss per target token that would have been accepted, in nats."""
     gradient_norm: float
     learning_rate: float
 
@@ -196,14 +199,14 @@ class SkippedStep(NamedTuple):
             path.parent.mkdir(exist_ok=True)
             if len(list(path.parent.iterdir())) >= _MAX_FILES and not path.exists():
                 return None
-            write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            write_json(path, content)
         except OSError:
             return None
         return path
 
 
 def _json_number(number: float) -> float | str:
-    """Return a number in a form that JSON can hold, since JSON has no NaN or infinity."""
+    """Return a number in a form that JSON can hold: NaN and infinities become text such as "nan"."""
     return number if math.isfinite(number) else f"{number:g}"
 
 
@@ -258,7 +261,7 @@ _HARM = 1.05
 
 
 class DropoutMonitor:
-    """A monitor of dropout that can disable all dropout modules of a model during a run."""
+    """A monitor that disables all dropout modules of a model for the rest of a run if dropout does harm."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
@@ -266,7 +269,7 @@ class DropoutMonitor:
 
     @property
     def is_active(self) -> bool:
-        """True if the model has active dropout that can be disabled."""
+        """True if the model has dropout and it has not been disabled."""
         return bool(self._modules) and not self.is_off
 
     def disable(self) -> None:
