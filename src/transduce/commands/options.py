@@ -228,7 +228,7 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
 
 
 LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
-"""The options of `add_languages`, by their names in Python."""
+"""The names in Python of the options for multilingual models: --source-language, --target-language and --tag."""
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

@@ -526,7 +526,7 @@ def _other_formats(name: str, config: ModelConfig) -> str:
     If there are none, it says so.
     """
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
-    return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
+    return f"export it to {' or '.join(fitting)} instead" if fitting else "no other export can either"
 
 
 def _write_vocabularies(original: Original, folder: Path) -> None:

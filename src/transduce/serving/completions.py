@@ -31,6 +31,7 @@ from transduce.serving.service import (
     token_probabilities,
     warning_headers,
     watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.settings import ServingSettings
 
@@ -39,7 +40,8 @@ FinishReason = Literal["stop", "length"]
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
-_MAX_STOPS = 16
+MAX_STOPS = 16
+"""Maximum number of stop sequences in a request."""
 _MAX_STOP_CHARACTERS = 500
 _JOINER = "\u200d"  # joins emoji to one
 _SKIN_TONES = "🏻🏼🏽🏾🏿"
@@ -138,9 +140,9 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        if len(request.stop) > _MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
+        if len(request.stop) > MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
             raise invalid_request(
-                f"`stop` must have at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
+                f"`stop` must have at most {MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
             )
         name = self.find(request.model)
         generator = self.service.generators.get(name)
@@ -169,17 +171,14 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        disconnected = watch_disconnect(request)
         if formatter is not None:
-            latest = ProgressBuffer()
+            disconnected, latest = watch_disconnect(request), ProgressBuffer()
             answering = asyncio.ensure_future(self.complete(wanted, disconnected, latest.put))
             response = await stream_response(answering, latest, disconnected.cancel, formatter)
             response.headers.update(self._language_headers(wanted))
             return response
-        try:
+        with watching_disconnect(request) as disconnected:
             completion = await self.complete(wanted, disconnected)
-        finally:
-            disconnected.cancel()
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:

@@ -17,7 +17,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, base, canonical, language_name
-from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request
+from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, unsupported_field
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import (
@@ -26,7 +26,7 @@ from transduce.serving.service import (
     TranslationRequest,
     warning_header,
     warning_headers,
-    watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
@@ -197,7 +197,7 @@ class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
     seconds_remaining: int | UnsetType = UNSET
     """1 while the document is translated, so that the client asks again; the time is not estimated."""
     billed_characters: int | UnsetType = UNSET
-    """The number of translated characters, once the document is translated."""
+    """The number of translated characters; unset until the whole document is translated."""
     error_message: str | UnsetType = UNSET
     """Why the document could not be translated."""
 
@@ -276,11 +276,8 @@ class DeepLHandlers:
             text_settings=_SPLITTING[message.split_sentences or "1"],
             markup=_markup_settings(message),
         )
-        disconnected = watch_disconnect(request)
-        try:
+        with watching_disconnect(request) as disconnected:
             answers = await self.service.translate(translation_request, disconnected)
-        finally:
-            disconnected.cancel()
         translations = [
             DeepLTranslation(
                 detected_source_language=_detected_language(answer),
@@ -454,9 +451,7 @@ class DeepLHandlers:
         if translation.state != "done":
             raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
         self.documents.delete(translation)
-        response = file_response(translation.result, translation.target_name)
-        response.headers.update(warning_header(translation.language_warnings))
-        return response
+        return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
@@ -467,7 +462,7 @@ def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
     """
     for name in fields:
         if getattr(message, name):
-            raise invalid_request(f"`{name}` is not supported by this server: leave it out")
+            raise unsupported_field(name)
 
 
 def _check_formality(formality: Formality | None) -> None:

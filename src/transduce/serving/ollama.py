@@ -11,15 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
-from transduce.serving.messages import Operation, Progress, RequestError, invalid_request
-from transduce.serving.openai import ChatMessage, Ignored, Refused, conversation_text, last_user_message
+from transduce.serving.messages import Operation, Progress, RequestError, invalid_request, unsupported_field
+from transduce.serving.openai import ChatMessage, Ignored, Refused, Stop, conversation_text, last_user_message
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import EventFormatter, json_response
 from transduce.serving.service import RequestChecks
 
 # --- messages ---
-
-Stop = str | Annotated[list[str], Meta(max_length=16)]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -208,7 +206,7 @@ class OllamaHandlers:
         message = await self.checks.read(request, OllamaChatRequest)
         self.checks.check_key(request)
         if any(each.images for each in message.messages):
-            raise invalid_request("`images` is not supported by this server: leave it out")
+            raise unsupported_field("images")
         is_generator = self.completions.find(message.model) in self.completions.service.generators
         prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
         return await self._answer(request, message, prompt, is_chat=True)
@@ -223,7 +221,7 @@ class OllamaHandlers:
         name = self.completions.find(message.model)
         for field in _REFUSED:
             if getattr(message, field, None):
-                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+                raise unsupported_field(field)
         options = message.options or OllamaOptions()
         has_limit = options.num_predict is not None and options.num_predict > 0
         order = CompletionRequest(

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.completions import (
+    MAX_STOPS,
     Choice,
     Completion,
     CompletionRequest,
@@ -23,15 +24,21 @@ from transduce.serving.completions import (
     FinishReason,
     token_offsets,
 )
-from transduce.serving.messages import OpenAIError, Operation, Progress, RequestError, invalid_request
+from transduce.serving.messages import (
+    OpenAIError,
+    Operation,
+    Progress,
+    RequestError,
+    invalid_request,
+    unsupported_field,
+)
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import EventFormatter, json_response, openai_error
 from transduce.serving.service import RequestChecks, TokenProbability
 
 # --- messages ---
 
-_MAX_STOPS = 16
-Stop = str | Annotated[list[str], Meta(max_length=_MAX_STOPS)]
+Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 Choices = Annotated[int, Meta(ge=1, le=1000, description="Number of completions, best first.")]
 MaxTokens = Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum number of tokens of a completion.")]
 Ignored = Annotated[Any, Meta(description="Accepted without effect.")]
@@ -66,7 +73,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a streamed response of OpenAI's API."""
+    """Options of a streamed response of OpenAI's API: whether a last event reports the numbers of tokens."""
 
     include_usage: bool | None = False
     """True if a last event has the numbers of tokens."""
@@ -350,7 +357,7 @@ class OpenAIHandlers:
         for field, harmless in _NO_EFFECT.items():
             value = getattr(message, field, None)
             if value is not None and value not in harmless:
-                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+                raise unsupported_field(field)
         if message.stream and (len(prompts) > 1 or (message.n or 1) > 1):
             raise invalid_request("only one text can be streamed: leave `n` out, and send one prompt")
         if message.stream and with_tokens:

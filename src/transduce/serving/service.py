@@ -30,7 +30,7 @@ from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, check_characters, invalid_request
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
@@ -244,8 +244,7 @@ class Service:
         settings, characters = self.settings, request.characters
         if len(request.texts) > settings.max_texts:
             raise invalid_request(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
-        if characters > settings.max_characters:
-            raise invalid_request(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
+        check_characters(characters, settings.max_characters)
         if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
             raise invalid_request(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
         if request.alternatives > settings.max_alternatives:
@@ -722,3 +721,13 @@ def watch_disconnect(request: Request) -> asyncio.Future[None]:
             pass
 
     return asyncio.ensure_future(disconnected())
+
+
+@contextlib.contextmanager
+def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
+    """Yield the future of `watch_disconnect`, which is canceled when the body of `with` ends."""
+    disconnected = watch_disconnect(request)
+    try:
+        yield disconnected
+    finally:
+        disconnected.cancel()

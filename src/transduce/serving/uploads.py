@@ -16,7 +16,7 @@ from transduce.documents.translate import UNIT_MARKUP, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
-from transduce.serving.messages import RequestError, UploadedFile
+from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
@@ -202,9 +202,9 @@ class DocumentStore:
         if order.source == "auto":
             routes.sources_of(target)
         elif routes.model(routes.find(order.source), target) is None:
-            raise RequestError(400, "Invalid request: the source and the target language must differ")
+            raise invalid_request("the source and the target language must differ")
         if not order.file.content:
-            raise RequestError(400, "Invalid request: empty file")
+            raise invalid_request("empty file")
         self._delete_old()
         if len(self._documents) >= self._settings.max_documents:
             raise RequestError(503, "The server has too many documents: try again later.", retry_after_seconds=30)
