@@ -45,6 +45,7 @@ __all__ = [
     "temporary_inference_copy",
     "why_no_kernels",
     "why_no_triton",
+    "why_no_whole_layers",
 ]
 
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
@@ -74,6 +75,7 @@ try:
         temporary_inference_copy,
         why_no_kernels,
         why_no_triton,
+        why_no_whole_layers,
     )
 except ModuleNotFoundError as missing:
     if missing.name != "transduce.kernels":
@@ -117,11 +119,15 @@ except ModuleNotFoundError as missing:
         return False
 
     def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no compiled kernels for this CPU."""
+        """Return why no compiled kernels compute on this CPU: the kernels package is missing."""
         return NO_KERNELS
 
     def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no Triton kernels for this GPU."""
+        """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
+        return NO_KERNELS
+
+    def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
+        """Return that this installation has no kernels."""
         return NO_KERNELS
 
     def is_recording(device: torch.device) -> bool:  # noqa: ARG001

@@ -98,7 +98,7 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
 
 
 @pytest.mark.parametrize("activation", ["", "source .venv/bin/activate; "])
-def test_what_the_demonstration_suggests_is_in_chinese(activation: str) -> None:
+def test_suggestions_of_the_demonstration_are_in_chinese(activation: str) -> None:
     command = f'{activation}transduce inspect models/demo "我爱你"'
     found = Catalog(TRANSLATED).find(f"Next, look into a translation: {command}")
     assert found == f"下一步，看看一句译文是怎样得来的：{command}"

@@ -265,7 +265,7 @@ def test_an_export_that_computes_differently_is_refused_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_export_left_is_cleared_away(trained: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_export_are_removed(trained: Path, tmp_path: Path) -> None:
     need("onnx")
     (tmp_path / ".partial-out").mkdir()
     (tmp_path / ".partial-out" / "half.onnx").write_bytes(b"half")

@@ -95,7 +95,7 @@ _ARCHIVE_FORMATS = (
     Format("epub", "e-book", (".epub",), "text_formats:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
-"""All formats, by name."""
+"""All formats of documents that can be translated, by name, such as `docx`."""
 
 START_BYTES = 65_536
 """Bytes at the start of a file from which `recognize_text` recognizes its format."""

@@ -573,7 +573,7 @@ class TagCounts(NamedTuple):
     """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
 
     words: int
-    """The number of words."""
+    """The number of words in the sentence."""
     right: int
     """The number of words with the right tag."""
     common: int

@@ -54,9 +54,9 @@ class UpdatedVectors(NamedTuple):
     gradient: Tensor
     """The gradient, which the update reads and sets to zero."""
     average: Tensor | None
-    """The moving average of the master weights, if the run keeps one."""
+    """The moving average of the master weights; None: the run keeps none."""
     working: Tensor | None
-    """The master weights rounded to the dtype that the model computes in, if that is not float32."""
+    """The master weights rounded to the dtype that the model computes in; None: it is float32."""
 
 
 class AdamScalars(NamedTuple):
@@ -309,7 +309,7 @@ class TrainingKernels(Protocol):
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support the device and dtypes used."""
+        """Return whether the kernels for optimizer updates support the device and dtypes of these vectors."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float

@@ -197,7 +197,7 @@ class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
     seconds_remaining: int | UnsetType = UNSET
     """1 while the document is translated, so that the client asks again; the time is not estimated."""
     billed_characters: int | UnsetType = UNSET
-    """The number of translated characters, once the document is translated."""
+    """The number of translated characters; unset until the whole document is translated."""
     error_message: str | UnsetType = UNSET
     """Why the document could not be translated."""
 

@@ -30,9 +30,9 @@ class Family(NamedTuple):
     kind: Kind
     """The kind of model, such as decoder-only."""
     wanted: Mapping[str, object]
-    """The values that some settings must have, by name."""
+    """The values that the class requires of some of a model's settings, by the setting's name."""
     free: frozenset[str]
-    """Names of settings that may have any value; all others must have their default values."""
+    """Names of settings that may have any value; those neither here nor in `wanted` must have their default values."""
     activations: Mapping[str, str]
     """The activation functions that the class supports: Hugging Face's name by this package's."""
     content: Callable[[ModelConfig], dict[str, Any]]
