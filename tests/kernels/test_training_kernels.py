@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a residual of torch.float32 \(2, 5, 16\) cannot be added"):
         KERNELS.dropout_add(torch.zeros(2, 5, 16), queries, 10)
     with pytest.raises(ValueError, match=r"torch.bfloat16 \(32,\) cannot be the weight or bias"):
-        KERNELS.layer_norm(queries, torch.ones(32, dtype=torch.bfloat16), torch.zeros(32), 1e-5)
+        KERNELS.residual_norm(queries, torch.ones(32, dtype=torch.bfloat16), torch.zeros(32), 1e-5)
 
 
 @DTYPES
@@ -223,7 +223,7 @@ def test_layer_norm(dtype: torch.dtype, width: int) -> None:
     given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,), (width,))]
     x, weight, bias = given
     assert KERNELS.supports_rows(x)
-    found = KERNELS.layer_norm(x, weight, bias, 1e-5)
+    found = KERNELS.residual_norm(x, weight, bias, 1e-5)[1]
     slope = torch.randn_like(found)
     gradients = torch.autograd.grad(found, given, slope)
     wide = [x.detach().double().requires_grad_() for x in given]
@@ -239,7 +239,7 @@ def test_rms_norm(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(4)
     x, weight = given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,))]
     assert KERNELS.supports_rows(x)
-    found = KERNELS.rms_norm(x, weight, 1e-5)
+    found = KERNELS.residual_norm(x, weight, None, 1e-5)[1]
     slope = torch.randn_like(found)
     gradients = torch.autograd.grad(found, given, slope)
     wide = [x.detach().double().requires_grad_() for x in given]
@@ -536,7 +536,7 @@ def test_other_default_dtypes_change_nothing() -> None:
     plain = KERNELS.attend(projected, None, None, 2)
     torch.set_default_dtype(torch.float64)
     try:
-        KERNELS.layer_norm(x, torch.ones_like(ones), ones, 1e-5).sum().backward()
+        KERNELS.residual_norm(x, torch.ones_like(ones), ones, 1e-5)[1].sum().backward()
         attended = KERNELS.attend(projected, None, None, 2)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,25 +14,25 @@ from typing_extensions import override
 from transduce.kernels.cuda import attention, rows
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
-from transduce.kernels.training_executor import MaskedSublayer, execute, is_known, packed_hidden, sublayers_of
-from transduce.model.backend import (
-    PLAIN_ATTENTION,
-    AdamScalars,
-    AttentionOptions,
+from transduce.kernels.training_executor import (
     LinearSums,
-    Polynomials,
+    MaskedSublayer,
+    execute,
+    in_dtype_of,
+    is_known,
+    linear_sums,
+    packed_hidden,
+    sublayers_of,
+    sum_or_zeros,
+)
+from transduce.model.backend import (
+    AdamScalars,
     Rows,
-    RowSums,
     TrainingKernels,
     UpdatedVectors,
     add_product,
-    embed_rows,
-    in_dtype_of,
-    linear_sums,
-    sum_of_gradients,
-    sum_or_zeros,
 )
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import table
@@ -266,14 +266,6 @@ class LinearNode(torch.autograd.Function):
         if total is not None:
             add_product(total[row_slice], gradient.t(), flat)
         return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
-
-
-def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
-
-    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
-    """
-    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 # --- whole layers ---
@@ -530,6 +522,11 @@ class _PackedBatches(attention.PackedHeads):
         return packed_hidden(model, batch)
 
 
+def _no_kernel(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raise NotImplementedError: the backend's method `supports_…` returns False."""
+    raise NotImplementedError
+
+
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`).
 
@@ -548,17 +545,15 @@ class GpuTraining(TrainingKernels):
     linear_activations = frozenset(("relu",))
     run_layer = staticmethod(run_layer)
     dropout_add = staticmethod(rows.drop_and_add)
-    layer_norm = staticmethod(rows.layer_norm)
-    rms_norm = staticmethod(rows.rms_norm)
     residual_norm = staticmethod(rows.residual_norm)
     sum_rows = staticmethod(rows.sum_rows)
-    embed = staticmethod(embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)
     linear = staticmethod(linear)
     update_by_adam = staticmethod(update_by_adam)
     update_momentum = staticmethod(update_momentum)
     apply_update = staticmethod(apply_update)
     softmax_ = staticmethod(rows.softmax_)
+    attend = apply_rotary = activate = orthogonalize_in_place = staticmethod(_no_kernel)
 
     @override
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -587,33 +582,3 @@ class GpuTraining(TrainingKernels):
     @override
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         total += part
-
-    @override
-    def attend(
-        self,
-        projected: Tensor,
-        memory: Tensor | None,
-        lengths: Tensor | None,
-        num_heads: int,
-        options: AttentionOptions = PLAIN_ATTENTION,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Raise NotImplementedError, since `supports_attention` returns False."""
-        raise NotImplementedError
-
-    @override
-    def activate(self, projected: Tensor, name: str) -> Tensor:
-        """Raise NotImplementedError, since `supports_activation` returns False."""
-        raise NotImplementedError
-
-    @override
-    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Raise NotImplementedError, since `supports_rotary` returns False."""
-        raise NotImplementedError
-
-    @override
-    def orthogonalize_in_place(
-        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
-    ) -> list[bool]:
-        """Raise NotImplementedError, since `supports_orthogonalization` returns False."""
-        raise NotImplementedError

@@ -122,16 +122,6 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
-    return residual_norm(x, weight, bias, epsilon)[1]
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
-    return residual_norm(x, weight, None, epsilon)[1]
-
-
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x + y and the normalized sum (LayerNorm, or RMSNorm without a bias), both (…, D), without gradients."""
     total, out = torch.empty_like(x), torch.empty_like(x)

@@ -48,18 +48,8 @@ from transduce.kernels.cpu.train_rows import (
     sum_columns,
     supports_logits,
 )
-from transduce.model.backend import (
-    PLAIN_ATTENTION,
-    AttentionOptions,
-    LinearSums,
-    Rows,
-    RowSums,
-    embed_rows,
-    in_dtype_of,
-    linear_sums,
-    sum_of_gradients,
-    sum_or_zeros,
-)
+from transduce.kernels.training_executor import LinearSums, in_dtype_of, linear_sums, sum_or_zeros
+from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, Rows, sum_of_gradients
 from transduce.model.positions import Rotation
 
 # --- attention ---
@@ -290,16 +280,6 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
-    return residual_norm(x, weight, bias, epsilon)[1]
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
-    return residual_norm(x, weight, None, epsilon)[1]
-
-
 class NormNode(torch.autograd.Function):
     """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
@@ -472,18 +452,10 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         add_in_place(total, left @ right)
 
 
-# --- embeddings ---
-# PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model
-# of 6 + 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs.
+# --- gradients of embeddings ---
+# Dense gradients of embeddings took an eighth of the time outside GEMMs, in a model of 6 + 6 layers × 512 with 8,000
+# tokens.
 # Legend: N positions, D model width, V vocabulary size.
-
-
-def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
-
-    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
-    """
-    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:

@@ -29,12 +29,9 @@ from transduce.kernels.cpu.training.autograd import (
     angles_of,
     apply_rotary,
     attend,
-    embed,
-    layer_norm,
     linear,
     padded_bias,
     residual_norm,
-    rms_norm,
     supports_attention,
     supports_linear,
     supports_rotary,
@@ -262,13 +259,10 @@ class NativeTraining:
     attend = staticmethod(attend)
     supports_rows = staticmethod(supports_rows)
     dropout_add = staticmethod(dropout_add)
-    layer_norm = staticmethod(layer_norm)
-    rms_norm = staticmethod(rms_norm)
     residual_norm = staticmethod(residual_norm)
     run_layer = staticmethod(run_layer)
     supports_rotary = staticmethod(supports_rotary)
     apply_rotary = staticmethod(apply_rotary)
-    embed = staticmethod(embed)
     add_rows_in_place = staticmethod(add_rows_in_place)
     supports_linear = staticmethod(supports_linear)
     linear = staticmethod(linear)
