@@ -307,12 +307,7 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self,
-        vectors: UpdatedVectors,
-        average_decay: float,
-        move: Tensor | None = None,
-        rate: float = 0.0,
-        shrink: float = 1.0,
+        self, vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float
     ) -> None:
         """Apply an optimizer's update, other than Adam's, to the master weights.
 
@@ -501,4 +496,4 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     elif total.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += left @ right
+        add_to(total, left @ right)

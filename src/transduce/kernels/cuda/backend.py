@@ -456,21 +456,16 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
-def apply_update(
-    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
-) -> None:
+def apply_update(vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float) -> None:
     """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
 
-    Without `move` nothing is subtracted. The gradients are set to zero. Implements
-    `backend.TrainingKernels.apply_update`.
+    The gradients are set to zero. Implements `backend.TrainingKernels.apply_update`.
     """
-    has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)
     triton_kernels.apply_update[_grid(vectors.master)](
-        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
-        has_move, *_has(vectors), _BLOCK,
-    )  # fmt: skip
+        *_pointers(vectors), move, vectors.master.numel(), rate, average_decay, *_has(vectors), _BLOCK
+    )
 
 
 def _grid(vector: Tensor) -> tuple[int]:

@@ -42,14 +42,13 @@ from transduce.kernels.cpu.train_rows import (
     NormArguments,
     ScatterArguments,
     ScatterEmitter,
-    add_in_place,
     describe,
     row_kernels,
     sum_columns,
     supports_logits,
 )
 from transduce.kernels.training_executor import LinearSums, in_dtype_of, linear_sums, sum_or_zeros
-from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, Rows, sum_of_gradients
+from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, Rows, add_product, sum_of_gradients
 from transduce.model.positions import Rotation
 
 # --- attention ---
@@ -440,16 +439,8 @@ def _backward_by_pytorch(
         if sums.bias is not None:
             sums.bias.add_(columns)
     if sums.weight is not None:
-        _add_matmul(sums.weight, gradient.t(), x)
+        add_product(sums.weight, gradient.t(), x)
     return gradient @ weight if by_x else None
-
-
-def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product left · right to `total` in place; `total` may be float32 although they are bfloat16."""
-    if right.dtype == total.dtype:
-        torch.addmm(total, left, right, out=total)
-    else:
-        add_in_place(total, left @ right)
 
 
 # --- gradients of embeddings ---
