@@ -289,12 +289,12 @@ def test_dropout(dtype: torch.dtype) -> None:
     x = torch.ones(1000, 160).to(dtype).requires_grad_()
     torch.manual_seed(6)
     found = KERNELS.dropout_add(residual, x, 77)
-    by_residual, by_x = torch.autograd.grad(found, (residual, x), torch.ones_like(found))
-    kept = by_x != 0
+    grad_residual, grad_x = torch.autograd.grad(found, (residual, x), torch.ones_like(found))
+    kept = grad_x != 0
     scale = 256 / (256 - 77)
     assert_near(found, residual.double() + torch.where(kept, scale, 0.0))  # the same elements, forward and back
-    assert_near(by_x[kept], torch.full_like(by_x[kept], scale))
-    assert (by_residual == 1).all()
+    assert_near(grad_x[kept], torch.full_like(grad_x[kept], scale))
+    assert (grad_residual == 1).all()
     share = 1 - kept.double().mean()
     assert abs(share - 77 / 256) < 4 * math.sqrt(0.3 * 0.7 / kept.numel())
     for dim, count in ((0, 1000), (1, 160)):  # no column and no row is favoured
@@ -383,13 +383,13 @@ def test_linear(dtype: torch.dtype, rows: Rows | None, activation: str | None, i
     assert_near(x.grad, known[0])
     if is_summed:
         assert weight.grad is bias.grad is None
-        by_weight, by_bias = totals[0] - 5.0, totals[1] - 7.0
+        grad_weight, grad_bias = totals[0] - 5.0, totals[1] - 7.0
     else:
         assert weight.grad is not None
         assert bias.grad is not None
-        by_weight, by_bias = weight.grad, bias.grad
-    assert_near(by_weight.to(dtype), known[1])
-    assert_near(by_bias.to(dtype), known[2])
+        grad_weight, grad_bias = weight.grad, bias.grad
+    assert_near(grad_weight.to(dtype), known[1])
+    assert_near(grad_bias.to(dtype), known[2])
 
 
 def test_linear_without_bias_of_frozen_weights() -> None:

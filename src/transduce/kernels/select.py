@@ -233,9 +233,9 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativeState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
-        return NativeState(prepacked, programs, source_ids)
+        return NativeState(prepacked, kernels, source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -258,9 +258,9 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import encode_texts
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedEncoder)
-        states = encode_texts(prepacked, programs, ids, token_types)
+        states = encode_texts(prepacked, kernels, ids, token_types)
         if states is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
     return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
@@ -275,9 +275,9 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedDecoder)
-        return NativePromptState(prepacked, programs, prompt_ids, lengths)
+        return NativePromptState(prepacked, kernels, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 

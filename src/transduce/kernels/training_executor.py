@@ -214,9 +214,9 @@ class _EmbeddedRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         ids, weight = ctx.saved_tensors
         scale, frozen_row, weight_sum, kernels = ctx.options
-        total, by_weight = sum_or_zeros(weight_sum, weight)
+        total, grad_weight = sum_or_zeros(weight_sum, weight)
         kernels.add_rows_in_place(total, ids, gradients[0], scale, frozen_row)
-        return None, in_dtype_of(weight, by_weight), None
+        return None, in_dtype_of(weight, grad_weight), None
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:

@@ -80,13 +80,13 @@ class Projection(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write the logits x · matrixᵀ + bias of rows x, (N, D), to `out`, (N, C)."""
 
-    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute gradients of the rows and the matrix from the gradient of the logits.
 
         Args:
             gradient: the gradient with respect to the logits, (N, C).
             x: the rows that `logits` multiplied, (N, D).
-            by_x: receives the gradient with respect to x, (N, D).
+            grad_x: receives the gradient with respect to x, (N, D).
             weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it.
         """
 

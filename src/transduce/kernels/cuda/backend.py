@@ -253,19 +253,19 @@ class LinearNode(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         flat, weight, bias, out = ctx.saved_tensors
         options: LinearSums = ctx.options
-        row_slice, by_out = slice(*options.rows), gradients[0]
-        gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
-        total, by_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        row_slice, grad_out = slice(*options.rows), gradients[0]
+        gradient = grad_out.reshape(-1, grad_out.shape[-1]).contiguous()
+        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
             gradient = mask_and_sum_rows(gradient, out, columns)
         elif bias_total is not None:
             add_sum_of_rows(gradient, bias_total[row_slice])
-        by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        grad_x = (gradient @ weight[row_slice]).view(*grad_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
             add_product(total[row_slice], gradient.t(), flat)
-        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
 
 
 # --- whole layers ---
@@ -333,12 +333,12 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.computed:
             raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
-        by_x, by_memory = gradients[0], None
+        grad_x, grad_memory = gradients[0], None
         while ctx.computed:  # frees what each sub-layer saved
             last: _SublayerNodes = ctx.computed.pop()
-            by_x = last.backward(by_x)
-            by_memory = last.by_memory if by_memory is None else by_memory
-        return None, by_x, by_memory, *[None] * ctx.parameters
+            grad_x = last.backward(grad_x)
+            grad_memory = last.grad_memory if grad_memory is None else grad_memory
+        return None, grad_x, grad_memory, *[None] * ctx.parameters
 
 
 class _SublayerNodes:
@@ -351,7 +351,7 @@ class _SublayerNodes:
         self.sublayer = sublayer
         self._memory = memory
         self._attends, self._dropped = sublayer.attention is not None, sublayer.drop_256ths
-        self.by_memory: Tensor | None = None
+        self.grad_memory: Tensor | None = None
         self._done: list[tuple[Any, _Context]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -361,12 +361,12 @@ class _SublayerNodes:
         x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
         return x if self.sublayer.norm_is_before else self._norm(x)
 
-    def backward(self, by_out: Tensor) -> Tensor:
+    def backward(self, grad_out: Tensor) -> Tensor:
         """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
-        by_sum = by_out if self.sublayer.norm_is_before else self._backward(None, by_out)[0]
-        by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
-        by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
-        return self._backward(by_kept, by_y)[0] if self.sublayer.norm_is_before else by_kept + by_y
+        grad_sum = grad_out if self.sublayer.norm_is_before else self._backward(None, grad_out)[0]
+        grad_kept, grad_y = self._backward(grad_sum)[:2] if self._dropped else (grad_sum, grad_sum)
+        grad_y = self._attend_backward(grad_y) if self._attends else self._backward(self._backward(grad_y)[0])[0]
+        return self._backward(grad_kept, grad_y)[0] if self.sublayer.norm_is_before else grad_kept + grad_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
         """Run the forward function of an autograd node, and keep the node and its saved tensors for `backward`."""
@@ -408,11 +408,11 @@ class _SublayerNodes:
         heads = self._run(AttentionNode, projected, memory, self.sublayer.mask, attention.num_heads)
         return self._linear(heads, attention.output)
 
-    def _attend_backward(self, by_out: Tensor) -> Tensor:
-        by_projected, by_memory = self._backward(self._backward(by_out)[0])[:2]
+    def _attend_backward(self, grad_out: Tensor) -> Tensor:
+        grad_projected, grad_memory = self._backward(self._backward(grad_out)[0])[:2]
         if self._memory is not None:
-            self.by_memory = self._backward(by_memory)[0]
-        return self._backward(by_projected)[0]  # type: ignore[no-any-return]
+            self.grad_memory = self._backward(grad_memory)[0]
+        return self._backward(grad_projected)[0]  # type: ignore[no-any-return]
 
 
 class _Context:

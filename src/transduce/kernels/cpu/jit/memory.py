@@ -359,17 +359,17 @@ class StepList:
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
-        self._spots: list[MemoryOffset] = []
+        self._arguments: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
         """Append a kernel call to the list; each argument is a number, or a memory offset that becomes an address."""
-        self._table.append((step.address, len(self._spots)))
+        self._table.append((step.address, len(self._arguments)))
         # Base 0 has the address 0, so a plain number is an offset from it.
-        self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
+        self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
         """Return the kernel calls as `CompiledSteps`, which can be run."""
-        return CompiledSteps(self._table, self._spots)
+        return CompiledSteps(self._table, self._arguments)
 
 
 class CompiledSteps:

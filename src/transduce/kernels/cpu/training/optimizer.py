@@ -613,7 +613,7 @@ class OrthogonalizeEmitter:
             columns=columns,
             pairs=k.build.sdiv(inner, k.int64(2)),
             out=out,
-            ending="mix",
+            epilogue="mix",
             values=mixture,
         )
 
@@ -677,7 +677,7 @@ class OrthogonalizeEmitter:
 # --- calls ---
 
 
-_TOGETHER = 32  # the numbers of rows and columns must be multiples of this
+_MULTIPLE = 32  # the numbers of rows and columns must be multiples of this
 _MARGIN = 1.01  # safety factor for rounding: the polynomials grow fast beyond 1
 _MOST = 1e15  # limit on ‖x xᵀ‖ and its inverse, whose squares must fit in float32
 _BYTES = 2  # of an element
@@ -693,7 +693,7 @@ def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
 
 def _supports_matrix(matrix: Tensor) -> bool:
     """Return whether `orthogonalize_in_place` supports a matrix, by its dtype, device, size and memory layout."""
-    fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
+    fits = matrix.shape[0] % _MULTIPLE == matrix.shape[1] % _MULTIPLE == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
 
