@@ -148,10 +148,10 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
     if _odd_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
-        piece
+        span
         for run in find_unknown(part.text, tokenizer.source)
-        for piece in _outside(run, part.protected)
-        if not all(map(_is_punctuation, part.text[piece.start : piece.end]))
+        for span in _outside(run, part.protected)
+        if not all(map(_is_punctuation, part.text[span.start : span.end]))
     ]
     return merge_spans(part.protected, unknown)
 

@@ -240,7 +240,7 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
     rows = max(_MIN_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
-    for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
+    for states, tokens in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
-        parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
+        parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)

@@ -25,7 +25,7 @@ from transduce.model.backend import (
 )
 from transduce.model.initialization import layer_matrices
 from transduce.process_environment import release_freed_memory
-from transduce.training.checkpoint import Rows, Sliceable
+from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
@@ -436,7 +436,7 @@ class Optimizer(Protocol):
         """Return the master weights, moments and moving average that this process holds, by kind and name."""
 
     @property
-    def rows(self) -> dict[str, Rows] | None:
+    def rows(self) -> dict[str, RowRange] | None:
         """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
