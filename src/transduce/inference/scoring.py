@@ -19,8 +19,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
-from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import length_penalty, length_power
+from transduce.search.rules import GenerateSettings, length_penalty_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -119,7 +118,7 @@ def score_translations(
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 own = log_probabilities[len(contexts[number].target) :]
                 values[number] = (*(0.0 for _ in forced), *own[len(forced) :])
-    divisor = length_penalty if generate is None else length_power
+    divisor = length_penalty_of(generate)
     return [
         Score(
             source=source,

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.scorer import Hypothesis, length_penalty
+from transduce.search.rules import length_penalty_of
+from transduce.search.scorer import Hypothesis
+from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -145,22 +147,23 @@ def empty_alternative(*, ended: bool = True) -> Alternative:
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
 
 
-def without_context(hypothesis: Hypothesis, tokens: int, alpha: float) -> Hypothesis:
+def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings) -> Hypothesis:
     """Return a hypothesis without its first `tokens` tokens, which translate earlier sentences of the document.
 
     Args:
         hypothesis: what search found, which starts with these tokens.
         tokens: their number.
-        alpha: exponent of the length penalty, by which the rest is scored.
+        search: the settings of the search, whose length penalty scores the rest.
     """
     if not tokens:
         return hypothesis
     values = hypothesis.token_log_probabilities[tokens:]
+    divisor = length_penalty_of(search.generate)
     return msgspec.structs.replace(
         hypothesis,
         ids=hypothesis.ids[tokens:],
         token_log_probabilities=values,
-        score=sum(values) / length_penalty(max(1, len(values)), alpha),
+        score=sum(values) / divisor(max(1, len(values)), search.length_penalty),
     )
 
 

@@ -411,7 +411,7 @@ class Translator:
             found = {
                 part.key: translation_from_hypotheses(
                     part.text,
-                    [without_context(each, len(part.target_history), search.length_penalty) for each in results],
+                    [without_context(each, len(part.target_history), search) for each in results],
                     self.tokenizer.target,
                 )
                 for part, results in pairs
