@@ -28,7 +28,7 @@ from transduce.kernels.prepacked import (
     InferenceModel,
     LinearUse,
     MakeLinear,
-    PackedModel,
+    PackedLayers,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
@@ -137,7 +137,7 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
     return cast(_Quantizable, prepack(model, make))
 
 
-def outline_quantized(model: nn.Module) -> PackedModel | None:
+def outline_quantized(model: nn.Module) -> PackedLayers | None:
     """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
 
     `model` is on the meta device, and must not be used afterwards.
@@ -145,7 +145,7 @@ def outline_quantized(model: nn.Module) -> PackedModel | None:
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         return (
-            PackedModel(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+            PackedLayers(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
         )
     except TransduceError:
         return None

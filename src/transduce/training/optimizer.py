@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from transduce.acceleration import is_recording
 from transduce.model.backend import (
     AdamScalars,
     TrainingKernels,
@@ -104,6 +103,11 @@ class GradientReduction:
                 work = dist.all_reduce(self.gradient[start:stop], async_op=True)
                 assert work is not None
                 self._works.append(work)
+
+
+def is_recording(device: torch.device) -> bool:
+    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
