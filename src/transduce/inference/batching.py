@@ -21,7 +21,6 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import UNSPACED_LANGUAGES, base_code
 from transduce.text.sentences import find_sentences, split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
@@ -360,19 +359,6 @@ class _TokenCounter:
         if count is None:
             count = self.known[word] = len(self.vocabulary.encode(word))
         return count
-
-
-def sentence_separator(language: str | None) -> str:
-    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
-
-    None, an unknown language, gives a space.
-    """
-    return "" if is_unspaced_language(language) else " "
-
-
-def is_unspaced_language(language: str | None) -> bool:
-    """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
-    return language is not None and base_code(language) in UNSPACED_LANGUAGES
 
 
 def batches(

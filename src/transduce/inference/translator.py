@@ -29,7 +29,6 @@ from transduce.inference.batching import (
     join_sentences,
     num_parallel_batches,
     pair_histories,
-    sentence_separator,
 )
 from transduce.inference.decoding import (
     SentenceBatch,
@@ -71,6 +70,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer

@@ -16,7 +16,6 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced_language
 from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
@@ -36,7 +35,14 @@ from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles, sentence_script
+from transduce.text.languages import (
+    LanguageProfiles,
+    common_profiles,
+    is_long_enough,
+    is_unspaced_language,
+    merge_profiles,
+    sentence_script,
+)
 from transduce.text.text_settings import TextSettings
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
