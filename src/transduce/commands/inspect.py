@@ -224,7 +224,7 @@ def _show_translation(options: argparse.Namespace, translator: "Translator") -> 
 
 def _report_input(translator: "Translator", text: str) -> None:
     """Warn about a text with letters that the vocabulary lacks, or with sentences that translation would divide."""
-    from transduce.inference.line_warnings import LineWarnings, unknown_letters
+    from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
     warnings = LineWarnings(
         translator.source_language,

@@ -215,7 +215,7 @@ class _UnitWarnings:
     """A collector of warnings about the texts of a document, which are numbered from 1."""
 
     def __init__(self, translator: "Translator") -> None:
-        from transduce.inference.line_warnings import LineWarnings, unknown_letters
+        from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
         self._warnings = LineWarnings(
             translator.source_language,
