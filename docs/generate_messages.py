@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polib
 
-from transduce.ui_language import CATALOGS, LANGUAGES
+from transduce.ui_language import CATALOGS, LANGUAGES, NUMBER
 
 SOURCE = Path(__file__).parents[1] / "src" / "transduce"
 
@@ -101,6 +101,9 @@ def messages() -> dict[str, str]:
 def _messages_of(tree: ast.Module) -> Iterator[str]:
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name_of(node.func) == "count_noun":
+            nouns = [text for text in texts_of(node.args[1]) if "{" not in text]
+            yield from (f"{{{NUMBER}}} {noun}{ending}" for noun in nouns for ending in ("", "s"))
         if node in inner:
             inner.update(ast.iter_child_nodes(node))
             continue

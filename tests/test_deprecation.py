@@ -27,7 +27,7 @@ def warned(old: str, new: str) -> str:
     return f"transduce: `{old}` is now `{new}`; the old name works until version {REMOVED_IN}.\n"
 
 
-def test_the_tables_lead_to_what_exists() -> None:
+def test_every_replacement_of_a_deprecated_name_exists() -> None:
     assert set(deprecation.COMMANDS.values()) <= set(VERBS)
     assert set(deprecation.SETTINGS.values()) <= set(setting_names())
     assert set(deprecation.PUBLIC_NAMES.values()) <= set(transduce.__all__)

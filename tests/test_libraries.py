@@ -24,7 +24,7 @@ def _resident_kilobytes(name: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what is in memory can only be seen on Linux")
-def test_a_librarys_pages_are_given_back_and_read_again() -> None:
+def test_released_library_pages_leave_memory_and_are_read_again() -> None:
     llvm = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed", exc_type=ImportError)
     llvm.initialize_native_target()
     text = "define i64 @answer() {\n ret i64 42\n}\n"

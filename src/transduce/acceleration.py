@@ -105,7 +105,7 @@ except ModuleNotFoundError as missing:
         return None
 
     class DecoderChoice(NamedTuple):
-        """The backend that decodes a model, and the reasons why faster backends do not."""
+        """The backend that decodes a model ("reference": its own modules), and for each faster one, why it does not."""
 
         backend: str
         refused: dict[str, str]
@@ -141,7 +141,7 @@ except ModuleNotFoundError as missing:
         raise TransduceError(f"Precision `int8` needs compiled kernels, but {NO_KERNELS}: use `fp32` or `bf16`.")
 
     def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-        """Convert a model to a dtype in place; prepacked weights need the kernels package."""
+        """Convert a model to a dtype in place; nothing is prepacked, since that needs the kernels package."""
         model.to(dtype)
 
     @contextmanager
@@ -163,11 +163,17 @@ except ModuleNotFoundError as missing:
         return DecoderChoice("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-        """Encode source ids (B, S) with the model's PyTorch modules, since there are no kernels."""
+        """Encode source ids (B, S) by the model's PyTorch modules, since there are no kernels; return the state.
+
+        The decoding state is what a search of the target continues from.
+        """
         return model.start(source_ids)
 
     def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-        """Process prompts (B, P) of lengths (B,) with the model's PyTorch modules, since there are no kernels."""
+        """Process prompts (B, P) of lengths (B,) by the model's PyTorch modules, and return the decoding state.
+
+        The state is what a search continues from; there are no kernels that could compute it faster.
+        """
         return model.start(prompt_ids, lengths)
 
     def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
@@ -175,11 +181,11 @@ except ModuleNotFoundError as missing:
         return model.encode(ids, token_types=token_types)[0]
 
     def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
-        """Return None, since no compiled steps exist without the kernels package."""
+        """Return None in place of the compiled kernels' decoding state, which only the kernels package makes."""
         return None
 
     def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:  # noqa: ARG001
-        """Return None, since no compiled search exists without the kernels package."""
+        """Return None: no kernel can run the whole search of a batch, since the kernels package is missing."""
         return None
 
     def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:

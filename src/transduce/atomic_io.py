@@ -44,7 +44,7 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def name_path_in_errors(path: Path | str) -> Iterator[None]:
-    """Add the path being written to any OSError that lacks a file name."""
+    """Add the path being written to each OSError of the `with` block that has no file name, for its message."""
     try:
         yield
     except OSError as error:

@@ -56,7 +56,10 @@ _COMMON_OPTIONS: list[tuple[str, str]] = []
 
 
 def shell_word(argument: str | Path) -> str:
-    """Return an argument of a suggested command, quoted where the shell of this system needs it."""
+    """Return an argument of a suggested command, quoted where this system's shell needs it.
+
+    Before a leading dash it puts `./`, so that it is not read as an option.
+    """
     word = str(argument)
     if word.startswith("-"):
         word = os.path.join(".", word)
@@ -66,12 +69,18 @@ def shell_word(argument: str | Path) -> str:
 
 
 def common_words() -> list[str]:
-    """Return the words of the present command's options that a command for the same model needs, too."""
+    """Return the options that `use_common_options` set, as words of a command line: ["--plugin", "FILE"].
+
+    Another command for the same model needs them, too.
+    """
     return [word for option in _COMMON_OPTIONS for word in option]
 
 
 def common_options() -> str:
-    """Return the options of `common_words` for the end of a suggested command, with a leading space."""
+    """Return the options that `use_common_options` set, as text for the end of a suggested command.
+
+    Values are quoted for the shell. The text begins with a space; without such options it is empty.
+    """
     return "".join(f" {option} {shell_word(value)}" for option, value in _COMMON_OPTIONS)
 
 

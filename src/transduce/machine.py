@@ -105,7 +105,7 @@ class _Fork:
 
     @classmethod
     def after(cls) -> None:
-        """Restrict PyTorch to one thread in a child that has lost its compute threads."""
+        """Restrict PyTorch to one thread in a forked process that lacks the compute threads of its parent."""
         cls.in_child = cls.in_child or cls.had_threads
         if cls.in_child:
             torch.set_num_threads(1)
@@ -172,13 +172,16 @@ def _has_avx512_bf16() -> bool:
 
 
 def _openmp_threads() -> int | None:
-    """Return $OMP_NUM_THREADS; None without a positive number, or under torchrun, which sets the number to 1."""
+    """Return $OMP_NUM_THREADS (the first number of a list).
+
+    The result is None if it is no positive number, or under torchrun, which sets it to 1.
+    """
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) and "TORCHELASTIC_RUN_ID" not in os.environ else None
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, by its CPU affinity and cgroup limit."""
+    """Return the number of cores that this process may use, by its CPU affinity and the cgroup's limit; at least 1."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows
@@ -197,7 +200,10 @@ def peak_memory() -> int | None:
 
 
 def _cgroup_limit(root: Path) -> int | None:
-    """Return the CPU limit of a cgroup (version 2 or 1), rounded up; None without a limit."""
+    """Return the cores that a cgroup (version 2 or 1) at a path allows, rounded up.
+
+    The result is None if it sets no limit or cannot be read.
+    """
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text("ascii").split()
@@ -212,7 +218,10 @@ def _cgroup_limit(root: Path) -> int | None:
 
 
 def usable_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the cgroup's limit if it is lower."""
+    """Return the bytes of memory that this process may use: the machine's, or the cgroup's limit if it is lower.
+
+    Windows reports none, so 4 GiB are assumed.
+    """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):  # Windows
@@ -254,7 +263,10 @@ def explain_out_of_memory(sentence: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
+    """Return whether an error means that memory ran out.
+
+    PyTorch's CPU allocator and oneDNN raise a plain RuntimeError, which is known by its message.
+    """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "DefaultCPUAllocator" in str(error) or "could not create a memory object" in str(error)

@@ -37,7 +37,10 @@ def ui_language() -> str:
 
 
 def select_catalog(language: str) -> None:
-    """Show messages in one of `LANGUAGES` from now on; `set_ui_language` checks what users pass."""
+    """Show messages in one of `LANGUAGES` from now on, without a check.
+
+    `set_ui_language` is the function that checks its argument.
+    """
     _state["language"] = language
 
 
@@ -104,7 +107,10 @@ class Template(NamedTuple):
     translation: str
 
     def fields(self, text: str) -> dict[str, str] | None:
-        """Match a text against the template, and return its fields by name; None if the text does not match."""
+        """Match a text against the fixed parts, and return what stands between them as fields by name.
+
+        The result is None if the text does not match, or if the field `n` is not a number.
+        """
         first, *middle, last = self.parts
         end = len(text) - len(last)
         if not (text.startswith(first) and text.endswith(last)) or end < len(first):
@@ -134,7 +140,10 @@ def parse_template(text: str, translation: str) -> Template:
 
 
 class Catalog:
-    """A catalog of the translations into one language: of fixed texts, and of templates, the longest first."""
+    """A catalog of the translations into one language: fixed texts, and templates (messages with fields).
+
+    The longest templates come first.
+    """
 
     def __init__(self, translations: Mapping[str, str]) -> None:
         self._texts: dict[str, str] = {}
@@ -195,7 +204,10 @@ class Catalog:
         )
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return the fields that the translation repeats unchanged, because they are not messages themselves."""
+        """Return the fields that the translation repeats in English.
+
+        It does not ask for their translation, or the catalog lacks them.
+        """
         return {
             name: value
             for name, value in fields.items()

@@ -27,7 +27,11 @@ def set_ui_language(language: str) -> None:
 
 
 def language_of_environment(environment: Mapping[str, str]) -> str:
-    """Return the language of messages by $TRANSDUCE_LANGUAGE, or else by the locale variables in POSIX order."""
+    """Return the language of messages by the first of the environment's language variables that is not empty.
+
+    They are $TRANSDUCE_LANGUAGE, $LC_ALL, $LC_MESSAGES and $LANG. The language is "en" if all are empty or there are no
+    messages in theirs.
+    """
     for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if environment.get(name):
             code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()
@@ -37,7 +41,7 @@ def language_of_environment(environment: Mapping[str, str]) -> str:
 
 @contextmanager
 def use_ui_language(language: str) -> Iterator[None]:
-    """Set the language of messages for a `with` block.
+    """Set the language of messages for a `with` block, and restore the previous one afterwards.
 
     Raises:
         TransduceError: there are no messages in the language.

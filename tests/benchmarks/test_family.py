@@ -39,7 +39,7 @@ def test_sources_are_joined_with_the_targets_of_the_same_lines() -> None:
     assert joined == corpus.Texts(["s0s1s2s3", "s4s5s6s7"], ["S0 S1 S2 S3", "S4 S5 S6 S7"])
 
 
-def test_training_on_joined_ones_keeps_the_pairs_and_their_correspondence() -> None:
+def test_joined_training_pairs_are_appended_and_correspond() -> None:
     texts = corpus.with_joined(PAIRS, (" ", " "))
     assert texts.source[: len(LINES)] == LINES
     assert [len(line.split()) for line in texts.source[len(LINES) :]] == [2] * 4 + [4] * 2 + [8]

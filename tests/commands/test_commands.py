@@ -75,7 +75,7 @@ def test_every_verb_explains_itself(capsys: Capture, verb: str, asked: tuple[str
         assert "--threads" in out
 
 
-def test_version(capsys: Capture) -> None:
+def test_version_option_prints_the_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])
     assert left.value.code == 0
@@ -245,7 +245,7 @@ def test_a_mistake_in_training_is_one_sentence_and_leaves_nothing(
 
 @pytest.mark.parametrize("verb", ["train", "prepare"])
 @pytest.mark.parametrize("inside", [(), ("a", "b")])
-def test_an_out_that_is_a_file_is_one_sentence(
+def test_out_below_an_existing_file_is_refused_in_one_sentence(
     capsys: Capture, toy_corpus: Path, tmp_path: Path, verb: str, inside: tuple[str, ...]
 ) -> None:
     (tmp_path / "m").write_text("mine", "utf-8")
@@ -293,7 +293,7 @@ def test_many_damaged_lines_are_counted(capsys: Capture, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
-def test_a_line_out_for_a_line_in(
+def test_each_input_line_gives_one_output_line(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, trained: Path, final: bytes
 ) -> None:
     content = b"\n".join(ODD_LINES) + final
@@ -329,7 +329,7 @@ def test_a_file_may_stand_behind_options(capsys: Capture, trained: Path, write_l
     assert capsys.readouterr().out == before
 
 
-def test_nothing_in_is_nothing_out(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+def test_empty_input_gives_empty_output(capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
     feed(monkeypatch, b"")
     assert main(["translate", str(trained), *COMPUTING]) == 0
     assert capsys.readouterr() == ("", "")
@@ -357,7 +357,7 @@ def test_portions_keep_the_order(
     assert outputs[0].count("\n") == 12
 
 
-def test_what_is_drawn_follows_the_seed_across_portions(
+def test_samples_follow_the_seed_across_portions(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path
 ) -> None:
     def drawn(*options: str) -> str:
@@ -372,7 +372,7 @@ def test_what_is_drawn_follows_the_seed_across_portions(
     assert drawn("--n-best", "5").count("\n") == 5 * first.count("\n")
 
 
-def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+def test_errors_of_translate_are_one_sentence_with_code_2(capsys: Capture, trained: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"ok\n\xff\n")
     for arguments, message in (
@@ -445,14 +445,14 @@ def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> Non
     assert "`--json` writes the forecast of a new run: leave --json out, or --resume." in capsys.readouterr().err
 
 
-def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:
+def test_demo_again_refuses_a_folder_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine", "utf-8")
     assert main(["demo", "--again", "--out", str(tmp_path)]) == 2
     assert "`--again` removes a run, but " in capsys.readouterr().err
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_a_demonstration_that_cannot_be_leaves_nothing(capsys: Capture, tmp_path: Path) -> None:
+def test_a_refused_demonstration_leaves_no_files(capsys: Capture, tmp_path: Path) -> None:
     assert main(["demo", "--out", str(tmp_path / "demo"), "--steps", "0"]) == 2
     assert capsys.readouterr().err == "transduce: `--steps` must be greater than 0, but is 0.\n"
     assert list(tmp_path.iterdir()) == []
@@ -515,7 +515,7 @@ def test_a_text_that_is_no_utf8_is_refused(capsys: Capture, verb: str, options: 
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_what_a_run_would_record_must_be_utf8(capsys: Capture, tmp_path: Path) -> None:
+def test_paths_that_are_not_utf8_are_refused_by_train(capsys: Capture, tmp_path: Path) -> None:
     files = ["--source", str(tmp_path / "\udcff.zh"), "--target", str(tmp_path / "\udcff.en")]
     (tmp_path / "\udcff.zh").write_text("我\n" * 3, "utf-8")
     (tmp_path / "\udcff.en").write_text("I\n" * 3, "utf-8")

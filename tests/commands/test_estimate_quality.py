@@ -26,7 +26,7 @@ def review(capsys: Capture, model: Path, *options: str | Path) -> tuple[str, str
     return captured.out, captured.err
 
 
-def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
+def test_translations_from_a_file_are_checked(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
     source, target = files
     out, err = review(capsys, trained, "--source", source, "--translation", target)
     rows = [line.split("\t") for line in out.splitlines()]
@@ -38,7 +38,7 @@ def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, P
     assert err.startswith("3 of 4 translations have quality warnings: 1 empty, 1 repeated, 1 copied")
 
 
-def test_a_second_search_writes_every_line(
+def test_redecode_writes_one_line_per_source_line(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = files
@@ -80,7 +80,7 @@ def test_a_given_translation_of_more_than_the_model_can_score(
     assert rows[1][1].startswith("unlikely (")
 
 
-def test_its_own_translations_and_json(
+def test_the_models_own_translations_are_reported_as_json(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     options: list[str | Path] = ["--source", files[0], "--max-length", "2"]
@@ -102,7 +102,9 @@ def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, 
     assert f"4 lines in {source} and 1 line in {target}" in capsys.readouterr().err
 
 
-def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_translate_with_redecode_translates_flagged_lines_again(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
     """A search that is cut short causes a warning; a translation that keeps its warning after re-decoding stays."""
     command = ["translate", str(trained), str(files[0]), *COMPUTING]
     assert main([*command, "--max-length", "2"]) == 0

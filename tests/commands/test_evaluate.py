@@ -58,7 +58,9 @@ def test_evaluate_with_a_glossary_says_so(
     assert "glossary: 1 term in the sources, 1 of them in the translations\n" in capsys.readouterr().err
 
 
-def test_other_ways_to_count_and_to_search(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+def test_evaluate_variants_reports_other_scores_and_searches(
+    capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
     files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
     report = tmp_path / "report.json"
     assert main(["evaluate", str(trained), *files, "--variants", "--json", str(report), *COMPUTING]) == 0
@@ -71,7 +73,9 @@ def test_other_ways_to_count_and_to_search(capsys: Capture, trained: Path, toy_c
     assert f"{searched['greedy search']:6.2f}  {difference:+6.2f}  nrefs:1|case:mixed" in printed
 
 
-def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus: Path) -> None:
+def test_compare_reports_the_significance_between_two_files(
+    capsys: Capture, write_lines: WriteLines, toy_corpus: Path
+) -> None:
     references = (toy_corpus / "dev.en").read_text("utf-8").split("\n")[:-1]
     good = write_lines("good.en", references)
     bad = write_lines("bad.en", [line.replace("the", "a").replace("I ", "we ") for line in references])
@@ -85,7 +89,9 @@ def test_compare_two_files(capsys: Capture, write_lines: WriteLines, toy_corpus:
     assert "p_randomisation" in json.dumps(comparison)
 
 
-def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+def test_compare_translates_with_two_model_folders(
+    capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
     files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]

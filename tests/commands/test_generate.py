@@ -32,7 +32,7 @@ def generate(model: Path, capsysbinary: pytest.CaptureFixture[bytes], *more: str
     return capsysbinary.readouterr().out.decode()
 
 
-def test_the_prompt_stands_before_what_is_drawn(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_generated_text_begins_with_the_prompt(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     one = generate(model, capsysbinary, "ab", "--max-length", "30", "--seed", "4")
     assert one.startswith("ab")
     assert len(one) == 2 + 30 + 1
@@ -40,7 +40,9 @@ def test_the_prompt_stands_before_what_is_drawn(model: Path, capsysbinary: pytes
     assert one != generate(model, capsysbinary, "ab", "--max-length", "30", "--seed", "5")
 
 
-def test_several_texts_are_divided_by_a_line(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_several_texts_are_separated_by_a_line_of_dashes(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     texts = generate(model, capsysbinary, "ab", "--max-length", "9", "--n-best", "3").split("\n---\n")
     assert len(texts) == 3
     assert all(text.startswith("ab") for text in texts)
@@ -74,7 +76,9 @@ def test_inspect_writes_a_page_of_a_language_model(
     assert b"`--beside` compares Transformers that translate" in capsysbinary.readouterr().err
 
 
-def test_greedy_and_beams(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_greedy_equals_a_beam_of_one_and_beams_are_sorted_by_score(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     assert generate(model, capsysbinary, "ab", "--greedy") == generate(model, capsysbinary, "ab", "--beam-size", "1")
     beams = generate(model, capsysbinary, "ab", "--beam-size", "4", "--n-best", "2", "--one-line", "--json", "-")
     report = json.loads(beams)
@@ -112,7 +116,9 @@ def test_a_prompt_from_standard_input(
         (["--length-penalty", "1"], "`--length-penalty` ranks the hypotheses of a beam: add --beam-size"),
     ],
 )
-def test_mistakes(model: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+def test_contradictory_options_of_generate_are_refused(
+    model: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
     assert main(["generate", str(model), "ab", *options]) == 2
     assert message in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ def kinds(source: str, text: str, source_language: str | None, target_language: 
     return {doubt.kind: doubt.found for doubt in found}
 
 
-def test_both_cause_warnings() -> None:
+def test_lost_sentences_and_other_languages_cause_warnings() -> None:
     source = "玛丽看了他的书吗？谁需要你的同学？"
     assert kinds(source, "Did Mary read his book?", "zh", "en") == {"sentences": "1 sentence of 2"}
     assert kinds(source, "Did Mary read his book? Who needs you?", "zh", "en") == {}
@@ -38,7 +38,7 @@ def test_both_cause_warnings() -> None:
     assert kinds("We went home. It was late then.", "We went home.", None, None) == {}
 
 
-def test_one_warning_of_each_kind_with_the_first_lines() -> None:
+def test_warnings_of_one_kind_are_merged_and_list_the_first_lines() -> None:
     warnings = LineWarnings("zh", "en")
     for number in range(1, 8):
         warnings.add(number, "What is the matter with you?", "Tea.")
@@ -86,7 +86,7 @@ def test_the_command_warns_and_translates_all_the_same(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_review_reports_it(translator: transduce.Translator) -> None:
+def test_estimate_quality_reports_a_source_in_another_language(translator: transduce.Translator) -> None:
     (doubts,) = transduce.estimate_quality(translator, [translation("Where have all of you been?", "I like tea.")])
     assert "language" in [doubt.kind for doubt in doubts]
 

@@ -38,7 +38,7 @@ def test_a_closed_pipe_ends_quietly(trained: Path, toy_corpus: Path) -> None:
         assert process.wait(timeout=60) == 0
 
 
-def test_a_bare_locale_changes_nothing(trained: Path, tmp_path: Path) -> None:
+def test_a_locale_without_utf_8_changes_no_output(trained: Path, tmp_path: Path) -> None:
     bare = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [*COMMAND, "translate", str(trained), *COMPUTING],

@@ -20,7 +20,7 @@ def score(capsys: Capture, model: Path, corpus: Path, *options: str | Path) -> t
     return captured.out, captured.err
 
 
-def test_a_log_probability_for_each_line(
+def test_score_prints_a_log_probability_per_line(
     capsys: Capture, trained: Path, toy_corpus: Path, translator: Translator
 ) -> None:
     out, err = score(capsys, trained, toy_corpus)

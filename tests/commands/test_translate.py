@@ -119,7 +119,7 @@ def test_a_killed_translation_goes_on_to_the_same_output(
     assert f"{output} exists already, so nothing was done: delete it to translate again." in capsys.readouterr().err
 
 
-def test_output_is_what_standard_output_would_be(
+def test_an_output_file_equals_the_printed_output(
     capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
 ) -> None:
     file, output = write_lines("in.zh", lines), tmp_path / "out.en"
@@ -152,7 +152,7 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(
     assert link.is_symlink()
 
 
-def test_a_dash_is_standard_input_or_output(
+def test_a_dash_names_standard_input_and_output(
     capsys: Capture, trained: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{lines[0]}\n".encode())))
@@ -178,7 +178,7 @@ def test_several_models_translate_together(
     assert run(capsys, trained, trained, file, *QUICK) == run(capsys, trained, file, *QUICK)
 
 
-def test_options_on_search_reach_it(
+def test_search_options_of_the_command_take_effect(
     capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str], translator: Translator
 ) -> None:
     file = write_lines("in.zh", lines[:3])
@@ -229,7 +229,7 @@ def test_options_on_search_reach_it(
         (["--phrases", "nowhere.tsv"], "nowhere.tsv does not exist: check the file's name"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_wrong_options_are_refused_in_one_sentence(
     capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str], options: list[str], message: str
 ) -> None:
     import torch
@@ -245,7 +245,7 @@ def test_mistakes_are_one_sentence(
     assert captured.out == ""
 
 
-def test_a_folder_may_say_that_translations_are_drawn(
+def test_sampling_settings_of_the_folder_are_used(
     capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "m"
@@ -290,7 +290,7 @@ def test_a_glossarys_terms_are_reported_by_one_process_and_by_several(
     assert capsys.readouterr() == alone
 
 
-def test_where_there_is_no_capacity_the_line_is_reported(
+def test_lines_too_short_for_a_glossary_term_are_reported(
     capsys: Capture, trained: Path, write_lines: WriteLines, terms: Path, tmp_path: Path
 ) -> None:
     file, out = write_lines("in.zh", ["我们喝水。", "老师喝茶。"]), tmp_path / "out.en"

@@ -85,7 +85,7 @@ def test_inspect_reports_parts_that_translation_copies(
         assert (b"translation copies placeholders, URLs" in capfdbinary.readouterr().err) == warned
 
 
-def test_texts_for_means_must_not_be_empty(
+def test_an_empty_reference_file_for_mean_ablation_is_refused(
     trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "empty").write_text("\n", "utf-8")
@@ -94,7 +94,7 @@ def test_texts_for_means_must_not_be_empty(
     assert b"`--reference` needs a file with texts" in capfdbinary.readouterr().err
 
 
-def test_inspect_knows_what_was_cut(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_inspect_marks_a_cut_translation(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     command = ["inspect", str(trained), "我吃鱼。", "--max-length", "2", "--json", "-", *ONE_THREAD]
     assert main(command) == 0
     payload = json.loads(capfdbinary.readouterr().out)
@@ -102,7 +102,7 @@ def test_inspect_knows_what_was_cut(trained: Path, capfdbinary: pytest.CaptureFi
     assert not any(node["ended"] for node in payload["tree"] if node["piece"] != "</s>")
 
 
-def test_inspect_refuses_what_it_cannot_do(
+def test_inspect_refuses_empty_text_and_missing_folders(
     trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert main(["inspect", str(trained), " ", *ONE_THREAD]) == 2
@@ -176,7 +176,7 @@ def test_align_learns_from_pairs_alone(
     assert len(capfdbinary.readouterr().out.decode().splitlines()) == 50
 
 
-def test_align_without_anything_known(
+def test_align_works_without_known_alignments(
     trained: Path, texts: dict[str, Path], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"]), *ONE_THREAD]
@@ -186,7 +186,7 @@ def test_align_without_anything_known(
     assert all(source < 4 and target < 3 for line in lines for source, target in parse_links("here", line))
 
 
-def test_align_refuses_what_does_not_fit(
+def test_align_refuses_contradictory_options_and_unequal_files(
     trained: Path, texts: dict[str, Path], write_lines: WriteLines, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     short = str(write_lines("short", ["0-0"]))
@@ -203,7 +203,7 @@ def test_align_refuses_what_does_not_fit(
         assert message in capfdbinary.readouterr().err.decode()
 
 
-def test_links_there_and_back() -> None:
+def test_alignment_links_survive_formatting_and_parsing() -> None:
     links = parse_links("x, line 1,", "2-1 0-0  10-3")
     assert links == {(0, 0), (2, 1), (10, 3)}
     assert format_links(links) == "0-0 2-1 10-3"
@@ -267,7 +267,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
         (["masks", "--output", "masks.jpg"], "end in .png, .svg, .pdf"),
     ],
 )
-def test_plot_refuses_what_it_cannot_draw(
+def test_plot_refuses_wrong_arguments(
     arguments: list[str], message: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert main(["plot", *arguments]) == 2

@@ -32,24 +32,24 @@ def expected(version: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_first_version_is_kept() -> None:
+def test_the_folder_of_version_0_1_0_is_kept() -> None:
     assert VERSIONS[0].name == "0.1.0"
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_it_is_small(version: Path) -> None:
+def test_folders_of_earlier_versions_are_small(version: Path) -> None:
     assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_its_model_translates_to_the_same_text(version: Path) -> None:
+def test_models_of_earlier_versions_translate_to_the_same_text(version: Path) -> None:
     wanted = expected(version)
     translator = open_translator(version, precision="fp32", device="cpu", threads=1)
     assert [t.text for t in translator(wanted["sentences"])] == wanted["translations"]
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_its_checkpoint_loads(version: Path) -> None:
+def test_checkpoints_of_earlier_versions_load(version: Path) -> None:
     (path,) = checkpoints(version / "checkpoints")
     found = load_checkpoint(path)
     assert found.state.step == expected(version)["stopped_at"]
@@ -57,7 +57,7 @@ def test_its_checkpoint_loads(version: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_its_run_resumes_to_the_same_losses(
+def test_runs_of_earlier_versions_resume_to_the_same_losses(
     version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bit-equal on the machine that made it; elsewhere sums are taken in another order."""

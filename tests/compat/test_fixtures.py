@@ -49,17 +49,17 @@ def each_set() -> list[Any]:
     return [pytest.param(frozen, id=frozen.name) for frozen in SETS]
 
 
-def test_a_set_of_the_first_version_is_kept() -> None:
+def test_the_frozen_set_of_version_0_1_0_is_kept() -> None:
     assert SETS[0].name == "0.1.0"
 
 
 @pytest.mark.parametrize("frozen", each_set())
-def test_a_set_is_small(frozen: Path) -> None:
+def test_each_frozen_set_is_small(frozen: Path) -> None:
     assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("folder", folders("models"))
-def test_a_model_computes_what_it_computed(folder: Path) -> None:
+def test_frozen_models_give_their_recorded_results(folder: Path) -> None:
     frozen = folder.parent.parent
     texts, numbers = MAKER.outputs(MAKER.open_model(folder), folder.name)
     assert texts == expected(frozen)["texts"][folder.name]
@@ -80,7 +80,7 @@ def resumed(folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("folder", folders("runs"))
-def test_a_run_resumes_bit_by_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_runs_resume_bit_by_bit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are bit-equal on the machine that made the set; elsewhere sums are taken in another order."""
     frozen = folder.parent.parent
     wanted = expected(frozen)["runs"][folder.name]
@@ -98,7 +98,7 @@ def test_a_run_resumes_bit_by_bit(folder: Path, tmp_path: Path, monkeypatch: pyt
 
 @WARNS_OF_OLD_NAMES
 @pytest.mark.parametrize("folder", folders("models"))
-def test_a_settings_file_still_says_what_to_train(
+def test_stored_settings_files_of_earlier_versions_are_read(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every name of the file is read, and the model that results has the same sizes."""
@@ -114,7 +114,9 @@ def test_a_settings_file_still_says_what_to_train(
 
 @WARNS_OF_OLD_NAMES
 @pytest.mark.parametrize("file", folders("settings"))
-def test_a_handwritten_settings_file_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handwritten_settings_files_of_earlier_versions_are_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(file.parent.parent / "corpora", tmp_path, dirs_exist_ok=True)
     shutil.copytree(file.parent.parent / "models", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
@@ -123,7 +125,7 @@ def test_a_handwritten_settings_file_is_read(file: Path, tmp_path: Path, monkeyp
 
 @WARNS_OF_OLD_NAMES
 @pytest.mark.parametrize("frozen", each_set())
-def test_a_datastore_a_glossary_and_a_prepared_folder_still_open(
+def test_datastores_glossaries_and_prepared_folders_of_earlier_versions_open(
     frozen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = frozen / "models" / "translation-joint"
@@ -156,14 +158,16 @@ def test_a_datastore_a_glossary_and_a_prepared_folder_still_open(
 
 @WARNS_OF_OLD_NAMES
 @pytest.mark.parametrize("frozen", each_set())
-def test_public_names_are_still_there(frozen: Path) -> None:
+def test_public_names_of_earlier_versions_exist(frozen: Path) -> None:
     for name in expected(frozen)["public_names"]:
         assert hasattr(transduce, name), name
 
 
 @WARNS_OF_OLD_NAMES
 @pytest.mark.parametrize("frozen", each_set())
-def test_verbs_and_options_are_still_there(frozen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_options_of_earlier_versions_are_accepted(
+    frozen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every option of every verb is known: an unknown one is refused before `--help` is looked at."""
     for verb, options in expected(frozen)["options"].items():
         assert MAKER.accepts(verb, options), f"{verb}: {capsys.readouterr().err}"

@@ -46,14 +46,16 @@ def texts(corpus: PreparedCorpus, tokenizer: Tokenizer) -> list[tuple[bool, str,
     return found
 
 
-def test_their_sources_begin_with_the_tag_and_are_else_as_they_stand(files: CorpusFiles, tmp_path: Path) -> None:
+def test_back_translated_sources_begin_with_the_tag_and_are_otherwise_unchanged(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
     tokenizer = learn(files, BACK_TRANSLATED)
     found = texts(prepare(files, tokenizer, FilterSettings(), tmp_path / "c"), tokenizer)
     pairs = [(pair.path in files.back_translated, pair.source, pair.target) for pair in read_pairs(files)]
     assert found == pairs
 
 
-def test_a_vocabulary_without_the_tag_gives_none(files: CorpusFiles, tmp_path: Path) -> None:
+def test_a_vocabulary_without_the_tag_leaves_sources_untagged(files: CorpusFiles, tmp_path: Path) -> None:
     tokenizer = learn(files)
     corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "c")
     sources, _ = corpus.read(0, corpus.pairs)
@@ -68,7 +70,7 @@ def test_the_length_that_filters_see_is_that_without_the_tag(files: CorpusFiles,
     assert corpus.pairs == 800
 
 
-def test_none_is_held_out_and_held_out_targets_are_not_learnt(files: CorpusFiles, tmp_path: Path) -> None:
+def test_back_translated_pairs_are_not_held_out_and_drop_held_out_targets(files: CorpusFiles, tmp_path: Path) -> None:
     tokenizer = learn(files, BACK_TRANSLATED)
     corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "c", hold_out=HOLD_OUT)
     assert corpus.held_out is not None
@@ -82,7 +84,7 @@ def test_none_is_held_out_and_held_out_targets_are_not_learnt(files: CorpusFiles
     assert corpus.pairs == 800 - 30 - 30
 
 
-def test_the_number_of_processes_changes_nothing(files: CorpusFiles, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_no_file(files: CorpusFiles, tmp_path: Path) -> None:
     tokenizer = learn(files, BACK_TRANSLATED)
     folders = [
         prepare(files, tokenizer, FilterSettings(), tmp_path / str(workers), hold_out=HOLD_OUT, workers=workers).folder

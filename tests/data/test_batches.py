@@ -125,7 +125,7 @@ def test_order_of_access_changes_nothing() -> None:
         assert same(plan.batch(2, position), forward[position])
 
 
-def test_positions_outside_an_epoch() -> None:
+def test_positions_outside_an_epoch_are_refused() -> None:
     plan = BatchPlan(SyntheticCorpus(100), batch_tokens=512, seed=1)
     for position in (-1, len(plan)):
         with pytest.raises(IndexError, match=rf"epoch 0 has no batch {position}: an epoch has {len(plan)} batches"):
@@ -134,7 +134,7 @@ def test_positions_outside_an_epoch() -> None:
         plan.batch(-1, 0)
 
 
-def test_settings_out_of_range() -> None:
+def test_batch_settings_out_of_range_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`training\.batch_tokens` must be at least 1, but is 0"):
         BatchPlan(SyntheticCorpus(1), batch_tokens=0, seed=1)
     with pytest.raises(TransduceError, match=r"`training\.seed` must not be negative, but is -1"):
@@ -143,7 +143,7 @@ def test_settings_out_of_range() -> None:
         BatchPlan(SyntheticCorpus(0), batch_tokens=1, seed=1)
 
 
-def test_little_padding_on_real_sentences(data_folder: Path, tmp_path: Path) -> None:
+def test_batches_of_real_sentences_have_little_padding(data_folder: Path, tmp_path: Path) -> None:
     folder = data_folder / "tatoeba-de-en"
     files = CorpusFiles(source=(str(folder / "train.de.gz"),), target=(str(folder / "train.en.gz"),))
     settings = TokenizerSettings(vocabulary_size=8_000)

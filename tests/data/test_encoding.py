@@ -66,7 +66,7 @@ def test_tokens_of_any_text_are_those_of_whole_sentences(vocabulary: Vocabulary,
 
 
 @pytest.mark.parametrize("settings", ["unigram", "nfc", "no byte fallback", "large"])
-def test_every_kind_of_vocabulary(settings: str) -> None:
+def test_tokens_of_every_kind_of_vocabulary_equal_sentencepieces(settings: str) -> None:
     kinds = {
         "unigram": TokenizerSettings(kind="unigram", vocabulary_size=308),
         "nfc": TokenizerSettings(vocabulary_size=330, nfc=True),
@@ -78,7 +78,9 @@ def test_every_kind_of_vocabulary(settings: str) -> None:
     assert tokenizes_words_independently(vocabulary.model_bytes) == (settings != "unigram")
 
 
-def test_real_sentences_in_small_blocks(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_real_sentences_are_equal_with_a_small_word_cache(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "_MAX_WORDS", 2_000)  # the table begins anew several times
     folder = data_folder / "tatoeba-zh-en"
     files = CorpusFiles(source=(str(folder / "dev.zh.gz"),), target=(str(folder / "dev.en.gz"),))

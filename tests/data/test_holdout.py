@@ -100,7 +100,7 @@ def test_vowel_signs_tell_sources_apart() -> None:
     assert {pair.source for pair in held + further} in ({sources[1]}, {sources[0], sources[2]})
 
 
-def test_settings_out_of_range() -> None:
+def test_hold_out_settings_out_of_range_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`hold_out\.share` must be between 0 and 1, but is 1\.0"):
         HoldOutSettings(share=1.0)
     with pytest.raises(TransduceError, match=r"`hold_out\.max_pairs` must be at least 1, but is 0"):

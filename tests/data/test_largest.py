@@ -37,7 +37,7 @@ class SyntheticCorpus:
 
 
 @pytest.mark.parametrize(("pairs", "batch_tokens"), [(1, 100), (3_000, 500), (3_000, 50), (150_000, 4_000)])
-def test_no_batch_of_the_plan_is_larger(pairs: int, batch_tokens: int) -> None:
+def test_no_batch_of_a_plan_exceeds_the_largest_batches(pairs: int, batch_tokens: int) -> None:
     corpus = SyntheticCorpus(pairs, seed=pairs)
     plan = BatchPlan(corpus, batch_tokens=batch_tokens, seed=3)
     shapes = [(b.source.shape, b.target.shape) for b in (plan.batch(0, n) for n in range(len(plan)))]

@@ -47,7 +47,7 @@ def test_what_may_not_be_hidden_stays_and_one_token_at_least_is_hidden() -> None
         assert (masked.labels != PAD).sum(axis=1).tolist() == [1, 1, 0]
 
 
-def test_other_shares() -> None:
+def test_shares_that_are_set_are_applied() -> None:
     ids = np.full((10, 50), 7)
     masked = hide(ids, np.ones_like(ids, bool), MaskingSettings(share=0.4, masked=1.0, random=0.0))
     assert (masked.ids == MASK).sum(axis=1).tolist() == [20] * 10
@@ -67,7 +67,7 @@ def test_shares_out_of_range_are_refused(settings: dict[str, float], message: st
         MaskingSettings(**settings)
 
 
-def test_numbers_depend_on_the_key_alone() -> None:
+def test_uniform_draws_depend_on_the_key_alone() -> None:
     assert (draw_uniform((2, 3), 1, 2) == draw_uniform((2, 3), 1, 2)).all()
     assert (draw_uniform((2, 3), 1, 2) != draw_uniform((2, 3), 2, 1)).all()
     many = draw_uniform((100_000,), 7)

@@ -25,7 +25,7 @@ def test_blocks_deal_out_every_pair_once() -> None:
         np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(pairs))
 
 
-def test_a_small_corpus_is_one_run_and_large_blocks_are_mixed_and_alike() -> None:
+def test_a_small_corpus_is_one_block_and_large_ones_have_equal_mixed_blocks() -> None:
     assert Blocks(20_000, seed=1).ranges(0) == [(0, 20_000)]
     blocks = Blocks(655_360, seed=1)
     sizes = [sum(stop - start for start, stop in blocks.ranges(block)) for block in range(blocks.count)]
@@ -34,7 +34,7 @@ def test_a_small_corpus_is_one_run_and_large_blocks_are_mixed_and_alike() -> Non
     assert blocks.ranges(0) != Blocks(655_360, seed=2).ranges(0)
 
 
-def test_pairs_stand_by_their_longer_side_and_go_there_and_back() -> None:
+def test_pairs_are_sorted_by_their_longer_side_in_alternating_direction() -> None:
     source = np.array([2, 1, 3, 2, 3, 1, 2, 3], dtype=np.int32)
     target = np.array([2, 2, 1, 1, 3, 3, 2, 2], dtype=np.int32)
     order = length_order(source, target, ties=np.arange(8))
@@ -47,7 +47,7 @@ def test_pairs_stand_by_their_longer_side_and_go_there_and_back() -> None:
     assert length_order(source, target, ties=np.arange(8)[::-1]).tolist()[1:3] == [6, 0]
 
 
-def test_lengths_alone_come_in_the_same_order() -> None:
+def test_sorting_lengths_alone_gives_the_order_of_pairs() -> None:
     random = np.random.default_rng(3)
     for longest in (1, 4, 60, 100_000):
         source, target = random.integers(1, longest + 1, (2, 500), dtype=np.int32)

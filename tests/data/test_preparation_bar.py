@@ -9,7 +9,7 @@ from rich.console import Console
 from transduce.tasks.corpus import PreparationBar
 
 
-def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_progress_is_printed_every_15_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), width=80)
@@ -25,7 +25,7 @@ def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("pairs", "shown"), [(40_000, "8,192/40,000 pairs · "), (None, "8,192 pairs · ")])
-def test_on_a_terminal_there_is_a_bar(pairs: int | None, shown: str) -> None:
+def test_on_a_terminal_progress_is_a_bar(pairs: int | None, shown: str) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with PreparationBar(console, pairs) as bar:
         bar(8_192)

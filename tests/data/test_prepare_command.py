@@ -90,7 +90,7 @@ def test_shards_by_one_tokenizer_merge_to_the_folder_of_one_go(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_tokenizer_that_exists_is_taken(
+def test_preparing_with_an_existing_tokenizer_gives_the_same_folder(
     sides: list[str], prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = ["--tokenizer", str(prepared), "--out", str(tmp_path / "again")]
@@ -128,7 +128,7 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
         (["--merge", "m"], "m holds no shard of a corpus: name what `transduce prepare --shard` wrote"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_wrong_options_are_refused_in_one_sentence(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -189,7 +189,9 @@ def test_a_run_takes_the_corpus_from_the_folder(
     assert len(use_prepared_corpus(settings, read, tmp_path / "other", ProgressDisplay()).dev_sources) == 50
 
 
-def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tmp_path: Path) -> None:
+def test_training_settings_that_contradict_the_prepared_corpus_are_refused(
+    prepared: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     files = {side: [str(toy_corpus / f"train.{name}")] for side, name in (("source", "zh"), ("target", "en"))}
     use(prepared, run, data=dict(files), tokenizer={"vocabulary_size": 300})
@@ -201,7 +203,7 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
         use(prepared, run, data={"filters": {"max_tokens": 9}})
 
 
-def test_the_direction_must_be_what_was_prepared(tmp_path: Path) -> None:
+def test_a_direction_that_contradicts_the_prepared_corpus_is_refused(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     lines = (
         json.dumps({"fi": f"{number} kissaa", "ja": f"猫が{number}匹"}, ensure_ascii=False) for number in range(300)
@@ -222,7 +224,7 @@ def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[st
         reopen_prepared_corpus(settings, read, tmp_path / "run")
 
 
-def test_folders_that_are_something_else(prepared: Path, sides: list[str], tmp_path: Path) -> None:
+def test_folders_that_are_not_prepared_corpora_are_refused(prepared: Path, sides: list[str], tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"none does not exist: name the folder that .* wrote, where it is now"):
         open_prepared_folder(tmp_path / "none")
     with pytest.raises(

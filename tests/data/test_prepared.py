@@ -34,7 +34,7 @@ def sentences(vocabulary: Vocabulary, run: tuple[np.ndarray, np.ndarray]) -> lis
     return [vocabulary.decode(ids[start:stop]) for start, stop in pairwise(offsets)]
 
 
-def test_what_was_written_is_read_back(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_prepared_corpus_reads_back_its_sentences(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
     source, target = corpus.read(0, 300)
     assert sentences(tokenizer.source, source) == SOURCES
@@ -187,7 +187,9 @@ def test_a_run_that_was_killed_between_two_renames_leaves_what_was_there(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_corpus_whose_pairs_are_all_dropped_is_refused(
+    write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     path = str(write_lines("same.de", ["der hund", "ein hund"]))
     files = CorpusFiles(source=(path,), target=(path,))
     with pytest.raises(TransduceError, match=r"No pair of .*same\.de is left: .*dropped 2 for source and target ident"):
@@ -230,7 +232,9 @@ def test_lines_that_end_with_carriage_returns_are_reported(tokenizer: Tokenizer,
             prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
 
 
-def test_other_folders_are_not_overwritten(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_folders_with_other_content_are_not_overwritten(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with pytest.raises(TransduceError, match=r"holds something other than a prepared corpus: choose an empty"):
         prepare(files, tokenizer, FilterSettings(), tmp_path)
     with pytest.raises(TransduceError, match=r"train\.de is a file, but a prepared corpus is a folder"):
@@ -239,7 +243,9 @@ def test_other_folders_are_not_overwritten(files: CorpusFiles, tokenizer: Tokeni
     assert prepare(files, tokenizer, FilterSettings(), tmp_path / "empty").pairs == 300
 
 
-def test_folders_that_cannot_be_opened(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_folders_without_a_matching_prepared_corpus_are_refused(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with pytest.raises(TransduceError, match=r"corpus\.json does not exist: .* holds no prepared corpus"):
         PreparedCorpus.open(tmp_path)
     folder = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus").folder

@@ -26,7 +26,9 @@ def numbers(sample: CorpusFiles) -> list[int]:
 
 
 @pytest.mark.parametrize("most", [1, 7, 100, 333, 500])
-def test_so_many_pairs_in_their_order_evenly_from_all_blocks(files: CorpusFiles, tmp_path: Path, most: int) -> None:
+def test_a_sample_has_the_requested_pairs_in_order_evenly_from_all_blocks(
+    files: CorpusFiles, tmp_path: Path, most: int
+) -> None:
     found = numbers(write_sample(files, 500, most, tmp_path / "sample.jsonl"))
     assert len(set(found)) == most
     assert found == sorted(found)
@@ -35,13 +37,13 @@ def test_so_many_pairs_in_their_order_evenly_from_all_blocks(files: CorpusFiles,
         assert abs(share - most * min(64, 500 - first) / 500) < 1
 
 
-def test_the_texts_stay_as_they_are(files: CorpusFiles, tmp_path: Path) -> None:
+def test_a_sample_contains_texts_unchanged(files: CorpusFiles, tmp_path: Path) -> None:
     pairs = {(pair.source, pair.target) for pair in read_pairs(files)}
     sample = write_sample(files, 500, 50, tmp_path / "sample.jsonl")
     assert {(pair.source, pair.target) for pair in read_pairs(sample)} <= pairs
 
 
-def test_bytes_that_are_no_text_stay_what_they_are(files: CorpusFiles, tmp_path: Path) -> None:
+def test_a_sample_keeps_bytes_that_are_not_utf_8(files: CorpusFiles, tmp_path: Path) -> None:
     path = Path(files.source[0])
     path.write_bytes(path.read_bytes().replace(b"Satz 7 ", b"Satz\xff 7 "))
     pairs = list(read_pairs(files))

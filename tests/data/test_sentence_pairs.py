@@ -195,13 +195,13 @@ def test_batches_have_the_tokens_that_they_are_to_have_however_short_documents_a
     assert made.tokens == sum(made.batch(0, position).source_tokens for position in range(len(made)))
 
 
-def test_steps_that_are_smaller_than_a_row_have_one() -> None:
+def test_batches_smaller_than_a_row_have_one_row() -> None:
     made = plan(batch_tokens=5, next_sentence=False)
     for epoch in range(3):
         assert {len(made.batch(epoch, position).indices) for position in range(len(made))} == {1}
 
 
-def test_how_many_stretches_have_one_that_follows_is_known() -> None:
+def test_has_next_is_the_share_of_segments_with_a_next_one() -> None:
     assert plan(store=short_documents(1)).has_next == 0.0
     assert 0.5 < plan(store=short_documents(2)).has_next < 1.0  # the last sentence of some is a row
     assert plan(store=short_documents(1), next_sentence=False).has_next == 0.0

@@ -66,7 +66,7 @@ def test_a_column_that_is_not_there_is_refused(write_lines: WriteLines) -> None:
 # --- the scale ---
 
 
-def test_a_window_looks_the_same_wherever_it_lies_on_a_line() -> None:
+def test_windows_of_a_linear_series_are_equal_after_scaling() -> None:
     line = 5.0 + 3.0 * np.arange(100.0)[:, None]
     scale = measure_scale(line, "window")
     windows = WindowedSeries([line], past=8, horizon=4)
@@ -76,7 +76,7 @@ def test_a_window_looks_the_same_wherever_it_lies_on_a_line() -> None:
 
 
 @pytest.mark.parametrize("normalization", ["window", "series"])
-def test_what_a_scale_takes_out_it_puts_back(normalization: str) -> None:
+def test_undoing_a_scale_restores_the_values(normalization: str) -> None:
     values = np.random.Generator(np.random.Philox(1)).normal(7.0, 3.0, (50, 2))
     scale = measure_scale(values, normalization)  # type: ignore[arg-type]
     past = values[None, :20]
@@ -152,7 +152,7 @@ def test_processes_share_a_batch_out() -> None:
         ({"season": 0}, r"`task\.series\.season` must be at least 1, but is 0"),
     ],
 )
-def test_impossible_lengths_are_refused(settings: dict[str, int], message: str) -> None:
+def test_lengths_out_of_range_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         SeriesSettings(**settings)  # type: ignore[arg-type]
 

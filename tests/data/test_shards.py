@@ -115,7 +115,9 @@ def test_shards_of_different_counts_fit_together(files: CorpusFiles, tokenizer: 
     assert merge(parts, tokenizer, tmp_path / "merged") == content(tmp_path / "whole")
 
 
-def test_the_outcome_is_that_of_the_rules_by_hand(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_kept_and_held_out_pairs_equal_the_rules_applied_by_hand(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     found = prepare(files, tokenizer, FILTERS, tmp_path / "whole", hold_out=HOLD_OUT)
     seen: set[tuple[str, str]] = set()
     passing = []
@@ -191,7 +193,7 @@ def test_an_interruption_leaves_nothing(files: CorpusFiles, tokenizer: Tokenizer
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_shards_that_do_not_fit_together(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_missing_and_repeated_shards_are_refused(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     one, two, three = (shard(files, tokenizer, tmp_path / str(number), number, 3) for number in (1, 2, 3))
     with pytest.raises(
         TransduceError, match=r"All shards .* but 2/3 is not among these: 1/3, 3/3; name the others too"
@@ -206,7 +208,7 @@ def test_shards_that_do_not_fit_together(files: CorpusFiles, tokenizer: Tokenize
         check_parts([half, shard(files, tokenizer, tmp_path / "quarter", 2, 4)])
 
 
-def test_shards_that_were_prepared_differently(
+def test_shards_with_different_settings_are_refused(
     files: CorpusFiles, tokenizer: Tokenizer, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     one = shard(files, tokenizer, tmp_path / "1", 1, 2)
@@ -228,7 +230,7 @@ def test_shards_that_were_prepared_differently(
         check_parts([one, shard(files, tokenizer, tmp_path / "6", 2, 2)])
 
 
-def test_shards_of_files_of_one_name_and_length_but_other_text(
+def test_shards_of_equally_named_files_with_other_text_are_refused(
     files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """On another machine an older version of a file may lie, and its blocks would be mixed with those of the newer."""
@@ -243,7 +245,7 @@ def test_shards_of_files_of_one_name_and_length_but_other_text(
     check_parts([one, shard(files, tokenizer, tmp_path / "2", 2, 2)])
 
 
-def test_parts_that_are_damaged(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_damaged_shards_are_refused(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = shard(files, tokenizer, tmp_path / "1", 1, 2).folder
     for name in ("source.ids", "target.offsets", "keys", "digests", "rows"):
         good = (folder / name).read_bytes()

@@ -82,7 +82,7 @@ def test_phrases_join_in_the_same_order_and_in_opposite_orders() -> None:
     assert swap(red, book) == Phrase(("红", "本", "书"), ("book", "red"), ((0, 1), (2, 0)))
 
 
-def test_nothing_changes_no_phrase() -> None:
+def test_the_empty_phrase_is_neutral() -> None:
     word = phrase("书", "book")
     assert phrase("", "", "") is NOTHING
     assert word + NOTHING == NOTHING + word == swap(word, NOTHING) == swap(NOTHING, word) == word
@@ -130,7 +130,7 @@ def test_every_word_is_linked_to_every_word_but_the_articles() -> None:
         (whether(YOU, clauses.CAN_ONE, EATING_APPLES), "你能吃苹果吗？", "can you eat apples?"),
     ],
 )
-def test_sentences_come_out_exactly(words: Phrase, source: str, target: str) -> None:
+def test_sentences_have_the_exact_chinese_and_english_text(words: Phrase, source: str, target: str) -> None:
     assert text(words) == (source, target)
 
 
@@ -153,7 +153,7 @@ def test_sentences_come_out_exactly(words: Phrase, source: str, target: str) -> 
         (owned(NOUNS["书"], "汤姆"), "汤姆的书", "Tom's book"),
     ],
 )
-def test_things_come_out_exactly(nominal: Nominal, source: str, target: str) -> None:
+def test_nominals_have_the_exact_chinese_and_english_text(nominal: Nominal, source: str, target: str) -> None:
     assert text(nominal.object) == (source, target)
 
 
@@ -190,7 +190,7 @@ def test_the_lexicon_names_only_nouns_and_locations_that_it_has() -> None:
         assert set(adjective.nouns.split()) <= NOUNS.keys()
 
 
-def test_nobody_does_anything_to_himself() -> None:
+def test_subject_and_object_never_refer_to_the_same_person() -> None:
     chance = random.Random(3)
     for _ in range(2000):
         subject = a_subject(chance)
@@ -200,7 +200,7 @@ def test_nobody_does_anything_to_himself() -> None:
 # --- the corpus ----------------------------------------------------------------------------------------------
 
 
-def test_sizes() -> None:
+def test_the_corpus_has_50000_500_and_1000_pairs() -> None:
     assert (len(corpus().train), len(corpus().dev), len(corpus().test)) == (50_000, 500, 1_000)
 
 
@@ -292,7 +292,7 @@ def test_every_chinese_word_is_aligned_and_only_words_that_chinese_lacks_are_not
         assert {word for j, word in enumerate(pair.target_words) if j not in linked} <= without
 
 
-def test_greetings_come_out_as_people_say_them() -> None:
+def test_greetings_have_the_exact_chinese_and_english_text() -> None:
     chance = random.Random(2)
     said = {pair.source: pair.target for pair in (pair_of(greeting(chance)) for _ in range(2000))}
     expected = {

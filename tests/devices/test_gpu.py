@@ -193,7 +193,7 @@ def test_search_finds_what_the_processor_finds(searched_everywhere: Results, nam
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_search_seldom_waits_for_the_device(searched_everywhere: Results, name: str) -> None:
+def test_search_synchronizes_with_the_device_rarely(searched_everywhere: Results, name: str) -> None:
     before, each_step, each_leaving = WAITS[name]
     waits = searched_everywhere["pretend"][name]["waits"]
     place, times = STEPS["greedy" if name.startswith("greedy") else "beam"]
@@ -202,7 +202,7 @@ def test_search_seldom_waits_for_the_device(searched_everywhere: Results, name: 
 
 
 @pytest.mark.parametrize(("name", "most"), [("adam", 5), ("muon", 5), ("rotary", 5), ("window", 5), ("bf16", 5)])
-def test_a_step_of_training_waits_for_few_things(trained_everywhere: Results, name: str, most: int) -> None:
+def test_a_training_step_synchronizes_with_the_device_rarely(trained_everywhere: Results, name: str, most: int) -> None:
     found = trained_everywhere["pretend"][name]["waits"]
     waits = {place: count for place, count in found.items() if "/training/" in place}
     rare = ("training/checkpoint.py", "training/loop.py:_validate")

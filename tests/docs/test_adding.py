@@ -167,7 +167,7 @@ def test_training_comparing_and_exporting_do_what_the_page_says(project: Path) -
     assert not (project / "models" / "cosine-onnx").exists()
 
 
-def test_a_change_that_fits_nowhere_is_noticed(tmp_path: Path) -> None:
+def test_a_diff_that_does_not_apply_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 2\n")
     assert apply_change("--- a.py\n x = 1\n-y = 2\n+y = 3\n", tmp_path) == "a.py"
     assert (tmp_path / "a.py").read_text() == "x = 1\ny = 3\n"

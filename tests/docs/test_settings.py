@@ -43,7 +43,7 @@ def test_the_page_is_up_to_date() -> None:
     assert page == GENERATOR.page(), "run: python docs/generate_settings.py"
 
 
-def test_every_setting_stands_on_the_page_once_with_its_meaning() -> None:
+def test_every_setting_is_documented_once() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| .+ \| .+ \| (.+) \|$", GENERATOR.page(), re.MULTILINE)
     documented = [name for name, meaning in rows if len(meaning) > 10 and name not in GENERATOR.choices.PRESETS]
     assert sorted(documented) == sorted(setting_names())

@@ -161,7 +161,7 @@ def test_the_site_is_searched_offline(site: Path, browser: "Browser", folder: st
     assert [url for url in loaded if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
 
 
-def test_faults_are_found() -> None:
+def test_the_page_parser_finds_scripts_links_and_anchors() -> None:
     page = Page(
         '<script src="//a.org/x.js"></script><a href="x.html#y">z</a><article><p id="b">c</p></article><p>d</p>'
     )

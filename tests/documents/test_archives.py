@@ -111,7 +111,9 @@ def odt(body: str) -> bytes:
         ("<p>a<s text:c='999999999'/>b</p>", ("a" + " " * 1000 + "b", "A  B"), "<p>A <s/>B</p>"),
     ],
 )
-def test_opendocument(source: str, translation: tuple[str, str], expected: str) -> None:
+def test_opendocument_text_is_translated_inside_its_markup(
+    source: str, translation: tuple[str, str], expected: str
+) -> None:
     source, expected = (text.replace("<", "<text:").replace("<text:/", "</text:") for text in (source, expected))
     result = translate_upload(odt(source), "a.odt", Fake(**dict([translation])))
     with zipfile.ZipFile(io.BytesIO(result)) as file:

@@ -1,6 +1,10 @@
 """Test gettext catalogs and XLIFF: missing translations are added, and existing ones stay."""
 
+import os
+import shutil
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +48,7 @@ def translated(source: str, name: str, **settings: object) -> str:
     return translate_upload(source.encode(), name, shout, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
 
 
-def test_catalogs() -> None:
+def test_gettext_catalogs_get_their_missing_translations() -> None:
     expected = PO.replace('msgstr ""\n\nmsgid "One', 'msgstr "Open \\"it\\"!\\n"\n\nmsgid "One')
     for number, text in enumerate(("One file!", "More files!", "More files!")):
         expected = expected.replace(f'msgstr[{number}] ""', f'msgstr[{number}] "{text}"')
@@ -56,6 +60,68 @@ def test_fuzzy_marks_and_overwriting() -> None:
     result = translated(PO, "a.po", mark_fuzzy=True, overwrite=True)
     assert '#, fuzzy, c-format\nmsgctxt "menu"' in result
     assert '#, fuzzy\nmsgid "done"\nmsgstr "done!"' in result
+
+
+FUZZY = """msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\\n"
+
+#: a.c:1
+#, fuzzy, c-format
+#| msgid "ten"
+msgid "one"
+msgstr "zehn"
+
+#, c-format
+#, fuzzy
+msgid "two"
+msgid_plural "twos"
+msgstr[0] "zwei"
+msgstr[1] ""
+
+#,fuzzy
+#| msgid "drei"
+msgid "three"
+msgstr ""
+"""
+
+
+def test_fuzzy_translations_stay_and_are_counted() -> None:
+    """A fuzzy entry without a translation is translated, and programs use the new translation."""
+    document = read_document("a.po", FUZZY.encode(), DocumentSettings(), Limits())
+    assert [unit.text for unit in document.units] == ["twos", "three"]
+    assert document.kept_fuzzy == 2
+    expected = FUZZY.replace('msgstr[1] ""', 'msgstr[1] "twos!"').replace(
+        '#,fuzzy\n#| msgid "drei"\nmsgid "three"\nmsgstr ""', 'msgid "three"\nmsgstr "three!"'
+    )
+    assert translated(FUZZY, "a.po") == expected
+
+
+@pytest.mark.parametrize("setting", ["overwrite", "overwrite_fuzzy"])
+def test_the_flag_goes_with_the_translation_that_it_marks(setting: str) -> None:
+    document = read_document("a.po", FUZZY.encode(), DocumentSettings(**{setting: True}), Limits())  # type: ignore[arg-type]
+    assert document.kept_fuzzy == 0
+    result = translated(FUZZY, "a.po", **{setting: True})
+    assert '#: a.c:1\n#, c-format\nmsgid "one"\nmsgstr "one!"' in result
+    assert '#, c-format\nmsgid "two"\nmsgid_plural "twos"\nmsgstr[0] "two!"\nmsgstr[1] "twos!"' in result
+    assert "fuzzy" not in result
+    assert "#|" not in result
+    marked = translated(FUZZY, "a.po", mark_fuzzy=True, **{setting: True})
+    assert '#, fuzzy, c-format\nmsgid "one"' in marked
+    assert '#, c-format\n#, fuzzy\nmsgid "two"' in marked
+    assert '#,fuzzy\nmsgid "three"\nmsgstr "three!"' in marked
+    assert marked.count("fuzzy") == 3
+
+
+def test_gettext_compiles_what_was_translated_again(tmp_path: Path) -> None:
+    if shutil.which("msgfmt") is None:
+        pytest.skip("msgfmt is not installed")
+    path = tmp_path / "a.po"
+    path.write_text(translated(FUZZY, "a.po", overwrite_fuzzy=True), "utf-8")
+    done = subprocess.run(
+        ["msgfmt", "--statistics", "-o", os.devnull, str(path)],
+        env=os.environ | {"LC_ALL": "C"}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr.strip() == "3 translated messages."
 
 
 def test_flags_of_an_obsolete_entry_are_not_the_next_entrys() -> None:
@@ -93,7 +159,7 @@ XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def test_xliff_1() -> None:
+def test_xliff_1_files_get_their_missing_targets() -> None:
     result = translated(XLIFF_1, "a.xlf", target_language="de")
     expected = XLIFF_1.replace('language="en"', 'language="en" target-language="de"').replace(
         " y</source>\n  </trans",
@@ -116,7 +182,7 @@ def test_codes_of_xliff_that_belong_together_are_around_their_words() -> None:
     assert f"<target>{expected}</target>" in translation
 
 
-def test_xliff_2() -> None:
+def test_xliff_2_files_get_their_missing_targets() -> None:
     content = 'x <mrk translate="no">b</mrk> <pc id="1">a</pc>'
     source = (
         '<xliff version="2.0" srcLang="en"><file><unit id="u"><segment><source>'

@@ -43,7 +43,9 @@ def translate(source: str, translations: dict[str, str] | None = None) -> tuple[
         ),
     ],
 )
-def test_inline_elements(source: str, text: str, translation: str, expected: str) -> None:
+def test_inline_elements_of_markdown_move_with_their_words(
+    source: str, text: str, translation: str, expected: str
+) -> None:
     result, seen = translate(source, {text: translation})
     assert seen == [text]
     assert expected in result
@@ -68,7 +70,7 @@ def test_inline_elements(source: str, text: str, translation: str, expected: str
         ("  Name     Price\n  ------- ------\n  Table   12\n", "  Name     Price\n  ------- ------\n  Table   12\n"),
     ],
 )
-def test_blocks(source: str, expected: str) -> None:
+def test_markdown_block_syntax_is_kept(source: str, expected: str) -> None:
     assert translate(source)[0] == expected
 
 

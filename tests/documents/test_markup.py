@@ -120,7 +120,7 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
     assert translate(document, {text: text for text in texts}, settings=XML) == document
 
 
-def test_marks_follow_what_they_mark() -> None:
+def test_inline_tags_follow_the_words_that_they_enclose() -> None:
     known = {"I love red tea .": "Roten Tee liebe ich."}
     parts = {"love": "liebe", "red tea": "Roten Tee"}
     translated = translate("I <b>love</b> <i><a>red tea</a></i> .", known, parts)
@@ -171,7 +171,7 @@ def test_elements_without_words_stay_where_they_stand(document: str, translated:
         ("(<img>one) two", {"(one) two": "zwei (eins)"}, {"one": "eins"}, "zwei (<img>eins)"),
     ],
 )
-def test_a_point_goes_with_the_word_beside_it(
+def test_an_empty_element_moves_with_its_neighboring_word(
     document: str, known: dict[str, str], parts: dict[str, str], translated: str
 ) -> None:
     assert translate(document, known, parts) == translated
@@ -454,7 +454,7 @@ def test_broken_markup_takes_no_long_time(part: str, settings: MarkupSettings | 
 
 
 @given(st.data())
-def test_wherever_tags_are_put_the_text_is_the_translation(data: st.DataObject) -> None:
+def test_tags_at_any_position_leave_the_translated_text_unchanged(data: st.DataObject) -> None:
     """For nested, empty and misplaced elements, no text is repeated, and tags stay nested."""
     inline = st.recursive(
         st.sampled_from(["one", "two three", "!", " ", ""]),
@@ -489,7 +489,7 @@ def test_lines_of_plain_text_are_texts() -> None:
     assert plan_text("one\ntwo", joins_lines=True).sentences == ["one\ntwo"]
 
 
-def test_plans_of_several_texts_are_one() -> None:
+def test_join_plans_combines_texts_into_one_plan() -> None:
     documents = ["a <code>x</code> <b>c</b>", "", "d <i>e</i>"]
     plan = join_plans([markup_plan(each, spaced=True) for each in documents], "|".join)
     assert plan.sentences == [f"a {HOLE} c", "d e"]

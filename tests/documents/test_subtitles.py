@@ -80,7 +80,7 @@ def test_a_translation_with_fewer_words_than_cues_is_in_each() -> None:
     assert srt(Fake("Yes!"), "I would say", "that it is so.") == SRT.format(first="Yes!", second="Yes!")
 
 
-def test_the_source_can_stay() -> None:
+def test_keep_source_writes_source_and_translation() -> None:
     result = srt(Fake(), "I go.", "- You?\n- Me.", keep_source=True)
     assert result == SRT.format(first="I go.\nI GO.", second="- You?\n- YOU?\n- Me.\n- ME.")
 
@@ -117,7 +117,7 @@ def test_vtt_voices_stay_apart_and_cues_may_begin_like_notes() -> None:
     assert translated.endswith("NOTES ARE IN THE BOOK\n\n00:02.000 --> 00:03.000\n<v Bob>YOU GO</v>\n<v Ann>I STAY\n")
 
 
-def test_substation_alpha() -> None:
+def test_substation_alpha_dialogues_are_translated_and_drawings_stay() -> None:
     head = "[Script Info]\nTitle: t\n\n[Events]\nFormat: Layer, Start, End, Style, Text\n"
     lines = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\i1}one, two{\\i0}\nComment: 0,0:00:01.00,0:00:02.00,A,no\n"
     drawing = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\p1}m 0 0 l 1 0{\\p0}\n"

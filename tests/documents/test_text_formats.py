@@ -49,7 +49,7 @@ def test_wrapped_chinese_is_joined_without_a_space() -> None:
     assert seen == ["玛丽今天晚上会骑自行车去图书馆。"]
 
 
-def test_the_source_can_stay_above_each_translation() -> None:
+def test_keep_source_writes_the_source_above_each_translation() -> None:
     assert translated("  a b\nc\n", "a.txt", keep_source=True) == "  a b\n  A B\nc\nC\n"
 
 
@@ -81,7 +81,7 @@ def test_markup_in_json_is_html() -> None:
     assert translated('{"a": "x <b>y</b>"}', "a.json") == '{"a": "X <B>Y</B>"}'
 
 
-def test_json_lines() -> None:
+def test_values_of_json_lines_are_translated() -> None:
     assert translated('{"a": "b"}\n\n{"a": "c d"}\n', "a.jsonl") == '{"a": "B"}\n\n{"a": "C D"}\n'
 
 
@@ -96,7 +96,7 @@ def test_json_lines() -> None:
         ("id,text\n1,a,\n", ("text",), "id,text\n1,A,\n"),
     ],
 )
-def test_columns_of_tables(source: str, columns: tuple[str, ...], expected: str) -> None:
+def test_named_columns_of_tables_are_translated(source: str, columns: tuple[str, ...], expected: str) -> None:
     assert translated(source, "a.csv", columns=columns) == expected
 
 
@@ -124,12 +124,14 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
         ("a.txt", "PK\x03\x04", {}, "its content is an archive"),
     ],
 )
-def test_mistakes_are_one_sentence(name: str, source: str, settings: dict[str, object], message: str) -> None:
+def test_wrong_column_and_field_settings_are_refused(
+    name: str, source: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(TransduceError, match=re.escape(message)):
         translated(source, name, **settings)
 
 
-def test_other_encodings() -> None:
+def test_files_in_other_encodings_keep_their_encoding() -> None:
     latin = "schön\n".encode("latin-1")
     assert translate_upload(latin, "a.txt", upper, DocumentSettings(encoding="latin-1")) == "SCHÖN\n".encode("latin-1")
     assert translate_upload("a\n".encode("utf-16"), "a.txt", upper) == "A\n".encode("utf-16")

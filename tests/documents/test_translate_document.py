@@ -74,6 +74,20 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
 
 
+def test_the_command_counts_fuzzy_translations_that_stay(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.po", tmp_path / "b.po"
+    source.write_text('#, fuzzy\nmsgid "我吃鱼。"\nmsgstr "x"\n\nmsgid "我们喝水。"\nmsgstr ""\n', "utf-8")
+    command = ["translate", str(trained), str(source), "--output", str(target), *QUICK]
+    assert main(command) == 0
+    assert "Kept with the flag `fuzzy`: 1 translation." in capsys.readouterr().err
+    assert '#, fuzzy\nmsgid "我吃鱼。"\nmsgstr "x"' in target.read_text("utf-8")
+    assert main([*command, "--overwrite-fuzzy"]) == 0
+    assert "Kept" not in capsys.readouterr().err
+    assert "fuzzy" not in target.read_text("utf-8")
+    assert main(["translate", str(trained), "--overwrite-fuzzy", *QUICK]) == 2
+    assert "`--overwrite-fuzzy` applies to documents" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "options"), [("a.txt", []), ("a.zh", []), ("a.csv", ["--format", "txt"])])
 def test_the_command_translates_text_in_other_encodings(
     capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path, name: str, options: list[str]
@@ -134,7 +148,7 @@ def _interrupted(*_: object, **__: object) -> bytes:
     raise InterruptedWorkError
 
 
-def test_names_of_translations() -> None:
+def test_translations_are_named_with_their_language() -> None:
     assert target_path(Path("a/b.c.docx"), "de") == Path("a/b.c.de.docx")
 
 
@@ -159,7 +173,7 @@ def test_names_of_translations() -> None:
         ("a.docx", "x", ["--output", "b.docx"], "its content is not an archive"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_mismatched_formats_and_options_are_refused_in_one_sentence(
     capsys: Capture, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str,
     options: list[str], message: str,
 ) -> None:  # fmt: skip

@@ -6,7 +6,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 
 
-def test_figures_by_hand() -> None:
+def test_accuracy_and_macro_f1_equal_hand_computed_ones() -> None:
     # a: 2 right of 3, predicted 3 times; b: 1 of 1, predicted once; c: never predicted.
     report = score_labels(["a", "a", "b", "a", "d"], ["a", "a", "b", "c", "a"])
     assert (report.texts, report.right) == (5, 3)
@@ -16,6 +16,6 @@ def test_figures_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("predicted", "right"), [(["a"], []), ([], []), (["a"], ["a", "b"])])
-def test_as_many_on_both_sides(predicted: list[str], right: list[str]) -> None:
+def test_unequal_numbers_of_predicted_and_right_labels_are_refused(predicted: list[str], right: list[str]) -> None:
     with pytest.raises(TransduceError, match=r"needs a predicted and a right label, but there are"):
         score_labels(predicted, right)

@@ -49,7 +49,7 @@ COUNTED_BY_HAND = [
 
 
 @pytest.mark.parametrize(("reference", "predicted", "by_hand"), COUNTED_BY_HAND)
-def test_counts_agree_with_a_persons(reference: str, predicted: str, by_hand: tuple[int, ...]) -> None:
+def test_counts_of_brackets_equal_hand_computed_ones(reference: str, predicted: str, by_hand: tuple[int, ...]) -> None:
     counts = score_trees([read_tree(predicted)], [read_tree(reference)]).all
     found = (counts.matched, counts.reference, counts.predicted, counts.exact, counts.tagged, counts.words)
     assert found == by_hand
@@ -97,6 +97,6 @@ def test_a_reference_of_traces_alone_has_no_brackets() -> None:
     assert report.all.sentences == 1
 
 
-def test_both_sides_must_be_as_long() -> None:
+def test_unequal_numbers_of_trees_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"needs a predicted one, but there are 1 and 0"):
         score_trees([], [REFERENCE])

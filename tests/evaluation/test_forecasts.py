@@ -6,13 +6,13 @@ import pytest
 from transduce.evaluation.forecasts import find_season, repeat_season, score_forecasts
 
 
-def test_the_last_season_is_repeated() -> None:
+def test_repeat_season_repeats_the_last_season() -> None:
     past = np.array([[[9.0], [1.0], [2.0], [3.0]]])
     assert repeat_season(past, 5, 3)[0, :, 0].tolist() == [1, 2, 3, 1, 2]
     assert repeat_season(past, 2, 1)[0, :, 0].tolist() == [3, 3]
 
 
-def test_errors_by_hand() -> None:
+def test_errors_and_skill_equal_hand_computed_ones() -> None:
     past = np.array([[[0.0, 5.0], [2.0, 5.0]]])
     actual = np.array([[[1.0, 5.0], [4.0, 5.0]]])
     forecasts = np.array([[[1.0, 6.0], [3.0, 5.0]]])
@@ -38,7 +38,7 @@ def test_a_season_is_found_beside_trend_and_noise() -> None:
     assert find_season(daily[:, None], 100) == 24
 
 
-def test_what_has_no_season_has_one_of_a_point() -> None:
+def test_series_without_a_season_have_season_length_one() -> None:
     noise = np.random.Generator(np.random.Philox(3)).normal(size=5_000)
     assert find_season(noise[:, None], 100) == 1
     assert find_season(np.full((50, 1), 3.0), 20) == 1

@@ -6,7 +6,7 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import rouge
 
 
-def test_a_case_counted_by_hand() -> None:
+def test_rouge_1_2_and_l_equal_hand_computed_ones() -> None:
     # Words in common: the (once), cat, sat, mat; of 5 and 6. Pairs in common: "the cat", "cat sat"; of 4 and 5.
     # Longest common subsequence: the cat sat mat.
     report = rouge(["The cat sat, mat there."], ["the cat sat on the mat"])
@@ -15,7 +15,7 @@ def test_a_case_counted_by_hand() -> None:
     assert report.rouge_l == pytest.approx(100.0 * 2 * 4 / (5 + 6))
 
 
-def test_words_count_as_often_as_both_have_them() -> None:
+def test_repeated_words_match_as_often_as_both_texts_have_them() -> None:
     report = rouge(["a a a b"], ["a a c"])
     assert report.rouge_1 == pytest.approx(100.0 * 2 * 2 / (4 + 3))
     assert report.rouge_2 == pytest.approx(100.0 * 2 * 1 / (3 + 2))
@@ -38,6 +38,6 @@ def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
     assert str(report) == "ROUGE-1 50.0 · ROUGE-2 50.0 · ROUGE-L 50.0"
 
 
-def test_as_many_references_are_needed() -> None:
+def test_unequal_numbers_of_hypotheses_and_references_are_refused() -> None:
     with pytest.raises(TransduceError, match="2 hypotheses and 1 reference:"):
         rouge(["a", "b"], ["a"])

@@ -114,7 +114,7 @@ def test_unspaced_references_without_their_language_are_noticed(language: str | 
 
 
 @pytest.mark.parametrize("code", ["en", "EN", "en_US", "eng_Latn", "tlh", "gsw-CH", None])
-def test_any_code_of_a_language_is_taken(code: str | None) -> None:
+def test_language_codes_of_every_form_are_accepted(code: str | None) -> None:
     assert score(ENGLISH_OUTPUT, ENGLISH, target_language=code).warnings == ()
 
 
@@ -127,28 +127,28 @@ def test_what_is_no_code_of_a_language_is_reported(language: str) -> None:
     )
 
 
-def test_signatures() -> None:
+def test_signatures_are_those_of_sacrebleu() -> None:
     report = score(ENGLISH_OUTPUT, ENGLISH, target_language="en")
     version = f"version:{sacrebleu_version}"
     assert report.bleu.signature == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|{version}"
     assert report.chrf.signature == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|{version}"
 
 
-def test_a_case_solved_by_hand() -> None:
+def test_bleu_of_a_sentence_equals_the_hand_computed_value() -> None:
     # 5 of 6 words, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples match, and the lengths are equal.
     report = score(["the cat sat on a mat"], ["the cat sat on the mat"], target_language="en")
     assert report.bleu.value == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     assert (report.hypothesis_tokens, report.reference_tokens, report.brevity_penalty) == (6, 6, 1.0)
 
 
-def test_perfect_output() -> None:
+def test_output_equal_to_the_references_scores_100() -> None:
     report = score(ENGLISH, ENGLISH, target_language="en")
     assert report.bleu.value == pytest.approx(100)
     assert report.chrf.value == pytest.approx(100)
     assert (report.sentences, report.exact_match) == (4, 4)
 
 
-def test_short_output_is_penalised() -> None:
+def test_output_shorter_than_the_references_has_a_brevity_penalty() -> None:
     report = score(shorten(ENGLISH, " "), ENGLISH, target_language="en")
     assert report.brevity_penalty < 1
     assert report.hypothesis_tokens < report.reference_tokens
@@ -182,7 +182,7 @@ def test_references_are_identified_by_the_hash_of_their_file() -> None:
     assert report.hypothesis_sha256 != report.reference_sha256
 
 
-def test_text_and_notebook_forms() -> None:
+def test_scores_print_as_text_and_escape_html_in_notebooks() -> None:
     assert str(Score("BLEU", 38.327, "nrefs:1|tok:13a")) == "BLEU 38.33  nrefs:1|tok:13a"
     assert Score("chrF", 5, "a<b")._repr_html_() == "<b>chrF 5.00</b> <code>a&lt;b</code>"
     report = score(["it is a cat ."] * 4, ["it is a cat."] * 4, target_language="en", decoding={"name": "<x>"})
@@ -203,7 +203,7 @@ def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest
     assert score(output, references, target_language="en", tokenize="none").warnings == ()
 
 
-def test_a_few_lines_with_a_loose_full_stop_are_no_reason_to_warn() -> None:
+def test_few_detached_full_stops_cause_no_tokenization_warning() -> None:
     output = ["He has left ."] * 99 + ["He has left."] * 101
     assert score(output, ["He has left."] * 200, target_language="en").warnings == ()
 
@@ -241,27 +241,27 @@ def test_characters_instead_of_words_are_reported_with_the_score(monkeypatch: py
     assert report.warnings[0].startswith("Japanese was scored by characters")
 
 
-def test_different_line_counts() -> None:
+def test_unequal_numbers_of_hypotheses_and_references_are_refused() -> None:
     with pytest.raises(TransduceError, match="there are 3 hypotheses and 4 references: use files with the same"):
         score(ENGLISH_OUTPUT[:3], ENGLISH, target_language="en")
 
 
-def test_nothing_to_score() -> None:
+def test_scoring_no_lines_is_refused() -> None:
     with pytest.raises(TransduceError, match="at least one line, but there are 0 hypotheses and 0 ref"):
         score([], [], target_language="en")
 
 
-def test_unknown_tokenizer() -> None:
+def test_an_unknown_tokenizer_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TransduceError, match=r"did you mean '13a'\?$"):
         score(ENGLISH_OUTPUT, ENGLISH, target_language="en", tokenize="13")
 
 
-def test_one_text_is_no_list_of_lines() -> None:
+def test_a_string_in_place_of_a_list_of_lines_is_refused() -> None:
     with pytest.raises(TransduceError, match=r"The hypotheses must be a list of lines, but are one text"):
         score("I love you", ["I love you"], target_language="en")
 
 
-def test_lines_may_come_one_by_one() -> None:
+def test_iterators_of_lines_are_accepted() -> None:
     lines = ["The cat sat on the mat.", "It rains."]
     assert score(iter(lines), iter(lines), target_language="en") == score(lines, lines, target_language="en")  # type: ignore[arg-type]
 

@@ -105,7 +105,7 @@ def test_formulas_are_sacrebleus_even_where_counts_are_missing(metric: type[BLEU
         assert formula(counts) == pytest.approx([expected], abs=1e-9), (hypothesis, reference)
 
 
-def test_equal_outputs_are_chance() -> None:
+def test_equal_outputs_show_no_difference() -> None:
     result = compare(SYSTEM_A, list(SYSTEM_A), REFERENCES, target_language="en")
     for row in (result.bleu, result.chrf):
         assert (row.difference, row.interval_low, row.interval_high) == (0, 0, 0)
@@ -115,7 +115,7 @@ def test_equal_outputs_are_chance() -> None:
     assert result.differing == 0
 
 
-def test_a_clear_difference_is_real_in_both_directions() -> None:
+def test_a_clear_difference_is_significant_in_both_directions() -> None:
     better = compare(SYSTEM_A, MUCH_BETTER, REFERENCES, target_language="en", names=("old", "new"))
     worse = compare(MUCH_BETTER, SYSTEM_A, REFERENCES, target_language="en", names=("new", "old"))
     for forth, back in ((better.bleu, worse.bleu), (better.chrf, worse.chrf)):
@@ -132,7 +132,7 @@ def test_a_clear_difference_is_real_in_both_directions() -> None:
     )
 
 
-def test_a_difference_that_may_be_chance_says_how_many_sentences_would_tell() -> None:
+def test_an_inconclusive_difference_names_the_number_of_sentences_needed() -> None:
     half = slice(0, 60)
     row = compare(SYSTEM_A[half], SLIGHTLY_BETTER[half], REFERENCES[half], target_language="en").bleu
     assert 0.05 < row.p_randomisation < 1
@@ -225,7 +225,7 @@ def test_the_seed_decides_everything() -> None:
     assert first.bleu.interval_low != other.bleu.interval_low
 
 
-def test_draws_in_small_portions_are_the_same_draws(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resampling_in_portions_gives_the_same_result(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(significance, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
     assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
 
@@ -239,7 +239,7 @@ def test_one_sentence_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("differing", "is_real"), [(5, False), (6, True)])
-def test_fewer_differing_sentences_than_are_conclusive(differing: int, is_real: bool) -> None:
+def test_fewer_than_six_differing_sentences_decide_nothing(differing: int, is_real: bool) -> None:
     references = make_references(12)
     worse = [*("x" for _ in range(differing)), *references[differing:]]
     result = compare(worse, references, references, target_language="en")
@@ -283,7 +283,7 @@ def test_systems_that_do_not_translate_yet_are_named() -> None:
         assert compare(nothing, better, references, target_language="en", resamples=100).warnings == ()
 
 
-def test_table(slight: Comparison) -> None:
+def test_the_report_is_an_aligned_table_with_verdicts_and_signatures(slight: Comparison) -> None:
     lines = str(slight).split("\n")
     assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomization p bootstrap"
     values = [f"{slight.bleu.value_a:.2f}", f"{slight.bleu.value_b:.2f}", f"{slight.bleu.difference:+.2f}"]
@@ -307,28 +307,28 @@ def test_comparison_survives_json(slight: Comparison) -> None:
     assert msgspec.json.decode(msgspec.json.encode(slight), type=Comparison) == slight
 
 
-def test_different_line_counts() -> None:
+def test_systems_with_different_numbers_of_lines_are_refused() -> None:
     message = "there are 1 hypothesis of A and 2 hypotheses of B and 2 references"
     with pytest.raises(TransduceError, match=message):
         compare(["a"], ["a", "b"], ["a", "b"], target_language="en")
 
 
-def test_too_few_resamples() -> None:
+def test_fewer_than_100_resamples_are_refused() -> None:
     with pytest.raises(TransduceError, match="`resamples` must be at least 100, but is 99"):
         compare(["a"], ["b"], ["a"], target_language="en", resamples=99)
 
 
-def test_negative_seed() -> None:
+def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(TransduceError, match="`seed` must be at least 0, but is -1"):
         compare(["a"], ["b"], ["a"], target_language="en", seed=-1)
 
 
-def test_two_systems_of_one_name() -> None:
+def test_two_systems_with_the_same_name_are_refused() -> None:
     with pytest.raises(TransduceError, match="two names, but both are called 'model'"):
         compare(["a"], ["b"], ["a"], target_language="en", names=("model", "model"))
 
 
-def test_lines_may_come_one_by_one() -> None:
+def test_iterators_of_lines_are_accepted() -> None:
     one, other = ["a b c d", "e f"], ["a b c", "e f"]
     given = (iter(one), iter(other), iter(one))
     assert compare(*given, target_language="en") == compare(one, other, one, target_language="en")  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def test_lines_may_come_one_by_one() -> None:
         ({"names": "ab"}, "`names` must be two texts"),
     ],
 )
-def test_what_is_no_test_is_reported(options: dict[str, Any], message: str) -> None:
+def test_arguments_of_wrong_type_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         compare(["a"], ["b"], ["a"], target_language="en", **options)
 

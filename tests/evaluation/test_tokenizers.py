@@ -8,7 +8,7 @@ from transduce.evaluation.scores import choose_tokenizer, fitting_tokenizer, tok
 
 
 @pytest.mark.parametrize("code", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW", "zho", "zho_Hant", "cmn", "cn"])
-def test_chinese_by_any_code(code: str) -> None:
+def test_each_code_of_chinese_selects_the_chinese_tokenizer(code: str) -> None:
     assert tokenizer_for(code) == "zh"
 
 
@@ -53,7 +53,7 @@ def test_misspelt_tokenizer_gets_the_nearest_name() -> None:
         choose_tokenizer("en", "chars")
 
 
-def test_tokenizer_like_no_other_gets_the_fitting_one() -> None:
+def test_an_unknown_tokenizer_is_refused_with_the_tokenizer_of_the_language() -> None:
     with pytest.raises(TransduceError, match=r"it is 'sentencepiece': leave it out to get 'zh'\.$"):
         choose_tokenizer("zh", "sentencepiece")
 
@@ -64,7 +64,7 @@ def test_tokenizers_that_download_are_refused(name: str) -> None:
         choose_tokenizer("zh", name)
 
 
-def test_segmenter_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segmenter_that_is_not_installed_is_refused_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "missing_packages", lambda _: ["absent"])
     with pytest.raises(TransduceError, match=r"'ja-mecab' needs the package absent.*pip install 'sacrebleu\[ja"):
         choose_tokenizer("ja", "ja-mecab")

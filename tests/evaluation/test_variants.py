@@ -19,7 +19,7 @@ def by_sacrebleu(**options: str | bool) -> float:
     return float(BLEU(**options).corpus_score(HYPOTHESES, [REFERENCES]).score)  # type: ignore[arg-type]
 
 
-def test_each_way_is_sacrebleus() -> None:
+def test_each_variant_of_bleu_equals_sacrebleus() -> None:
     found = counted()
     assert found["without regard to case"][0] == by_sacrebleu(lowercase=True)
     for name in ("intl", "char", "none"):
@@ -37,7 +37,7 @@ def test_hyphens_are_words_of_their_own() -> None:
     assert "tok:13a+hyphens" in signature
 
 
-def test_what_was_set_is_what_the_others_differ_from() -> None:
+def test_variants_differ_from_the_settings_that_are_passed() -> None:
     found = counted(tokenize="none", lowercase=True)
     assert found["with regard to case"][0] == by_sacrebleu(tokenize="none", force=True)
     assert "case:lc" in found["tokenizer 13a"][1]

@@ -38,13 +38,13 @@ def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | N
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first test waits for all checks, which take minutes on a busy machine
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels_do_what_pytorch_does(results: dict[str, str], name: str) -> None:
+def test_each_check_of_gpu_kernels_against_pytorch_passes(results: dict[str, str], name: str) -> None:
     assert not results[name], results[name]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton brings NVIDIA's assembler on Linux")
-def test_kernels_are_compiled_within_what_there_is_capacity_for(tmp_path: Path) -> None:
+def test_compiled_kernels_fit_into_registers_and_shared_memory(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     found = run_script("compiled.py", tmp_path / "compiled.json", environment)
     assert len(found) == 23

@@ -18,7 +18,7 @@ from transduce.tasks.train import train
 SOURCE = "我吃鱼。"
 
 
-def test_phrases_may_come_one_by_one(translator: Translator) -> None:
+def test_iterators_of_texts_and_phrases_are_accepted(translator: Translator) -> None:
     word = "tea" if "tea" not in translator(SOURCE).text else "milk"
     for found in translator([SOURCE, SOURCE], phrases=(each for each in [word])):
         assert word in found.text
@@ -29,7 +29,7 @@ def test_phrases_may_come_one_by_one(translator: Translator) -> None:
     assert second.text == translator(SOURCE).text
 
 
-def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
+def test_a_single_string_is_not_split_into_characters(translator: Translator) -> None:
     assert translator.translate(SOURCE, translator.search) == [translator(SOURCE)]
 
 
@@ -40,9 +40,7 @@ def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
         ({SOURCE}, "not a `set`: pass a sorted list"),
     ],
 )
-def test_containers_of_other_things_or_without_an_order_are_refused(
-    translator: Translator, texts: Any, message: str
-) -> None:
+def test_dicts_and_sets_of_texts_are_refused(translator: Translator, texts: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator(texts)
 
@@ -63,14 +61,14 @@ def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> No
         ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
     ],
 )
-def test_what_does_not_fit_the_sentences_is_reported(
+def test_per_sentence_options_of_another_length_are_refused(
     options: dict[str, Any], message: str, translator: Translator
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.translate([SOURCE, SOURCE], **({"search": translator.search} | options))
 
 
-def test_streams_take_what_translations_take(translator: Translator) -> None:
+def test_streams_refuse_the_arguments_that_translations_refuse(translator: Translator) -> None:
     anything: Any = None
     for text, options in ((anything, {}), (SOURCE, {"prefix": anything}), (SOURCE, {"phrases": "tea"})):
         with pytest.raises(TransduceError):
@@ -83,20 +81,20 @@ def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, transl
         translator.score([SOURCE], ["tea"], length_penalty=penalty)
 
 
-def test_tokens_that_are_none_are_refused(translator: Translator) -> None:
+def test_forbidden_ids_beyond_the_vocabulary_are_refused(translator: Translator) -> None:
     size = translator.tokenizer.target.size
     search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
     with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):
         translator(SOURCE, search=search)
 
 
-def test_a_beam_has_a_limit() -> None:
+def test_a_beam_size_beyond_10000_is_refused() -> None:
     with pytest.raises(TransduceError, match="`beam_size` must be at most 10,000, but is 1,000,000,000"):
         SearchSettings(beam_size=10**9)
 
 
 @pytest.mark.parametrize("given", [["text"], [None], "text", 3])
-def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translator) -> None:
+def test_quality_estimation_refuses_what_is_no_list_of_translations(given: Any, translator: Translator) -> None:
     for judge in (estimate_quality, redecode):
         with pytest.raises(TransduceError, match=r"Pass a list of translations|Pass the `Translation`s"):
             judge(translator, given)
@@ -117,15 +115,13 @@ def test_a_single_translation_is_no_list_of_them(translator: Translator) -> None
         ({"min_length": "x"}, "`min_length` must be a whole number, but is 'x'"),
     ],
 )
-def test_a_pipeline_checks_what_it_counts_otherwise(
-    options: dict[str, Any], message: str, translator: Translator
-) -> None:
+def test_a_pipeline_checks_its_length_options(options: dict[str, Any], message: str, translator: Translator) -> None:
     with pytest.raises(TransduceError, match=message):
         TranslationPipeline(translator)(SOURCE, **options)
 
 
 @pytest.mark.parametrize("options", [{"threads": "x"}, {"threads": 1.5}, {"device": 3}, {"device": None}])
-def test_where_to_compute_is_checked(options: dict[str, Any], trained: Path) -> None:
+def test_invalid_threads_and_devices_are_refused(options: dict[str, Any], trained: Path) -> None:
     with pytest.raises(TransduceError, match=r"`(threads|device)` must be"):
         load(trained, **options)
 

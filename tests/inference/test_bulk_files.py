@@ -42,12 +42,12 @@ def test_shards_share_out_the_lines(count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3", "1.5/2"])
-def test_a_shard_that_is_none_is_refused(text: str) -> None:
+def test_malformed_shards_are_refused(text: str) -> None:
     with pytest.raises(TransduceError, match="A shard must be I/N with I from 1 to N, such as 1/4, but is "):
         parse_line_shard(text)
 
 
-def test_phrases_go_with_their_lines() -> None:
+def test_phrases_are_sharded_with_their_lines() -> None:
     (made,) = portions(["a", "b", "c"], phrases=["tea\tgreen tea", "", " \tx"], shard=Shard(1, 2))
     assert (made.lines, made.phrases) == (["a", "c"], [["tea", "green tea"], ["x"]])
 
@@ -100,7 +100,7 @@ def write_some(path: Path) -> None:
     file.append(LINES[:4], "one\ntwo\nthree\nfour\n")
 
 
-def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_output_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_some(path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.txt.partial", "out.txt.progress"]
@@ -115,7 +115,7 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert not begin(path).is_finished  # without --resume it is written anew
 
 
-def test_what_was_written_but_not_noted_is_written_again(tmp_path: Path) -> None:
+def test_output_not_recorded_as_finished_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     write_some(path)
     with (tmp_path / "out.txt.partial").open("ab") as partial:

@@ -94,7 +94,7 @@ def both(model: Transformer, beam: BeamOptions, longest: list[int]) -> tuple[Com
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 5)])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @torch.inference_mode()
-def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float) -> None:
+def test_beam_hypotheses_equal_those_of_the_stepwise_search(beam_size: int, n_best: int, alpha: float) -> None:
     ended = set()
     for seed in (1, 2):
         program, stepwise = both(build(seed), BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha), LONGEST)
@@ -119,7 +119,7 @@ def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float)
     ids=str,
 )
 @torch.inference_mode()
-def test_with_other_models_too(changes: dict[str, object]) -> None:
+def test_hypotheses_of_other_components_equal_those_of_the_stepwise_search(changes: dict[str, object]) -> None:
     program, stepwise = both(build(**changes), BeamOptions(beam_size=4, n_best=2), LONGEST)
     assert run_search(program) == run_search(stepwise)
 
@@ -135,7 +135,7 @@ def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
 
 
 @torch.inference_mode()
-def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
+def test_hypotheses_of_a_sentence_do_not_depend_on_its_batch() -> None:
     model = build()
     beam = BeamOptions(beam_size=4)
     together = run_search(both(model, beam, [30] * 5)[0])
@@ -161,7 +161,7 @@ class Watching:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @torch.inference_mode()
-def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> None:
+def test_observers_see_the_same_steps_and_stop_the_same_sentences(beam_size: int) -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4, 2]}
     results: list[list[list[Hypothesis]]] = []
     watching = []
@@ -174,7 +174,7 @@ def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> Non
 
 
 @torch.inference_mode()
-def test_it_stands_aside_where_something_sways_the_choice() -> None:
+def test_unsupported_options_are_left_to_the_stepwise_search() -> None:
     model, limits = build(), SequenceLimits(PAD, END, torch.tensor(LONGEST))
     scorer = EncoderDecoderScorer(model, sources())
     assert find_compiled_search(scorer, limits, BeamOptions(beam_size=4, groups=2)) is None
@@ -239,7 +239,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @torch.inference_mode()
-def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
+def test_rules_give_the_hypotheses_of_the_stepwise_search(beam_size: int) -> None:
     for seed, rules in enumerate(RULES.values()):
         program, stepwise = both_with_rules(build(1 + seed % 3), BeamOptions(beam_size=beam_size), rules, None)
         assert program is not None
@@ -249,7 +249,7 @@ def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("generate", GENERATE, ids=str)
 @torch.inference_mode()
-def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_size: int) -> None:
+def test_generate_hypotheses_equal_those_of_the_stepwise_search(generate: GenerateSettings, beam_size: int) -> None:
     for number, (name, rules) in enumerate(RULES.items()):
         if "prefixes" in name and generate.forced_first_id is not None:
             continue  # a forced first token begins each prefix
@@ -297,7 +297,7 @@ def both_samplers(
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @torch.inference_mode()
-def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> None:
+def test_sampled_tokens_equal_those_of_the_stepwise_search(sampling: SamplingSettings, samples: int) -> None:
     ended = set()
     penalized: list[Rule] = [RepetitionPenalty([[5]] * len(LONGEST), repetition=1.5, frequency=0.4, presence=-0.3)]
     for rules, generate in (
@@ -315,7 +315,7 @@ def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> 
 
 
 @torch.inference_mode()
-def test_the_same_tokens_are_drawn_while_an_observer_watches() -> None:
+def test_sampled_tokens_are_equal_with_an_observer() -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4]}
     searches = both_samplers(SAMPLING[0], 3, [ExtraEndTokens(END, [5, 9], summed=True)])
     seen = [Watching(giving_up) for _ in range(2)]

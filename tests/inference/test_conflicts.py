@@ -28,7 +28,7 @@ SOURCE = "我吃鱼。"
         ({"forbidden": "tea"}, r"`forbidden` must be a tuple of texts, but is one text: write \(`tea`,\)"),
     ],
 )
-def test_values_that_cannot_be_had_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_contradictory_search_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         SearchSettings(**changes)
 
@@ -47,7 +47,9 @@ def test_a_minimum_length_has_space_for_its_end(translator: Translator, search: 
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings()], ids=["greedy", "beam"])
-def test_a_prefix_is_there_as_a_whole(translator: Translator, search: SearchSettings) -> None:
+def test_a_translation_contains_the_whole_prefix_despite_length_limits(
+    translator: Translator, search: SearchSettings
+) -> None:
     prefix = " ".join(["the teacher likes tea"] * 12)
     short = msgspec.structs.replace(search, max_length_factor=0.0, max_length_extra=3)
     assert translator(SOURCE, prefix=prefix, search=short).text.startswith(prefix)
@@ -99,7 +101,7 @@ def test_a_phrase_may_have_the_letters_of_a_forbidden_word(translator: Translato
         ("\u00e9l\u00e8ve", "e\u0301le\u0300ve", True),
     ],
 )
-def test_words_are_mentioned_as_whole_words(text: str, forbidden: str, expected: bool) -> None:
+def test_contains_phrase_matches_whole_words(text: str, forbidden: str, expected: bool) -> None:
     assert contains_phrase(text, forbidden) is expected
 
 
@@ -114,7 +116,7 @@ def test_forbidden_texts_may_be_a_list(translator: Translator) -> None:
     assert word not in translator(SOURCE, search=search).text.split()
 
 
-def test_what_is_no_text_is_named(translator: Translator) -> None:
+def test_an_element_that_is_no_text_is_refused_with_its_number(translator: Translator) -> None:
     missing: Any = math.nan  # as tables have it for an empty cell
     with pytest.raises(TransduceError, match="Each text must be a `str`, but text number 2 is nan"):
         translator([SOURCE, missing])
@@ -124,7 +126,7 @@ def part(text: str) -> Translation:
     return Translation("…", (Alternative(text, (), (), -1.0, ended=True),))
 
 
-def test_a_part_without_a_translation_leaves_no_gap() -> None:
+def test_a_sentence_with_an_empty_translation_leaves_no_double_space() -> None:
     sentences = [Sentence(text, (0, 1, 2)) for text in ("a。", "b。", "c。")]
     gaps = [Gap(""), Gap(" ", is_sentence_space=True), Gap(" ", is_sentence_space=True), Gap("")]
     parts = [part("one"), part(""), part("two")]
@@ -140,11 +142,11 @@ def test_languages_without_spaces_are_known_by_any_code(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", [None, "en", "eng_Latn", "thx", "ko", "kor_Hang", "bo"])
-def test_other_languages_have_spaces(language: str | None) -> None:
+def test_languages_with_spaces_are_not_unspaced(language: str | None) -> None:
     assert not is_unspaced_language(language)
 
 
-def test_what_is_shown_at_a_prompt_is_short(translator: Translator) -> None:
+def test_repr_of_translators_and_translations_is_one_line(translator: Translator) -> None:
     assert repr(translator) == "Translator(zh → en, transformer, 2 + 2 layers × 32, fp32, cpu)"
     found = translator(SOURCE, n_best=2)
     assert repr(found) == f"Translation({found.text!r}, score={found.score:.4f}, 2 alternatives)"

@@ -59,7 +59,7 @@ def about_tea(toy_corpus: Path) -> list[str]:
     return [line for line in (toy_corpus / "dev.zh").read_text("utf-8").split("\n") if "茶" in line]
 
 
-def test_votes_by_hand() -> None:
+def test_probabilities_of_neighbors_equal_hand_computed_ones() -> None:
     states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])  # (M, D)
     card = DatastoreCard(pairs=3, weight=0.25, temperature=0.5)
     neighbours = Retriever([RetrievalCandidates(states, states.square().sum(-1), torch.tensor([4, 2, 4]))], card)
@@ -81,7 +81,7 @@ def test_what_the_model_was_not_trained_on_is_translated_by_examples(
     assert sum("beer" in text for text in by_examples) > 0.8 * len(about_tea)
 
 
-def test_a_batch_finds_what_its_sentences_find(remembering: Translator, toy_corpus: Path) -> None:
+def test_retrieval_in_a_batch_equals_each_sentence_alone(remembering: Translator, toy_corpus: Path) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:20]
     for beam_size in (1, 4):
         together = remembering(sentences, beam_size=beam_size, n_best=beam_size)
@@ -138,7 +138,7 @@ def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -
         build_datastore(translator, sources[:1] * 5, targets[:5])
 
 
-def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) -> None:
+def test_a_datastore_works_with_sampling_phrases_and_streams(remembering: Translator, about_tea: list[str]) -> None:
     drawn = SearchSettings(sampling=SamplingSettings(seed=3), n_best=2)
     first, again = (remembering.translate(about_tea[:3], drawn) for _ in range(2))
     assert [each.text for each in first] == [each.text for each in again]
@@ -149,7 +149,7 @@ def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) 
         remembering.translate(about_tea, SearchSettings(batch_invariant=True))
 
 
-def test_files_that_hold_no_examples_of_the_model(
+def test_files_that_are_no_datastore_of_the_model_are_refused(
     trained: Path, written: Path, tmp_path: Path, toy_settings: Any
 ) -> None:
     with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce build-datastore`"):
@@ -171,7 +171,9 @@ def test_files_that_hold_no_examples_of_the_model(
         open_translator(trained, datastore=tmp_path / "damaged")
 
 
-def test_by_another_precision(trained: Path, written: Path, remembering: Translator, about_tea: list[str]) -> None:
+def test_a_datastore_serves_translators_of_other_precisions(
+    trained: Path, written: Path, remembering: Translator, about_tea: list[str]
+) -> None:
     expected = [found.text for found in remembering(about_tea)]
     for precision in ("bf16", "int8"):
         found = [
@@ -180,14 +182,14 @@ def test_by_another_precision(trained: Path, written: Path, remembering: Transla
         assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 0.8 * len(expected)
 
 
-def test_few_pairs_and_sentences_that_none_is_like(translator: Translator, pairs: Pairs) -> None:
+def test_a_datastore_of_few_pairs_translates_unrelated_sentences(translator: Translator, pairs: Pairs) -> None:
     found = build_datastore(translator, pairs[0][:2], pairs[1][:2])
     few = NeighborIndex(found.neighbors.tensors, msgspec.structs.replace(found.neighbors.card, weight=0.3))
     by_few = Translator(translator.model, translator.tokenizer, datastore=few)
     assert [each.text != "" for each in by_few(["我", "qwz", ""])] == [True, True, False]
 
 
-def test_by_commands(
+def test_commands_build_and_use_a_datastore(
     capsys: pytest.CaptureFixture[str], trained: Path, toy_corpus: Path, pairs: Pairs, tmp_path: Path
 ) -> None:
     for name, lines in zip(("zh", "en"), pairs, strict=True):

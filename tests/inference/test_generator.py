@@ -85,7 +85,7 @@ def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Ge
     assert not found.ended
 
 
-def test_texts_side_by_side_are_those_one_by_one(generator: Generator) -> None:
+def test_texts_in_one_batch_equal_each_alone(generator: Generator) -> None:
     """Prompts of several lengths, some of which leave, and then a window that moves along."""
     prompts = [generator.prompt_ids(text) for text in ("abc def", "g", "hi\nab")]
     never = [generator.vocabulary.pad_id]
@@ -121,7 +121,7 @@ def test_reordered_texts_go_on_from_their_parents(generator: Generator) -> None:
             torch.testing.assert_close(row, wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_drawn_follows_from_the_seed(generator: Generator) -> None:
+def test_samples_depend_on_the_seed(generator: Generator) -> None:
     one, other = generator("abc", seed=1), generator("abc", seed=2)
     assert one == generator("abc", seed=1)
     assert one != other
@@ -147,7 +147,7 @@ def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) 
         next(generator.stream("abc", GREEDY, seed=3))
 
 
-def test_a_line_ends_where_that_was_asked_for(generator: Generator) -> None:
+def test_one_line_ends_a_text_at_its_line_feed(generator: Generator) -> None:
     search = SearchSettings(max_length=60, n_best=8, sampling=SamplingSettings(temperature=2.0))
     endless, lines = generator("ab", search=search), generator("ab", search=search, one_line=True)
     assert any("\n" in each.text for each in endless.continuations)
@@ -172,7 +172,7 @@ def test_a_least_length_is_for_texts_that_end(generator: Generator) -> None:
         generator("ab", search=search)
 
 
-def test_rules_hold(generator: Generator) -> None:
+def test_no_repeated_ngrams_applies_to_generated_text(generator: Generator) -> None:
     search = SearchSettings(max_length=30, no_repeated_ngrams=2, sampling=SamplingSettings())
     pieces = generator("ab", search=search).continuations[0].tokens
     pairs = list(zip(pieces, pieces[1:]))  # noqa: B905, RUF007
@@ -205,7 +205,9 @@ def test_an_empty_prompt_begins_a_line(generator: Generator) -> None:
         (SearchSettings(generate=GenerateSettings()), "generate"),
     ],
 )
-def test_what_only_translators_do_is_refused(generator: Generator, search: SearchSettings, name: str) -> None:
+def test_search_settings_for_translation_are_refused_by_a_generator(
+    generator: Generator, search: SearchSettings, name: str
+) -> None:
     with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
         generator("abc", search=search)
     with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
@@ -217,7 +219,7 @@ def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> N
         generator("abc", search=GREEDY, seed=3)
 
 
-def test_a_generator_shows_itself_in_a_line(generator: Generator) -> None:
+def test_repr_of_a_generator_and_its_continuations_is_one_line(generator: Generator) -> None:
     assert repr(generator) == "Generator(text, decoder, 2 layers × 64, fp32, cpu)"
     found = generator("abc", search=GREEDY).continuations[0]
     assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"

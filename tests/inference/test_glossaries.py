@@ -1,19 +1,26 @@
 """Test that translations contain glossary terms: of single texts, streams, long texts and portions of large files."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
-from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_missing_terms
+from transduce.inference.glossary_search import (
+    MAX_TERM_TOKENS,
+    _whole_targets,
+    as_glossary,
+    check_glossary,
+    parts_missing_terms,
+)
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase
+from transduce.text.vocabulary import Vocabulary
 
 SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
 
@@ -33,7 +40,7 @@ def test_a_term_that_the_model_writes_anyway_changes_nothing(translator: Transla
     assert translator("我吃鱼。", glossary={"鱼": plain.text.split()[1]}) == plain
 
 
-def test_any_form_will_do_without_capitals_where_the_model_has_none(translator: Translator) -> None:
+def test_spellings_of_a_term_cover_its_forms_and_omit_unknown_capitals(translator: Translator) -> None:
     target, glossary = translator.tokenizer.target, Glossary([Term("鱼", ("fish", "a fish"))])
     spellings = check_glossary(glossary, SearchSettings(), target)["鱼"]
     assert {target.decode(list(spelling)) for spelling in spellings} == {"fish", "a fish"}
@@ -46,7 +53,83 @@ def test_a_file_a_mapping_and_an_object_are_one(translator: Translator, tmp_path
     assert found == {translator("我吃鱼。", glossary=as_glossary({"鱼": "milk"})).text}
 
 
-def test_streams_have_them_too(translator: Translator) -> None:
+@pytest.mark.parametrize(
+    ("text", "glossary", "expected"),
+    [
+        ("鱼", {"鱼": "milk"}, "milk"),
+        ("  鱼 ", {"鱼": "milk"}, "  milk "),
+        ("- 鱼", {"鱼": "milk"}, "- milk"),
+        ("鱼。", {"鱼": "milk"}, "milk."),  # the model's vocabulary has no M
+        ("鱼。", {"鱼": "i eat"}, "I eat."),
+        ("鱼：", {"鱼": ["milk", "tea"]}, "milk:"),
+        ("鱼。鱼！", {"鱼": "milk"}, "milk. milk!"),
+    ],
+)
+def test_a_sentence_that_is_one_term_is_translated_as_the_term(
+    translator: Translator, text: str, glossary: Any, expected: str
+) -> None:
+    for settings in (SearchSettings(), SearchSettings(beam_size=1), SearchSettings(no_repeated_ngrams=2)):
+        (found,) = translator.translate([text], settings, glossary=glossary)
+        assert found.text == expected
+        assert found.alternatives[0].ended
+    assert "".join(translator.stream(text, glossary=glossary)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "language", "expected"),
+    [
+        ("Vertrag", ("Vertrag", "contract"), "en", "contract"),
+        ("Vertrag.", ("Vertrag", "contract"), "en", "Contract."),
+        ("Vertrag:", ("Vertrag", "contract"), "en", "contract:"),
+        ("Vertrag ...", ("Vertrag", "contract"), "en", "Contract..."),
+        ("vertrag", ("Vertrag", "contract"), "en", None),  # a capital is as written
+        ("VERTRAG", ("vertrag", "contract"), "en", "Contract"),
+        ("Kaufen", ("kaufen", "buy"), "en", "Buy"),
+        ("kaufen!", ("kaufen", "buy"), "en", "buy!"),
+        ("E\u0301tage", ("\u00e9tage", "floor"), "en", "Floor"),
+        ("etc.", ("etc.", "and so on"), "en", "and so on"),
+        ("GmbH?!", ("GmbH", "GmbH"), "en", "GmbH?!"),
+        ("GmbH.", ("GmbH", "GmbH"), "ja", "GmbH。"),
+        ("GmbH.", ("GmbH", "GmbH"), None, "GmbH."),
+        ("contract:", ("contract", "合同"), "zh", "合同："),
+        ("Contract.", ("contract", "合同"), None, "合同。"),
+        ("合同……", ("合同", "contract"), "en", "Contract……"),
+        ("der Vertrag", ("Vertrag", "contract"), "en", None),
+        ("Vertrag Vertrag", ("Vertrag", "contract"), "en", None),
+        (".", ("Vertrag", "contract"), "en", None),
+        ("", ("Vertrag", "contract"), "en", None),
+    ],
+)
+def test_case_and_marks_of_a_sentence_that_is_one_term(
+    text: str, term: tuple[str, str], language: str | None, expected: str | None
+) -> None:
+    class AnyCharacter:
+        def unknown_characters(self, _text: str) -> str:
+            return ""
+
+    source, target = term
+    glossary = Glossary([Term(source, (target,)), Term(f"{source} mit Anlage", ("x",))])
+    found = _whole_targets(text, glossary, cast("Vocabulary", AnyCharacter()), language)
+    assert found == ([] if expected is None else [expected])
+
+
+def test_the_forms_of_a_term_are_alternatives_in_their_order(translator: Translator) -> None:
+    found = translator("鱼", n_best=2, glossary={"鱼": ["milk and the water", "tea", "milk"]})
+    assert [each.text for each in found.alternatives] == ["milk and the water", "tea"]
+    score = translator.score(["鱼"], ["tea"], length_penalty=translator.search.length_penalty)[0]
+    assert found.alternatives[1].score == pytest.approx(score.score, abs=1e-4)
+
+
+def test_a_term_as_a_sentence_obeys_the_search(translator: Translator) -> None:
+    """Required text and limits of length need a search, also for a sentence that is a term."""
+    glossary = {"鱼": "milk and the water"}
+    assert translator("鱼", prefix="she likes", glossary=glossary).text.startswith("she likes")
+    assert contains_phrase(translator("鱼", phrases=["tea"], glossary=glossary).text, "tea")
+    search = SearchSettings(max_length=4)
+    assert translator.translate(["鱼"], search, glossary=glossary) == translator.translate(["鱼"], search)
+
+
+def test_streamed_text_equals_the_translation_with_a_glossary(translator: Translator) -> None:
     glossary = {"鱼": "milk"}
     assert "".join(translator.stream("我吃鱼。", glossary=glossary)) == translator("我吃鱼。", glossary=glossary).text
 
@@ -70,13 +153,13 @@ def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
         )
 
 
-def test_what_ends_badly_does_not_replace_the_translation(translator: Translator) -> None:
+def test_a_term_that_breaks_the_search_rules_leaves_the_translation_unchanged(translator: Translator) -> None:
     search = SearchSettings(no_repeated_ngrams=1)
     plain = translator.translate(["我吃鱼。"], search)
     assert translator.translate(["我吃鱼。"], search, glossary={"鱼": "milk milk milk"}) == plain
 
 
-def test_all_alternatives_have_them(translator: Translator) -> None:
+def test_every_alternative_contains_the_glossary_term(translator: Translator) -> None:
     for search in (SearchSettings(n_best=3), SearchSettings(n_best=3, max_length=20, no_repeated_ngrams=2)):
         (found,) = translator.translate(["我吃鱼。"], search, glossary={"鱼": "fish"})
         assert 1 <= len(found.alternatives) <= 3
@@ -97,7 +180,7 @@ def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> 
     assert contains_phrase(found.text, "milk")
 
 
-def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
+def test_the_number_of_required_term_tokens_is_limited(translator: Translator) -> None:
     """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
     glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
     part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
@@ -108,14 +191,14 @@ def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
 
 
-def test_portions_of_a_file_have_them(translator: Translator) -> None:
+def test_portions_of_a_file_are_translated_with_the_glossary(translator: Translator) -> None:
     job = Job(search=SearchSettings(beam_size=2), terms=(Term("鱼", ("milk",)),))
     ((_, text),) = translate_portions(translator, job, portions(SENTENCES))
     glossary = {"鱼": "milk"}
     assert text.splitlines() == [each.text for each in translator(SENTENCES, beam_size=2, glossary=glossary)]
 
 
-def test_what_a_glossary_wants_and_is_not_there_causes_a_warning(translator: Translator) -> None:
+def test_a_missing_glossary_term_causes_a_quality_warning(translator: Translator) -> None:
     plain = translator(["我吃鱼。"])
     assert not any(doubt.kind == "terms" for doubt in estimate_quality(translator, plain)[0])
     (doubts,) = estimate_quality(translator, plain, glossary={"鱼": ["milk", "tea"]})
@@ -140,7 +223,7 @@ def test_what_a_glossary_wants_and_is_not_there_causes_a_warning(translator: Tra
         ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 tokens, but that of `鱼` has [0-9]+: make it shorter"),
     ],
 )
-def test_what_cannot_be_had_is_reported_also_where_no_sentence_has_the_term(
+def test_unusable_terms_are_refused_even_if_no_sentence_contains_them(
     translator: Translator, glossary: Any, search: SearchSettings, message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):

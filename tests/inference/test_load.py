@@ -21,7 +21,7 @@ from transduce.inference.translator import Translator
 HERE: dict[str, Any] = {"device": "cpu", "threads": 1}
 
 
-def test_a_task_says_what_comes_back(trained: Path) -> None:
+def test_the_task_argument_determines_the_type_that_is_returned(trained: Path) -> None:
     assert_type(load(trained, task="translation", device="cpu", threads=1), Translator)
     both = load([trained, trained], task="translation", device="cpu", threads=1)
     assert repr(both).startswith("Translator(zh → en, transformer, 2 + 2 layers × 32, 2 models, ")
@@ -38,7 +38,7 @@ def test_a_folder_of_another_task_is_refused(task: Any, trained: Path) -> None:
         load(trained, task=task, **HERE)
 
 
-def test_a_task_that_there_is_not_is_refused(trained: Path) -> None:
+def test_an_unknown_task_is_refused(trained: Path) -> None:
     wrong: Any = "translating"
     with pytest.raises(TransduceError, match=r"`task` must be one of translation, .* but is `translating`"):
         load(trained, task=wrong, **HERE)

@@ -73,7 +73,7 @@ def test_lines_of_training_decide_whether_texts_are_split(trained: Path, tmp_pat
         open_translator(folder)
 
 
-def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path, tmp_path: Path) -> None:
+def test_a_text_beyond_the_limit_is_cut_into_as_few_parts_as_possible(trained: Path, tmp_path: Path) -> None:
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
@@ -90,7 +90,9 @@ def test_a_model_of_short_texts_takes_short_ones(trained: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("limit", ["", None])
-def test_a_folder_that_says_nothing_has_the_usual_limit(trained: Path, tmp_path: Path, limit: str | None) -> None:
+def test_a_folder_without_a_limit_has_the_default_of_256_tokens(
+    trained: Path, tmp_path: Path, limit: str | None
+) -> None:
     folder = with_limit(trained, tmp_path / "older", limit or "")
     if limit is None:
         (folder / "settings.toml").unlink()
@@ -98,7 +100,7 @@ def test_a_folder_that_says_nothing_has_the_usual_limit(trained: Path, tmp_path:
 
 
 @pytest.mark.parametrize("limit", ["max_tokens = 0\n", 'max_tokens = "many"\n'])
-def test_a_limit_that_means_nothing_is_refused(trained: Path, tmp_path: Path, limit: str) -> None:
+def test_an_invalid_max_tokens_in_a_folder_is_refused(trained: Path, tmp_path: Path, limit: str) -> None:
     folder = with_limit(trained, tmp_path / "wrong", limit)
     with pytest.raises(TransduceError, match=r"settings\.toml cannot be used: .*max_tokens"):
         open_translator(folder, precision="fp32", device="cpu", threads=1)
@@ -110,7 +112,7 @@ def test_models_that_translate_together_take_what_each_of_them_takes(trained: Pa
     assert open_translator([long, long], precision="fp32", device="cpu", threads=1).longest_source == 600
 
 
-def test_learned_positions_end_a_source_and_what_is_written(translator: Translator) -> None:
+def test_learned_positions_limit_source_and_target_lengths(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=40)
     limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
     assert limited.longest_source == 39  # and the end symbol

@@ -59,7 +59,7 @@ def test_threads_are_those_of_openmp_where_it_was_set(monkeypatch: pytest.Monkey
     assert detect_machine("cpu", 7).threads == 7
 
 
-def test_what_torchrun_sets_for_openmp_is_not_what_a_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omp_num_threads_set_by_torchrun_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("transduce.machine.usable_cores", lambda: 4)
@@ -113,7 +113,7 @@ def test_apple_gpus_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyP
         ("AVX2_VNNI_2", False, False),
     ],
 )
-def test_instructions_that_are_held_back_are_not_counted_on(
+def test_onednn_max_cpu_isa_restricts_the_detected_instructions(
     monkeypatch: pytest.MonkeyPatch, isa: str, amx: bool, bf16: bool
 ) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
@@ -133,7 +133,7 @@ def test_vectors_of_bfloat16_count_where_there_is_no_amx(monkeypatch: pytest.Mon
         assert detect_machine("cpu", 1).precision == precision
 
 
-def test_a_processor_without_them_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_bfloat16_instructions_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
@@ -145,7 +145,7 @@ def test_a_processor_without_them_computes_in_fp32(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("device", "amx", "bf16", "reason"), [
     ("cuda", True, True, "the GPU"), ("cpu", True, True, "AMX"), ("cpu", False, True, "AVX-512"),
 ])  # fmt: skip
-def test_bf16_says_why(device: str, amx: bool, bf16: bool, reason: str) -> None:
+def test_the_choice_of_bf16_has_its_reason(device: str, amx: bool, bf16: bool, reason: str) -> None:
     machine = Machine(device=device, threads=1, amx=amx, avx512_bf16=bf16, gpu_bf16=device == "cuda")
     assert machine.precision == "bf16"
     assert reason in machine.precision_reason
@@ -191,7 +191,7 @@ def test_more_threads_than_any_machine_has_are_refused() -> None:
         detect_machine("cpu", 100_000)
 
 
-def test_a_machine_in_one_line() -> None:
+def test_describe_gives_a_machine_in_one_line() -> None:
     line = describe(Machine(device="cpu", threads=1, amx=True, avx512_bf16=True))
     assert line.endswith("cpu, 1 thread, AMX and AVX-512 bf16")
     assert describe(Machine(device="cuda", threads=8, amx=False, avx512_bf16=False)).endswith("cuda, 8 threads")

@@ -94,7 +94,7 @@ def test_every_span_is_kept_exactly_once(either: Translator, search: SearchSetti
             assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in pairs)
 
 
-def test_other_sentences_are_not_affected(either: Translator) -> None:
+def test_sentences_without_spans_are_translated_as_without_placeholders(either: Translator) -> None:
     alone = either.translate(["我喜欢苹果。"], SearchSettings(beam_size=2))
     beside = either.translate(["我喜欢苹果。", SOURCES[0]], SearchSettings(beam_size=2))
     assert beside[0] == alone[0]
@@ -208,7 +208,7 @@ def test_streamed_text_has_no_placeholder_token() -> None:
 
 
 @pytest.mark.parametrize("spans", [[Span(0, 9)], [Span(1, 1)], [Span(2, 3), Span(1, 2)], [Span(0, 2), Span(1, 3)]])
-def test_wrong_spans_are_refused(translator: Translator, spans: list[Span]) -> None:
+def test_overlapping_or_out_of_range_spans_are_refused(translator: Translator, spans: list[Span]) -> None:
     with pytest.raises(TransduceError, match="in order and disjoint, from 0 to 4 in this text"):
         translator.translate(["我买书。"], SearchSettings(), protected=[spans])
 

@@ -50,7 +50,7 @@ def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> li
         ("Oh.", "  ", ["empty"]),
     ],
 )
-def test_what_is_flagged(source: str, text: str, doubts: list[str]) -> None:
+def test_faulty_translations_have_quality_warnings(source: str, text: str, doubts: list[str]) -> None:
     assert told(source, text, "xx-en") == doubts  # sources of several languages
 
 
@@ -81,11 +81,11 @@ def test_what_is_flagged(source: str, text: str, doubts: list[str]) -> None:
         ("…", ""),
     ],
 )
-def test_what_is_not_flagged(source: str, text: str) -> None:
+def test_good_translations_have_no_quality_warnings(source: str, text: str) -> None:
     assert told(source, text, "xx-en") == []
 
 
-def test_what_the_search_says() -> None:
+def test_cut_and_unlikely_translations_have_warnings() -> None:
     assert told("我爱你。", "I love", ended=False) == ["cut"]
     assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS + 0.01) == [
         f"unlikely ({UNLIKELY_NATS + 0.01:.2f} nats a token)"
@@ -109,7 +109,7 @@ def test_what_letters_are_foreign_depends_on_the_target() -> None:
     assert told("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
 
 
-def test_missing_numbers_are_reported_as_they_stand() -> None:
+def test_missing_numbers_are_reported_as_written_in_the_source() -> None:
     assert missing_numbers("Von 1.990 bis 2.050, 15 und 45", "from 1990 to") == ["2.050", "45"]
     assert missing_numbers("十、1990", "") == ["1990"]
 
@@ -144,7 +144,7 @@ def test_missing_numbers_are_reported_as_they_stand() -> None:
         ("0" * 5_000 + "12", "twelve", []),
     ],
 )
-def test_what_numbers_are_the_same(source: str, target: str, missing: list[str]) -> None:
+def test_numbers_written_in_different_locales_are_equal(source: str, target: str, missing: list[str]) -> None:
     assert missing_numbers(source, target) == missing
 
 
@@ -190,7 +190,7 @@ def again(scripted: Scripted, found: Sequence[Translation], **options: Any) -> l
     return redecode(scripted, found, **options)  # type: ignore[arg-type]
 
 
-def test_only_what_is_flagged_is_looked_for_again_with_what_was_missing() -> None:
+def test_redecode_translates_only_flagged_lines_with_missing_numbers_required() -> None:
     scripted = Scripted({"他生于1990年。": [["He was born in 1890.", "He was born in 1990."]]})
     found = [translation("我爱你。", "I love you."), translation("他生于1990年。", "He was born in 1980.")]
     better = again(scripted, found, prefix="He", phrases=[[], ["born"]])
@@ -209,7 +209,7 @@ def test_only_what_is_flagged_is_looked_for_again_with_what_was_missing() -> Non
         ("1990", {"max_length": 3}),  # the number may not fit into the length
     ],
 )
-def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict[str, Any]) -> None:
+def test_redecode_does_not_require_numbers_that_cannot_be_written(number: str, options: dict[str, Any]) -> None:
     source = f"{number}年"
     scripted = Scripted({source: [["In that year"]]})
     again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
@@ -223,20 +223,20 @@ def test_no_form_of_a_date_or_time_is_forced() -> None:
     assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
 
 
-def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:
+def test_redecode_forbids_ever_shorter_repetitions() -> None:
     scripted = Scripted({"来自": [["from from from us"], ["from there"]]})
     (better,) = again(scripted, [translation("来自", "from from from from")])
     assert better.text == "from there"
     assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
 
 
-def test_the_former_stays_where_nothing_has_fewer_warnings() -> None:
+def test_redecode_keeps_the_translation_if_no_other_has_fewer_warnings() -> None:
     scripted = Scripted({"我爱你。": [["爱我你", "我爱你"]]})
     (same,) = again(scripted, [translation("我爱你。", "我爱你", "me")])
     assert [each.text for each in same.alternatives] == ["我爱你", "me"]
 
 
-def test_as_many_alternatives_come_back_as_there_were() -> None:
+def test_redecode_returns_the_number_of_alternatives_that_it_got() -> None:
     scripted = Scripted({"我爱你。": [["I love you", "I like you"]]})
     (better,) = again(scripted, [translation("我爱你。", "我爱你", "I love you")])
     assert [each.text for each in better.alternatives] == ["I love you", "我爱你"]
@@ -260,7 +260,7 @@ def test_a_number_that_the_vocabulary_cannot_write_ends_nothing(translator: Tran
     assert len(redecode(translator, found)) == 1
 
 
-def test_what_was_not_read_is_not_looked_for_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_characters_alone_cause_no_re_decoding(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [translation("我吃☃☃鱼", "I eat fish")]
     assert estimate_quality(translator, found) == [(QualityWarning("unread", "☃☃"),)]
     monkeypatch.setattr(Translator, "translate", None)
@@ -278,7 +278,7 @@ def test_a_trained_model_reviews_its_own_and_given_translations(translator: Tran
     assert len(estimate_quality(translator, longer)[0]) < len(kinds)
 
 
-def test_protected_spans_are_not_unread() -> None:
+def test_unknown_characters_in_protected_spans_cause_no_warning() -> None:
     """Characters that were copied unchanged need no place in the vocabulary."""
     found = Translation("☃☃ 很 ☂", translation("", "☃☃ is ☂").alternatives, protected=((Span(0, 2), Span(0, 2)),))
     assert find_quality_warnings(found, unknown_characters="☃☂") == (QualityWarning("unread", "☂"),)

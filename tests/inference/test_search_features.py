@@ -53,7 +53,7 @@ class GiveUp:
 
 
 @pytest.mark.parametrize("search", [GREEDY, BEAM])
-def test_positions_are_those_of_the_input_and_the_others_go_on(
+def test_stopped_sentences_keep_input_order_and_others_continue(
     translator: Translator, sentences: list[str], search: SearchSettings
 ) -> None:
     mixed = [sentences[0], "", *sentences[1:5]]
@@ -68,7 +68,7 @@ def test_positions_are_those_of_the_input_and_the_others_go_on(
     assert len(found[2].alternatives[0].tokens) == 2
 
 
-def test_all_parts_of_a_sentence_are_stopped(translator: Translator, sentences: list[str]) -> None:
+def test_stopping_a_long_sentence_stops_all_its_parts(translator: Translator, sentences: list[str]) -> None:
     long = "".join(f"{sentence.rstrip('？。')}。" for sentence in sentences) * 16
     search = msgspec.structs.replace(GREEDY, max_length=8)
     observer = GiveUp({1})
@@ -81,7 +81,7 @@ def test_all_parts_of_a_sentence_are_stopped(translator: Translator, sentences: 
     assert sum(1 in rows for rows in observer.seen) == 1  # further batches of its parts were never begun
 
 
-def test_what_is_stopped_at_once_is_empty_or_a_token(translator: Translator) -> None:
+def test_a_sentence_stopped_at_once_has_at_most_one_token(translator: Translator) -> None:
     (found,) = translator.translate(["我吃鱼。"], BEAM, observer=GiveUp({0}))
     assert found.stopped
     assert len(found.alternatives[0].tokens) <= 1
@@ -111,7 +111,7 @@ def test_a_stream_of_a_cut_text_joins_its_parts(translator: Translator, sentence
     assert "".join(translator.stream(long, search)) == found.text
 
 
-def test_a_stream_of_nothing_is_the_text_itself(translator: Translator) -> None:
+def test_streaming_blank_text_returns_the_text(translator: Translator) -> None:
     assert list(translator.stream("")) == []
     assert list(translator.stream("  ")) == ["  "]
 
@@ -135,7 +135,7 @@ def test_a_character_is_shown_when_all_of_its_bytes_are_there() -> None:
     assert growing.finish("a爱bc") == "c"
 
 
-def test_only_what_all_hypotheses_begin_with_is_certain(translator: Translator) -> None:
+def test_growing_text_is_the_common_prefix_of_all_hypotheses(translator: Translator) -> None:
     vocabulary = translator.tokenizer.target
     first, second = vocabulary.encode("we eat apples"), vocabulary.encode("we eat fish")
     length = min(len(first), len(second))
@@ -217,7 +217,7 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
         (["the teacher"], SearchSettings(max_length=1), "`max_length` must leave room for the prefix, the phrases"),
     ],
 )
-def test_phrases_that_cannot_be_had_are_refused(
+def test_unusable_phrases_are_refused(
     translator: Translator, phrases: list[str], search: SearchSettings, message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -239,7 +239,7 @@ def test_forbidden_texts_do_not_occur(
     assert holding(msgspec.structs.replace(free, forbidden=forbidden)) == 0
 
 
-def test_a_word_is_forbidden_and_not_the_words_it_is_in(translator: Translator) -> None:
+def test_forbidding_a_word_allows_words_that_contain_it(translator: Translator) -> None:
     """If `he` is forbidden, `the teacher` and `she` are not."""
     search = SearchSettings(beam_size=1, forbidden=("he", "teach"))
     for sentence in ("老师吃鱼。", "她吃鱼。"):
@@ -247,7 +247,7 @@ def test_a_word_is_forbidden_and_not_the_words_it_is_in(translator: Translator) 
 
 
 @pytest.mark.parametrize("written", [(), ("a",), ("a", "pp"), ("▁",), ("▁a", "p"), ("▁p", "in", "e", "a", "pp")])
-def test_however_a_word_is_cut_into_tokens(written: tuple[str, ...]) -> None:
+def test_a_forbidden_word_is_forbidden_in_any_tokenization(written: tuple[str, ...]) -> None:
     pieces = ["<pad>", "</s>", "<unk>", "▁", "▁a", "▁apple", "▁apples", "apple", "pple", "pp", "p", "le", "a", "e",
               "ple", "les", "▁p", "in", "le."]  # fmt: skip
 
@@ -293,7 +293,7 @@ def test_strict_scores_are_bit_equal_in_every_batch(
     assert [translation.text for translation in plain] == [translation.text for translation in together]
 
 
-def test_strict_results_take_one_thread(trained: Path) -> None:
+def test_batch_invariant_search_with_two_threads_is_refused(trained: Path) -> None:
     strict = open_translator(trained, precision="fp32", device="cpu", threads=1)
     torch.set_num_threads(2)
     try:
@@ -348,7 +348,9 @@ def test_a_strict_batch_never_has_few_rows(translator: Translator) -> None:
 # --- several models, and the folder's settings ---------------------------------------------------------------------
 
 
-def test_a_model_twice_is_the_model(trained: Path, translator: Translator, sentences: list[str]) -> None:
+def test_an_ensemble_of_equal_models_equals_the_model(
+    trained: Path, translator: Translator, sentences: list[str]
+) -> None:
     twice = open_translator([trained, trained], precision="fp32", device="cpu", threads=1)
     assert len(twice.models) == 2
     for one, two in zip(translator(sentences), twice(sentences), strict=True):
@@ -400,7 +402,7 @@ def test_models_with_other_vocabularies_are_refused(
         (None, "", SearchSettings(beam_size=4)),
     ],
 )  # fmt: skip
-def test_a_folder_says_how_it_wants_to_be_searched(
+def test_search_settings_default_to_those_of_the_folder(
     trained: Path, tmp_path: Path, name: str | None, content: str, expected: SearchSettings
 ) -> None:
     folder = tmp_path / "model"

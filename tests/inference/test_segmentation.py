@@ -88,7 +88,7 @@ def written(segmented: SegmentedText, translate: Any = str) -> str:
         ("Hello.  How are you? Fine.", "<Hello.>  <How are you?> <Fine.>"),
     ],
 )
-def test_layout_survives(text: str, expected: str) -> None:
+def test_segmentation_separates_sentences_from_layout(text: str, expected: str) -> None:
     assert written(segment(text), lambda sentence: f"<{sentence}>") == expected
 
 
@@ -134,7 +134,7 @@ def test_lines_of_a_file_are_joined_to_paragraphs() -> None:
 
 
 @given(st.text(alphabet="a我。. ?\n\t-1)😆{}　\r", max_size=40), st.booleans())
-def test_the_identity_changes_nothing_but_spaces(text: str, splits: bool) -> None:
+def test_writing_segmented_text_back_changes_only_spaces(text: str, splits: bool) -> None:
     segmented = segment(text, split_sentences="always" if splits else "never")
     assert "".join(written(segmented).split()).replace("。", ".") == "".join(text.split()).replace("。", ".")
     for sentence in segmented.sentences:
@@ -150,7 +150,7 @@ def test_long_layout_takes_linear_time(text: str) -> None:
     assert time.monotonic() - started_at < 20
 
 
-def test_settings_that_mean_nothing_are_refused() -> None:
+def test_invalid_text_settings_are_refused() -> None:
     with pytest.raises(TransduceError, match="`split_sentences` must be one of auto, always, never, but is 'some'"):
         TextSettings(split_sentences="some")  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="`lines` must be one of separate, join, but is 'both'"):
@@ -198,7 +198,7 @@ def test_copied_spans_of_the_layout_are_reported() -> None:
     assert joined.protected == ((Span(0, 3), Span(0, 3)),)
 
 
-def test_other_translations_of_sentences_move_what_follows() -> None:
+def test_replacing_a_sentence_translation_shifts_the_offsets_after_it() -> None:
     segmented = segment("- 甲。{x}\n乙。")
     parts = [translation(each.text, ("A.", -1.0)) for each in segmented.sentences]
     joined = join_parts(segmented, parts, n_best=1, sampled=False)
@@ -237,11 +237,11 @@ def test_a_text_that_is_not_split_is_translated_whole(translator: Translator) ->
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3, max_length=8)])
 @pytest.mark.parametrize("text", [TEXT, "  - 我吃鱼。\n\n1\n\t她买苹果。老师卖牛奶。 ", "!!!", "我吃鱼。😆"])
-def test_a_stream_is_the_translation(translator: Translator, text: str, search: SearchSettings) -> None:
+def test_a_streamed_text_equals_its_translation(translator: Translator, text: str, search: SearchSettings) -> None:
     assert "".join(translator.stream(text, search)) == translator(text, search=search).text
 
 
-def test_layout_survives_translation(translator: Translator) -> None:
+def test_a_translation_keeps_the_layout_of_its_source(translator: Translator) -> None:
     fish, apples = (each.text for each in translator(["我吃鱼。", "她买苹果。"], search=GREEDY))
     found = translator(["  - 我吃鱼。 \n\n1\n\t她买苹果。", "1", "!!!😆"], search=GREEDY)
     assert [each.text for each in found] == [f"  - {fish} \n\n1\n\t{apples}", "1", "!!!😆"]

@@ -56,7 +56,7 @@ def _score(vocabulary: Vocabulary, source: str, target: str) -> Score:
     return Score(source, target, tuple("x" * len(values)), (*values, -0.1), sum(values))
 
 
-def test_a_part_is_where_the_words_are_that_depend_on_it(vocabulary: Vocabulary) -> None:
+def test_a_span_is_located_at_the_words_that_depend_on_it(vocabulary: Vocabulary) -> None:
     source, text = "老师喜欢吃鱼", "the teacher likes eat fish"
     assert found(vocabulary, source, text, "鱼") == ["fish"]
     assert found(vocabulary, source, text, "吃鱼") == ["eat fish"]
@@ -64,24 +64,24 @@ def test_a_part_is_where_the_words_are_that_depend_on_it(vocabulary: Vocabulary)
     assert found(vocabulary, source, text, "鱼", "老师", "喜欢") == ["fish", "the teacher", "likes"]
 
 
-def test_of_what_is_torn_apart_the_part_that_loses_most_is_taken(vocabulary: Vocabulary) -> None:
+def test_of_separated_words_the_most_dependent_part_is_located(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "老师喜欢吃鱼", "fish the teacher likes eat", "吃鱼") == ["fish"]
 
 
-def test_what_is_in_another_part_stays_in_it(vocabulary: Vocabulary) -> None:
+def test_a_nested_span_is_located_inside_its_outer_span(vocabulary: Vocabulary) -> None:
     source, text = "老师喝红茶", "red fish drink red tea the teacher"
     outer, inner = found(vocabulary, source, text, "红茶", "红")
     assert (outer, inner) == ("red tea", "red")
     assert found(vocabulary, source, text, "红", "红茶") == ["red", "red tea"]  # in whatever order
 
 
-def test_parts_that_are_apart_share_no_word(vocabulary: Vocabulary) -> None:
+def test_disjoint_spans_are_located_at_disjoint_words(vocabulary: Vocabulary) -> None:
     """A part for which no word is left gets a position between words."""
     assert found(vocabulary, "水茶", "tea", "水", "茶") == ["", "tea"]
     assert found(vocabulary, "水茶鱼", "tea fish", "水", "茶") == ["fish", "tea"]
 
 
-def test_all_words_are_the_whole_translation(vocabulary: Vocabulary) -> None:
+def test_a_span_of_all_words_is_the_whole_translation(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "“老师吃鱼。”", "“the teacher eat fish.”", "老师吃鱼") == ["“the teacher eat fish.”"]
     assert found(vocabulary, "鱼", "fish tea", "鱼", "鱼") == ["fish tea", "fish tea"]
 
@@ -92,7 +92,7 @@ def test_punctuation_goes_with_a_part_that_has_some(vocabulary: Vocabulary) -> N
     assert found(vocabulary, source, text, "鱼") == ["fish"]
 
 
-def test_a_part_that_no_word_depends_on_is_as_far_along(vocabulary: Vocabulary) -> None:
+def test_a_span_without_dependent_words_is_placed_at_its_relative_position(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "大大小小红红绿绿", "one two three four", "小小") == ["two"]
     assert found(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
 
@@ -108,7 +108,7 @@ def test_a_part_without_words_is_a_position_between_them(vocabulary: Vocabulary)
     assert text[: places[2].start] in ("the ", "the teacher ", "the teacher eat ")
 
 
-def test_what_is_too_long_to_be_scored_is_placed_without(vocabulary: Vocabulary) -> None:
+def test_a_sentence_too_long_to_score_is_located_by_position(vocabulary: Vocabulary) -> None:
     asked = MarkedSentence("大大小小红红绿绿", "one two three four", [Span(2, 4)], is_scored=False)
 
     def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
@@ -118,11 +118,11 @@ def test_what_is_too_long_to_be_scored_is_placed_without(vocabulary: Vocabulary)
     assert asked.text[place.start : place.end] == "two"
 
 
-def test_nothing_written_has_space_for_all_nodes(vocabulary: Vocabulary) -> None:
+def test_spans_in_an_empty_translation_are_empty(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "老师吃鱼", "", "鱼", "老师") == ["", ""]
 
 
-def test_a_translator_locates_in_one_go(translator: Translator) -> None:
+def test_locating_spans_in_a_batch_equals_each_sentence_alone(translator: Translator) -> None:
     pairs = [("老师吃鱼。", "the teacher eat fish ."), ("我们喝茶。", "we drink tea .")]
     spans = [[(2, 4), (3, 4)], [(0, 2)]]
     together = translator.locate(pairs, spans)
@@ -145,12 +145,12 @@ def test_a_translator_locates_in_one_go(translator: Translator) -> None:
         ([("我爱你", "I")], [[(0, 2), (1, 3)]], r"\(0, 2\) and \(1, 3\) overlap"),
     ],
 )
-def test_what_is_no_part_is_refused(translator: Translator, pairs: Any, spans: Any, message: str) -> None:
+def test_malformed_spans_and_pairs_are_refused(translator: Translator, pairs: Any, spans: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.locate(pairs, spans)
 
 
-def test_what_a_glossary_put_is_where_its_term_is(vocabulary: Vocabulary) -> None:
+def test_a_span_of_a_glossary_term_is_its_inserted_translation(vocabulary: Vocabulary) -> None:
     """The model knows nothing of milk; `fish` depends on the tea here, for whatever reason."""
     source, text = "老师吃茶", "milk eat the teacher"
     asked = MarkedSentence(source, text, [Span(3, 4), Span(0, 2)], ties=[(Span(3, 4), Span(0, 4))])
@@ -162,7 +162,7 @@ def test_what_a_glossary_put_is_where_its_term_is(vocabulary: Vocabulary) -> Non
     assert [text[place.start : place.end] for place in places] == ["milk", "the teacher"]
 
 
-def test_no_tag_comes_into_a_contraction(vocabulary: Vocabulary) -> None:
+def test_located_spans_include_whole_contractions(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "老师吃鱼", "teacher doesn't fish's eat", "鱼") == ["fish's"]
     assert found(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
 

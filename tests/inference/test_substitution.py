@@ -77,13 +77,13 @@ def test_several_terms_each_have_their_position(vocabulary: Vocabulary) -> None:
     assert found == "student eat apples milk."
 
 
-def test_what_begins_a_sentence_begins_it_with_a_capital(vocabulary: Vocabulary) -> None:
+def test_a_term_that_begins_the_text_is_capitalized(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "鱼", "Fish eat", 鱼="milk") == "Milk eat"
     assert put(vocabulary, "鱼", "Fish eat", 鱼="iPod") == "iPod eat"  # a name is as it is written
     assert put(vocabulary, "鱼", "eat fish", 鱼="milk") == "eat milk"
 
 
-def test_the_form_is_the_one_that_the_model_likes_best(vocabulary: Vocabulary) -> None:
+def test_the_most_probable_form_of_a_term_is_inserted(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
     assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
 
@@ -103,7 +103,7 @@ def test_an_english_plural_replaces_a_plural(replaced: str, forms: tuple[str, ..
     assert _forms_like(replaced, ("milk", "tea")) == (["milk", "tea"] if taken[-1] != "s" else ("milk", "tea"))
 
 
-def test_the_number_of_the_replaced_word_precedes_the_models_liking(vocabulary: Vocabulary) -> None:
+def test_an_english_term_takes_the_grammatical_number_of_the_replaced_word(vocabulary: Vocabulary) -> None:
     glossary = Glossary([Term("茶", ("apple", "apples"))])
     opinions = Opinions(vocabulary, {"teas": "茶"}, dislikes=["apples"])
     for language, text in (("en", "we like apples"), ("de", "we like apple")):
@@ -113,7 +113,7 @@ def test_the_number_of_the_replaced_word_precedes_the_models_liking(vocabulary: 
         assert changed.target == text
 
 
-def test_neighbours_go_with_it_where_the_model_likes_it_better(vocabulary: Vocabulary) -> None:
+def test_neighboring_words_are_replaced_if_that_is_more_probable(vocabulary: Vocabulary) -> None:
     """`the` depends on the teacher, too."""
     source, text = "老师吃鱼", "the teacher eat fish"
     assert put(vocabulary, source, text, 老师="students", dislikes=["the students", "students teacher"]) == (
@@ -121,13 +121,13 @@ def test_neighbours_go_with_it_where_the_model_likes_it_better(vocabulary: Vocab
     )
 
 
-def test_where_no_word_depends_on_it_nothing_is_put(vocabulary: Vocabulary) -> None:
+def test_without_a_dependent_word_no_term_is_inserted(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "我吃鱼。", "we eat milk.", 鱼="apples") is None
     assert put(vocabulary, "我吃鱼。", "", 鱼="apples") is None
     assert put(vocabulary, "我吃鱼喝茶。", "we eat fish.", 鱼="apples", 茶="water") is None  # one of two
 
 
-def test_punctuation_is_no_word_and_characters_without_spaces_are() -> None:
+def test_word_spans_omit_punctuation_and_split_unspaced_characters() -> None:
     text = "It's “fish” (我们吃), 1,234.5 or 6."
     words = ["It", "s", "fish", "我", "们", "吃", "1,234.5", "or", "6"]
     assert [text[start:end] for start, end in word_spans(text)] == words
@@ -166,12 +166,12 @@ def test_a_name_that_comes_twice_is_replaced_twice(vocabulary: Vocabulary) -> No
     assert put(vocabulary, "鱼", "fish likes tea fish!", 鱼="milk") == "milk likes tea milk!"
 
 
-def test_what_begins_another_sentence_begins_it_with_a_capital_too(vocabulary: Vocabulary) -> None:
+def test_a_term_that_begins_a_later_sentence_is_capitalized(vocabulary: Vocabulary) -> None:
     assert put(vocabulary, "我吃鱼", "we eat. “Fish”", 鱼="milk") == "we eat. “Milk”"
     assert put(vocabulary, "我吃鱼", "we eat, Fish", 鱼="milk") == "we eat, milk"
 
 
-def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
+def test_a_cut_translation_gets_no_terms(vocabulary: Vocabulary) -> None:
     part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
     cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
     glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
@@ -185,12 +185,12 @@ def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
     "search",
     [SearchSettings(max_length=1), SearchSettings(forbidden=("eat milk",)), SearchSettings(no_repeated_ngrams=2)],
 )
-def test_what_the_search_asks_for_holds_here_too(vocabulary: Vocabulary, search: SearchSettings) -> None:
+def test_insertions_that_violate_search_settings_are_discarded(vocabulary: Vocabulary, search: SearchSettings) -> None:
     assert put_into(vocabulary, SearchSettings(), "we eat fish") == ["we eat milk"]
     assert put_into(vocabulary, search, "we eat fish") is None
 
 
-def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
+def test_only_translations_that_lack_a_term_are_scored(vocabulary: Vocabulary) -> None:
     opinions = Opinions(vocabulary, CAUSES)
     part, translation = lacking("we eat milk")
     glossary = Glossary([Term("鱼", ("milk",))])
@@ -199,7 +199,7 @@ def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
     assert opinions.asked == []
 
 
-def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> None:
+def test_batch_invariant_results_with_terms_do_not_depend_on_the_batch(translator: Translator) -> None:
     strict, glossary = SearchSettings(batch_invariant=True, beam_size=2), {"鱼": "milk", "茶": "water"}
     sentences = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
     together = translator.translate(sentences, strict, glossary=glossary)
@@ -276,7 +276,7 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
         ("Fische", "fish", "milk milk milk milk", True),
     ],
 )
-def test_which_faults_a_term_adds(source: str, plain: str, text: str, is_corrupted: bool) -> None:
+def test_new_faults_of_an_inserted_term_are_detected(source: str, plain: str, text: str, is_corrupted: bool) -> None:
     glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
     assert has_new_faults(source, plain, text, glossary) == is_corrupted
 

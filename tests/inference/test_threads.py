@@ -25,7 +25,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_as_many_at_once_as_there_are_threads_each_alone_and_the_rest_by_all() -> None:
+def test_batches_are_decoded_concurrently_and_the_remainder_with_all_threads() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def decode(number: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def test_as_many_at_once_as_there_are_threads_each_alone_and_the_rest_by_all() -
     assert torch.get_num_threads() == 3
 
 
-def test_new_threads_have_as_many_as_before() -> None:
+def test_new_threads_keep_the_number_of_pytorch_threads() -> None:
     list(decode_in_parallel(lambda number: number, range(3), 3))
     found = []
     other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
@@ -47,7 +47,7 @@ def test_new_threads_have_as_many_as_before() -> None:
     assert found == [3]
 
 
-def test_an_error_is_raised_and_what_waits_is_left() -> None:
+def test_an_error_is_raised_and_waiting_batches_are_not_decoded() -> None:
     done = []
 
     def decode(number: int) -> None:
@@ -60,7 +60,7 @@ def test_an_error_is_raised_and_what_waits_is_left() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_with_one_thread_they_are_decoded_by_the_caller() -> None:
+def test_with_one_thread_batches_are_decoded_in_the_calling_thread() -> None:
     own = threading.get_ident()
     assert list(decode_in_parallel(lambda _: threading.get_ident(), range(4), 1)) == [own] * 4
 
@@ -75,7 +75,7 @@ def test_with_one_thread_they_are_decoded_by_the_caller() -> None:
     ],
     ids=["greedy", "beam", "sampled"],
 )
-def test_translations_are_the_same(
+def test_concurrently_decoded_translations_equal_sequential_ones(
     search: SearchSettings, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernels():

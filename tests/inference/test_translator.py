@@ -47,7 +47,7 @@ def greedy_by_hand(translator: Translator, sentence: str, longest: int) -> tuple
     return pieces, values
 
 
-def test_a_str_gives_one_and_a_list_gives_a_list(translator: Translator) -> None:
+def test_a_string_gives_one_translation_and_a_list_gives_a_list(translator: Translator) -> None:
     one = translator("我喜欢苹果。")
     assert isinstance(one, Translation)
     assert isinstance(one.text, str)
@@ -104,7 +104,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
         assert one.score == pytest.approx(three.score, abs=1e-5)
 
 
-def test_many_batches_give_what_one_gives(
+def test_splitting_into_batches_changes_no_translation(
     translator: Translator, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = [translation.text for translation in translator(sentences)]
@@ -137,7 +137,7 @@ def test_alternatives_are_sorted_and_distinct(translator: Translator, sentences:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size: int) -> None:
+def test_max_length_limits_the_number_of_tokens(translator: Translator, sentences: list[str], beam_size: int) -> None:
     for translation in translator(sentences, beam_size=beam_size, max_length=3):
         best = translation.alternatives[0]
         assert len(best.token_log_probabilities) <= 3
@@ -178,7 +178,7 @@ def test_options_out_of_range_are_refused(translator: Translator, options: dict[
         ([["我"]], r"Each text must be a `str`, but text number 1 is \['我'\]"),
     ],
 )
-def test_what_is_no_text_is_refused(translator: Translator, given: Any, message: str) -> None:
+def test_arguments_that_are_no_text_are_refused(translator: Translator, given: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translator(given)
 
@@ -210,7 +210,7 @@ def test_memory_that_runs_out_is_reported_with_settings(
         translator("我", beam_size=40)
 
 
-def test_the_model_under_it_gives_logits(translator: Translator) -> None:
+def test_the_model_of_a_translator_returns_logits(translator: Translator) -> None:
     with torch.inference_mode():
         logits = translator.model(torch.tensor([[5, 6, 1]]), torch.tensor([[0, 7]]))
     assert logits.shape == (1, 2, translator.tokenizer.target.size)
@@ -292,7 +292,7 @@ def test_translations_begin_with_the_prefix(translator: Translator, sentences: l
         assert translation.text.startswith("we like")
 
 
-def test_no_run_comes_twice(translator: Translator, sentences: list[str]) -> None:
+def test_no_repeated_ngrams_forbids_repeated_ngrams(translator: Translator, sentences: list[str]) -> None:
     def repeating(search: SearchSettings) -> int:
         found = [list(pairwise(each.alternatives[0].tokens)) for each in translator(sentences, search=search)]
         return sum(len(set(runs)) < len(runs) for runs in found)

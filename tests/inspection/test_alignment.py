@@ -104,7 +104,7 @@ def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
     assert chosen < head_errors(word_maps(translator, pairs), rest).min()
 
 
-def test_counts_of_links_by_hand() -> None:
+def test_counts_of_links_equal_hand_computed_ones() -> None:
     counts = LinkCounts({}, {}, {})
     counts.add(["我", "茶"], ["I", "drink", "tea"], np.array([[1, 0], [0, 0], [0, 1]]))
     alone = counts.table(["我", "茶"], ["I", "drink", "tea"])
@@ -167,7 +167,9 @@ def test_the_same_examples_choose_the_same_heads(translator: Translator, known: 
     ]
 
 
-def test_a_batch_changes_nothing(translator: Translator, known: list[ReferenceAlignment]) -> None:
+def test_attention_of_pairs_in_a_batch_equals_each_alone(
+    translator: Translator, known: list[ReferenceAlignment]
+) -> None:
     pairs = [known[0].pair, word_pair("我吃鱼。", "I eat fish."), known[90].pair]
     together = word_maps(translator, pairs)
     for one, maps in zip(pairs, together, strict=True):
@@ -235,7 +237,7 @@ def test_another_models_heads_are_refused(translator: Translator, known: list[Re
         list(align_pairs(translator, [known[0].pair], heads))
 
 
-def test_the_error_rate_by_hand() -> None:
+def test_the_alignment_error_rate_equals_the_hand_computed_value() -> None:
     found = [frozenset([(0, 0), (1, 1)]), frozenset([(0, 1)])]
     expected = [frozenset([(0, 0), (1, 2), (2, 2)]), frozenset([(0, 1)])]
     # Two of three found links are right, of four known ones.
@@ -243,7 +245,7 @@ def test_the_error_rate_by_hand() -> None:
     assert alignment_error([], []) == 0.0
 
 
-def test_without_given_words_tokens_are_not_cut() -> None:
+def test_tokens_are_split_only_at_words_that_are_passed() -> None:
     text, target = "今天老师喜欢苹果。", "the teacher like apples today."
     given = word_pair(text, target, list(text), target.split())
     plain = word_pair(text, target)
@@ -253,7 +255,7 @@ def test_without_given_words_tokens_are_not_cut() -> None:
     assert given.cut_source
 
 
-def test_the_regression_finds_what_made_the_links() -> None:
+def test_logistic_regression_recovers_the_true_coefficients() -> None:
     generator = np.random.default_rng(1)
     features = [generator.normal(size=(3, 6, 5)) for _ in range(40)]
     for each in features:
@@ -263,7 +265,7 @@ def test_the_regression_finds_what_made_the_links() -> None:
     assert np.allclose(fit_logistic(features, links), true, atol=0.35)
 
 
-def test_neighbours_of_the_last_word_are_nothing() -> None:
+def test_neighbor_features_beyond_the_sentence_are_zero() -> None:
     answer = np.array([[0.9]])
     features = neighbor_features(answer)
     assert np.isfinite(features).all()
@@ -271,7 +273,7 @@ def test_neighbours_of_the_last_word_are_nothing() -> None:
     assert features[[0, 1, 2, 3, 5, 6, 7, 8], 0, 0].max() == 0.0
 
 
-def test_a_neighbours_feature_is_the_neighbours_value() -> None:
+def test_head_features_include_the_values_of_neighboring_words() -> None:
     heads = np.arange(6.0).reshape(1, 3, 2) / 10
     features = head_features(WordMaps(heads, np.zeros((1, 3, 1))))
     # One head and the mean, each by row and by column: four of the pair itself, then four of the next target word.

@@ -21,7 +21,9 @@ def maps(translator: Translator) -> AttentionMaps:
     return attention_maps(translator, SENTENCE, TRANSLATION)
 
 
-def test_shapes_and_rows(maps: AttentionMaps, translator: Translator) -> None:
+def test_attention_maps_have_one_row_of_weights_per_token_that_sums_to_one(
+    maps: AttentionMaps, translator: Translator
+) -> None:
     config = translator.model.config
     source, target = len(maps.source_tokens), len(maps.target_tokens)
     assert maps.encoder.shape == (config.num_encoder_layers, config.num_heads, source, source)
@@ -37,12 +39,12 @@ def test_tokens_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
     assert "".join(maps.target_tokens).replace("▁", " ").strip() == TRANSLATION + "</s>"
 
 
-def test_nobody_looks_ahead(maps: AttentionMaps) -> None:
+def test_decoder_attention_to_later_tokens_is_zero(maps: AttentionMaps) -> None:
     assert np.triu(maps.decoder, k=1).max() == 0.0
     assert np.tril(maps.decoder).max() > 0.0
 
 
-def test_the_first_layer_is_what_its_projections_say(maps: AttentionMaps, translator: Translator) -> None:
+def test_weights_of_the_first_layer_equal_its_softmax_formula(maps: AttentionMaps, translator: Translator) -> None:
     """softmax(Q Kᵀ / √d_k) of the encoder's first layer, computed here from the weights alone."""
     model, config = translator.model, translator.model.config
     ids = [translator.tokenizer.source.id(piece) for piece in maps.source_tokens]
@@ -61,7 +63,7 @@ def test_the_first_layer_is_what_its_projections_say(maps: AttentionMaps, transl
             assert np.allclose(maps.encoder[0, head], scores.softmax(dim=-1).numpy(), atol=1e-5)
 
 
-def test_without_a_translation_it_is_the_models_own(translator: Translator) -> None:
+def test_attention_maps_default_to_the_models_own_translation(translator: Translator) -> None:
     own = translator(SENTENCE).text
     assert attention_maps(translator, SENTENCE).target_tokens == attention_maps(translator, SENTENCE, own).target_tokens
 
@@ -92,7 +94,7 @@ def test_an_empty_side_has_no_words(translator: Translator, source: str, target:
         ([], [], []),
     ],
 )
-def test_words(pieces: list[str], words: list[str], groups: list[list[int]]) -> None:
+def test_tokens_are_grouped_into_words(pieces: list[str], words: list[str], groups: list[list[int]]) -> None:
     assert group_words(pieces) == (tuple(words), groups)
 
 
@@ -105,7 +107,7 @@ def test_words_take_the_sum_over_source_tokens_and_the_mean_over_target_tokens()
     assert np.allclose(words.weights, [[(0.3 + 0.6) / 2, (0.6 + 0.2) / 2]])
 
 
-def test_a_decided_head_counts_more() -> None:
+def test_word_attention_weights_heads_by_their_squared_maximum() -> None:
     even = [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
     decided = [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     memory = np.array([[even, decided]], dtype=np.float32)
@@ -115,7 +117,7 @@ def test_a_decided_head_counts_more() -> None:
     assert np.allclose(words.weights, [[(0.25 * 0.5 + 1.0) / 1.25, 0.25 * 0.5 / 1.25]])
 
 
-def test_the_drawing_stands_in_columns() -> None:
+def test_drawn_attention_is_aligned_in_columns() -> None:
     weights = np.array([[1.0, 0.0, 0.0], [0.0, 0.25, 1.0], [0.5, 1.0, 0.25]], dtype=np.float32)
     attention = WordAttention(("我", "喜欢", "tea"), ("I", "like", "茶茶茶"), weights)
     lines = draw_attention(attention).split("\n")
@@ -145,7 +147,7 @@ def test_a_real_drawing_has_a_row_for_every_word(maps: AttentionMaps) -> None:
     assert all(line.count("█") >= 2 for line in lines[1:])  # the most looked-at word of each row
 
 
-def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
+def test_ensembles_and_unloaded_models_are_refused(translator: Translator) -> None:
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
     with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         attention_maps(several, SENTENCE)

@@ -130,7 +130,7 @@ def test_integrated_follows_embeddings_if_a_forward_was_set_on_an_attention(targ
     assert not _Subject(read(translator, SENTENCE, target)).weighs_attention
 
 
-def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
+def test_integration_points_are_stratified_per_word(
     translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject, seen = _Subject(read(translator, SENTENCE, target)), []
@@ -152,7 +152,7 @@ def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
     assert all(each[-1] == 1.0 for each in seen)
 
 
-def test_parts_of_a_translation_have_the_gradients_of_the_whole(
+def test_gradients_by_target_prefix_equal_those_of_the_whole_target(
     translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = found(translator, target, "integrated")
@@ -181,7 +181,7 @@ def test_shares_of_all_source_tokens_sum_to_one(translator: Translator, target: 
     assert np.allclose(result.shares().sum(axis=1), 1.0, atol=1e-5)
 
 
-def test_moved_vectors_sum_to_the_module_s_output(translator: Translator) -> None:
+def test_value_weighted_vectors_sum_to_the_output_of_the_module(translator: Translator) -> None:
     model, reading = translator.transformer, read(translator, SENTENCE)
     with torch.inference_mode(), record_activations(model) as recording:
         reading.forward(1)
@@ -206,7 +206,7 @@ def test_the_model_is_unchanged_afterwards(translator: Translator, target: str) 
     assert translator(SENTENCE).text == target
 
 
-def test_unusable_requests_are_refused(translator: Translator) -> None:
+def test_unknown_methods_empty_texts_and_wrong_models_are_refused(translator: Translator) -> None:
     with pytest.raises(TransduceError, match="`method` must be one of value, occlusion"):
         attribute(translator, SENTENCE, method="magic")  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="needs words"):
@@ -216,7 +216,7 @@ def test_unusable_requests_are_refused(translator: Translator) -> None:
     assert transduce.attribute is attribute
 
 
-def test_moved_vectors_of_an_unknown_attention_are_not_guessed(translator: Translator, target: str) -> None:
+def test_value_attribution_refuses_an_unknown_attention_class(translator: Translator, target: str) -> None:
     class Halved(MultiHeadAttention):
         pass
 

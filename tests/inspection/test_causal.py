@@ -79,7 +79,7 @@ def build(tokenizer: Tokenizer) -> Callable[..., Reader]:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_readings_predict_what_the_models_do(build: Callable[..., Any]) -> None:
+def test_readings_give_the_answers_and_probabilities_of_the_models(build: Callable[..., Any]) -> None:
     classifier, tagger, filler, generator = (build(kind) for kind in ("classifier", "tagger", "filler", "generator"))
     with torch.inference_mode():
         assert read(classifier, TEXT).answer == classifier(TEXT).label
@@ -98,7 +98,7 @@ def test_readings_predict_what_the_models_do(build: Callable[..., Any]) -> None:
         assert read(generator, TEXT).answer == generator(TEXT, temperature=0, max_length=1).continuations[0].tokens[0]
 
 
-def test_what_cannot_be_read_is_refused(build: Callable[..., Any]) -> None:
+def test_texts_and_models_that_cannot_be_read_are_refused(build: Callable[..., Any]) -> None:
     with pytest.raises(TransduceError, match="this is a Encoder"):
         read(build("classifier").model, TEXT)
     with pytest.raises(TransduceError, match="reads at most 64 tokens"):
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_refused(build: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "embedder", "recurrent"])
-def test_attention_of_every_kind(build: Callable[..., Any], kind: str) -> None:
+def test_attention_maps_of_every_kind_of_model(build: Callable[..., Any], kind: str) -> None:
     reader = build(kind)
     maps = attention_maps(reader, TEXT, *(["the dog."] if kind == "recurrent" else []))
     shown = maps.kinds[0]
@@ -143,7 +143,7 @@ def test_a_recurrent_model_without_attention_is_refused(build: Callable[..., Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attribution_of_every_kind(build: Callable[..., Any], kind: str) -> None:
+def test_attributions_of_every_kind_of_model(build: Callable[..., Any], kind: str) -> None:
     reader = build(kind)
     text = "the [MASK] saw a bank." if kind == "filler" else TEXT
     found = attributions(reader, text)
@@ -307,7 +307,7 @@ def test_patching_one_text_recovers_by_the_changed_word_and_by_the_predicting_st
     assert len(found.heads[0].values) == 2
 
 
-def test_what_cannot_be_patched_is_refused(build: Callable[..., Any], translator: Translator) -> None:
+def test_patching_of_unequal_texts_or_answers_is_refused(build: Callable[..., Any], translator: Translator) -> None:
     generator = build("generator")
     with pytest.raises(TransduceError, match="the texts have 3 and 4 tokens"):
         patch_activations(generator, "the cat", "the cat saw", answers=("▁the", "▁a"))
@@ -398,7 +398,7 @@ def test_labels_of_texts_at_random_cannot_be_held_out(build: Callable[..., Any])
     assert max(about.control_accuracy) < 0.95
 
 
-def test_what_cannot_be_probed_is_refused(build: Callable[..., Any]) -> None:
+def test_probing_with_too_few_or_unequal_labels_is_refused(build: Callable[..., Any]) -> None:
     reader, texts = build("filler"), sentences()
     with pytest.raises(TransduceError, match="at least 10 texts with labels, but there are 3 texts and 3 labels"):
         probe(reader, texts[:3], ["a", "b", "a"])

@@ -60,7 +60,7 @@ def test_only_recurrent_layers_have_more_sequential_operations_for_longer_texts(
         ({"timed_widths": (8, 4)}, r"`timed_widths` must be two or more rising numbers"),
     ],
 )
-def test_sizes_that_cannot_be_measured_are_refused(options: dict[str, object], message: str) -> None:
+def test_sizes_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         compare_layers(**options)  # type: ignore[arg-type]
 

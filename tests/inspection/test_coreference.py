@@ -81,7 +81,7 @@ def test_a_pair_counts_the_heads_that_are_right_in_both() -> None:
     assert len(drawn) == 6
 
 
-def test_a_pair_says_where_the_difference_cannot_be_seen() -> None:
+def test_a_pair_without_difference_explains_left_to_right_attention() -> None:
     one = by_hand({"animal": 0.7}, left_to_right=True)
     other = by_hand({"animal": 0.7}, antecedent="street", left_to_right=True)
     pair = PronounPair(one, other)
@@ -104,7 +104,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
 # --- words and pieces --------------------------------------------------------------------------------------------
 
 
-def test_a_words_tokens_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_one_word_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pronoun is the last two of three tokens, so its row is their mean; two tokens spell `ab`."""
     rows = [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2 + [[0.3, 0.2, 0.1, 0.2, 0.2], [0.1, 0.2, 0.5, 0.0, 0.2]] + [[0.2] * 5]
     weights = np.array(rows, dtype=np.float32)[None, None]
@@ -131,7 +131,7 @@ def test_punctuation_is_no_part_of_a_word(translator: Translator) -> None:
         (None, "The animal die Straße", "animal Straße"),
     ],
 )
-def test_candidates_name_something(language: str | None, text: str, expected: str) -> None:
+def test_candidates_are_content_words(language: str | None, text: str, expected: str) -> None:
     words = text.split()
     assert [words[number] for number in coreference._candidate_words(words, language)] == expected.split()
 
@@ -150,7 +150,7 @@ def test_in_a_script_without_spaces_a_candidate_is_several_words(translator: Tra
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-def test_an_encoders_weights_are_its_own(translator: Translator) -> None:
+def test_weights_of_an_encoder_equal_its_attention_map(translator: Translator) -> None:
     sentence = "老师喜欢苹果他"
     maps = attention_maps(translator, sentence, "x")
     pieces = [piece.removeprefix("▁") for piece in maps.source_tokens[:-1]]
@@ -174,7 +174,7 @@ def test_a_decoder_is_asked_once_it_has_read_the_pronoun(translator: Translator)
     assert found.array.sum(axis=-1) == pytest.approx(own, abs=1e-3)
 
 
-def test_what_follows_changes_an_encoder_and_no_decoder(translator: Translator) -> None:
+def test_words_after_the_pronoun_change_encoder_attention_only(translator: Translator) -> None:
     source = "老师喜欢苹果。"
     sentences = ("the teacher like apples he today", "the teacher like apples he now")
     read = [pronoun_attention(translator, each, "he", translation_of=source) for each in sentences]
@@ -192,7 +192,7 @@ def generator(translator: Translator) -> Generator:
     return Generator(model.eval(), translator.tokenizer, context=16, language="en")
 
 
-def test_a_language_model(generator: Generator) -> None:
+def test_pronouns_in_a_language_model(generator: Generator) -> None:
     found = pronoun_attention(generator, "the teacher eat fish he", "he", antecedent="teacher")
     assert found.array.shape == (2, 2, 5)
     assert found.left_to_right
@@ -204,7 +204,7 @@ def test_a_language_model(generator: Generator) -> None:
         pronoun_attention(generator, "fish he", "he", translation_of="x")
 
 
-def test_a_masked_language_model() -> None:
+def test_pronouns_in_a_masked_language_model() -> None:
     pairs = [
         Pair(line, line, number) for number, line in enumerate(["the cat sat. it slept.", "the dog ran. it barked."], 1)
     ]
@@ -232,7 +232,7 @@ def test_a_masked_language_model() -> None:
         ("It was tired.", "it", {}, "no word before `it` in `It was tired.` names something"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
+def test_unknown_pronouns_and_antecedents_are_refused(
     translator: Translator, sentence: str, pronoun: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):

@@ -81,7 +81,7 @@ def test_lines_missing_from_the_source_and_made_up_for_later(corpus: Sides) -> N
     assert abs(after[0] - 4498) <= NEAR_LINES
 
 
-def test_a_large_gap(corpus: Sides) -> None:
+def test_a_gap_of_900_lines_is_located(corpus: Sides) -> None:
     source, target = corpus
     found = stretches(source, target[:2000] + target[2900:])
     assert found[0] == (1, 0)
@@ -244,7 +244,7 @@ def test_a_side_may_have_two_scripts(write_lines: WriteLines) -> None:
     assert examine(write_lines, latin, TARGET).finding("wrong script").count == 0
 
 
-def test_a_side_in_the_quotes_of_a_spreadsheet(write_lines: WriteLines) -> None:
+def test_a_side_whose_lines_are_all_quoted_is_found(write_lines: WriteLines) -> None:
     quoted = [f'"{line}"' for line in TARGET]
     finding = examine(write_lines, SOURCE, quoted).finding("quoted side")
     assert (finding.count, finding.severity, places(finding)[0]) == (60, "problem", "a.en:1")
@@ -252,7 +252,7 @@ def test_a_side_in_the_quotes_of_a_spreadsheet(write_lines: WriteLines) -> None:
         assert examine(write_lines, source, target).finding("quoted side").count == 0  # speech, on one side or both
 
 
-def test_simplified_and_traditional(write_lines: WriteLines) -> None:
+def test_lines_that_mix_simplified_and_traditional_chinese_are_found(write_lines: WriteLines) -> None:
     assert not SIMPLIFIED & TRADITIONAL
     assert len(SIMPLIFIED) > 300
     sources = SOURCE.copy()
@@ -261,7 +261,7 @@ def test_simplified_and_traditional(write_lines: WriteLines) -> None:
     assert (finding.count, places(finding)) == (2, ["a.zh:8", "a.zh:9"])
 
 
-def test_japanese_is_not_mixed_chinese(write_lines: WriteLines) -> None:
+def test_japanese_is_not_taken_for_mixed_chinese_scripts(write_lines: WriteLines) -> None:
     sources = [f"{number}時に東京の学校で会いましょう。" for number in range(60)]
     assert examine(write_lines, sources, TARGET).finding("mixed Chinese scripts").count == 0
 
@@ -274,7 +274,7 @@ def test_a_line_of_the_other_language(de_en: Sides, write_lines: WriteLines) -> 
     assert (finding.count, places(finding)) == (2, ["a.zh:1001", "a.en:2001"])
 
 
-def test_scripts() -> None:
+def test_the_main_script_of_a_line_is_detected() -> None:
     assert [
         main_script(line) for line in ("我喜欢", "Tom欠Mary三十元。", "Привет, мир", "Hello 字", "123", "한국어")
     ] == [
@@ -341,7 +341,7 @@ def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> N
     assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
 
 
-def test_what_cannot_be_read_is_reported(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:
     (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
     (tmp_path / "empty").write_bytes(b"")
     good = str(write_lines("good", ["a"] * 30))
@@ -351,7 +351,7 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, write_lines: WriteLines
         examine_corpus([good], [str(tmp_path / "empty")])
 
 
-def test_a_report_reads_and_is_data(write_lines: WriteLines) -> None:
+def test_a_report_escapes_its_lines_and_survives_json(write_lines: WriteLines) -> None:
     sources = SOURCE.copy()
     sources[3] = "我<script>alert(1)</script>\x1b[2J。"
     report = examine(write_lines, sources, TARGET)

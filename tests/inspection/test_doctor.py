@@ -58,7 +58,7 @@ OTHER_COMPONENTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("component", OTHER_COMPONENTS)
-def test_its_other_components_pass_except_for_missing_parts(component: str) -> None:
+def test_models_of_other_components_pass_all_applicable_checks(component: str) -> None:
     changes, left_out = OTHER_COMPONENTS[component]
     report = examine(subject_from_transformer(build(**changes), name=component))
     assert report.passed, str(report)
@@ -268,7 +268,7 @@ def test_a_vocabulary_without_words_is_refused() -> None:
         examine(subject_from_transformer(model, name="x"))
 
 
-def test_a_report_reads_and_is_data() -> None:
+def test_a_report_prints_as_text_and_survives_json() -> None:
     report = examine(subject_from_transformer(build(), name="mine"), CHECKS[2:3])
     text = str(report)
     assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
@@ -304,7 +304,9 @@ def test_what_the_settings_leave_open_is_chosen_as_training_chooses(write_lines:
     assert (without_text.d_model, without_text.target_vocabulary_size, without_text.norm_order) == (256, 900, "post")
 
 
-def test_what_is_neither_is_reported(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_a_path_that_is_neither_model_folder_nor_settings_file_is_refused(
+    tmp_path: Path, write_lines: WriteLines
+) -> None:
     with pytest.raises(TransduceError, match=r"a model folder or a settings file, but .*gone does not exist"):
         subject_from_path(tmp_path / "gone")
     with pytest.raises(TransduceError, match=r"is not valid TOML"):
@@ -312,7 +314,7 @@ def test_what_is_neither_is_reported(tmp_path: Path, write_lines: WriteLines) ->
 
 
 @pytest.mark.parametrize("name", ["my model.pt", "weights"])
-def test_a_file_of_weights_gets_the_way_to_examine_it(
+def test_a_file_of_weights_is_refused_with_the_command_that_imports_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name

@@ -34,7 +34,7 @@ def test_settings_of_a_task_without_an_encoder_and_a_decoder(capsys: Capture, wr
     assert "is for the task `language-model`, which has none" in capsys.readouterr().err
 
 
-def test_a_settings_file(capsys: Capture, write_lines: WriteLines) -> None:
+def test_the_doctor_examines_the_model_of_a_settings_file(capsys: Capture, write_lines: WriteLines) -> None:
     settings = write_lines(
         "s.toml", ['preset = "tiny"', "[model]", "d_model = 32", "[tokenizer]", "vocabulary_size = 90"]
     )
@@ -53,7 +53,7 @@ def test_a_corpus_with_a_fault_has_exit_code_1(capsys: Capture, write_lines: Wri
     assert "60 lines and 59" in page.read_text("utf-8")
 
 
-def test_the_test_set_is_looked_for(capsys: Capture, write_lines: WriteLines) -> None:
+def test_test_pairs_in_the_training_corpus_are_a_fault(capsys: Capture, write_lines: WriteLines) -> None:
     paths = [str(write_lines(name, lines)) for name, lines in (("a.zh", SOURCE), ("a.en", TARGET))]
     tests = [str(write_lines(name, lines)) for name, lines in (("t.zh", SOURCE[:5]), ("t.en", TARGET[:5]))]
     options = ["--source", paths[0], "--target", paths[1], "--test-source", tests[0], "--test-target", tests[1]]

@@ -362,7 +362,7 @@ def test_a_softmax_before_the_loss_is_why_the_model_does_not_learn() -> None:
     assert report.causes() == ["softmax before the loss"]
 
 
-def test_without_dropout_nothing_else_fails_and_another_fault_stays() -> None:
+def test_failures_caused_by_active_dropout_are_attributed_to_it() -> None:
     report = examine(subject("pre", "dropout in evaluation"), CAUSES)
     assert len(report.failed()) >= 7
     followers = [check for check in report.checks if check.follows_from == "repeatability"]
@@ -385,7 +385,7 @@ def test_without_dropout_nothing_else_fails_and_another_fault_stays() -> None:
         ("none", []),
     ],
 )
-def test_the_scale_of_scores_is_a_note(fault: Fault, mistake: list[str]) -> None:
+def test_wrongly_scaled_scores_are_noted_and_not_failed(fault: Fault, mistake: list[str]) -> None:
     report = examine(subject("pre", fault), [check for check in CHECKS if check.name == "future"])
     assert report.passed
     assert [each.name for each in report.mistakes] == mistake

@@ -17,7 +17,7 @@ from transduce.kernels.select import has_kernels, select_decoder
 COMPUTING = ["--device", "cpu", "--threads", "1"]
 
 
-def test_the_report_has_what_is_selected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_report_names_versions_and_selected_backends(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["check-install", *COMPUTING, "--json", str(tmp_path / "report.json")]) == 0
     shown, written = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert written["versions"]["PyTorch"] == torch.__version__
@@ -49,7 +49,7 @@ def test_a_refused_fast_path_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
     assert "fast lacks llvmlite (pip install 'transduce[fast]')" in str(report)
 
 
-def test_a_model_is_named_with_its_decoder(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_on_a_model_names_its_decoding_backend(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-install", str(trained), "--precision", "fp32", *COMPUTING, "--json", "-"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     translator = transduce.load(trained, task="translation", precision="fp32", device="cpu", threads=1)

@@ -44,7 +44,7 @@ def test_a_head_that_is_off_is_as_if_its_part_of_the_output_matrix_were_zero(
     assert not torch.allclose(off, before, atol=1e-4)
 
 
-def test_an_error_inside_switches_heads_on_again(translator: Translator) -> None:
+def test_disabled_heads_are_enabled_again_after_an_error(translator: Translator) -> None:
     before = translator(SENTENCE, beam_size=1)
 
     def fail() -> None:
@@ -56,7 +56,7 @@ def test_an_error_inside_switches_heads_on_again(translator: Translator) -> None
     assert translator(SENTENCE, beam_size=1) == before
 
 
-def test_without_the_memory_the_translation_is_another(translator: Translator) -> None:
+def test_disabling_all_cross_attention_changes_the_translation(translator: Translator) -> None:
     config = translator.model.config
     every = tuple(
         Head("memory", layer, head) for layer in range(config.num_decoder_layers) for head in range(config.num_heads)
@@ -93,7 +93,7 @@ def test_a_forbidden_token_does_not_stand_at_its_position(translator: Translator
     assert again.after.tokens[1] not in (first[1], both.after.tokens[1])
 
 
-def test_a_changed_word_changes_the_source(translator: Translator) -> None:
+def test_replacing_a_source_word_translates_the_changed_source(translator: Translator) -> None:
     changed = replace_word("我吃鱼。", 2, "茶")
     assert changed == "我吃茶。"
     both = intervene(translator, "我吃鱼。", Intervention(source=changed), search=GREEDY)
@@ -114,7 +114,9 @@ def test_a_changed_word_changes_the_source(translator: Translator) -> None:
         (Intervention(source=" "), "is empty"),
     ],
 )
-def test_what_cannot_be_done_is_reported(translator: Translator, change: Intervention, message: str) -> None:
+def test_interventions_on_missing_heads_or_tokens_are_refused(
+    translator: Translator, change: Intervention, message: str
+) -> None:
     with pytest.raises(TransduceError, match=message):
         intervene(translator, SENTENCE, change, search=GREEDY)
 

@@ -47,7 +47,9 @@ def inspection(translator: Translator) -> Inspection:
     return inspect_sentence(translator, SENTENCE, search=BEAM)
 
 
-def test_it_is_the_translation_that_translating_gives(translator: Translator, inspection: Inspection) -> None:
+def test_an_inspection_holds_the_translation_and_its_probabilities(
+    translator: Translator, inspection: Inspection
+) -> None:
     translation = translator(SENTENCE, search=BEAM)
     assert inspection.translation == translation.text
     assert inspection.score == pytest.approx(translation.score, abs=1e-5)
@@ -75,7 +77,7 @@ def test_attention_is_the_models_own_to_half_a_byte(translator: Translator, insp
         assert np.abs(from_bytes(packed) - exact).max() <= 0.5 / 255 + 1e-4
 
 
-def test_bytes_there_and_back() -> None:
+def test_attention_weights_survive_conversion_to_bytes() -> None:
     weights = np.array([[[[0.0, 1.0], [0.25, 0.75]]]], dtype=np.float32)
     assert np.abs(from_bytes(to_bytes(weights)) - weights).max() <= 0.5 / 255
     assert from_bytes(to_bytes(weights))[0, 0, 0].tolist() == [0.0, 1.0]
@@ -129,7 +131,7 @@ def test_a_nodes_log_probability_is_the_models(translator: Translator, inspectio
         assert node.log_probability == pytest.approx(expected, abs=1e-4)
 
 
-def test_greedy_search_is_one_line(translator: Translator) -> None:
+def test_the_search_tree_of_greedy_search_is_one_path(translator: Translator) -> None:
     greedy = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=1))
     assert [node.parent for node in greedy.tree] == list(range(-1, len(greedy.tree) - 1))
     assert tuple(node.token for node in greedy.tree[1:]) == greedy.target_tokens
@@ -145,7 +147,7 @@ def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator
     assert "".join(cut.words.target_words) == cut.translation.replace(" ", "")
 
 
-def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
+def test_sampling_settings_are_ignored_by_an_inspection(translator: Translator) -> None:
     sampling = SearchSettings(beam_size=3, sampling=SamplingSettings())
     assert inspect_sentence(translator, SENTENCE, search=sampling) == inspect_sentence(
         translator, SENTENCE, search=BEAM
@@ -156,7 +158,7 @@ def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
     ("sentence", "message"),
     [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but"), (None, "Pass one text")],
 )
-def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
+def test_empty_and_too_long_sentences_are_refused(translator: Translator, sentence: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         inspect_sentence(translator, sentence)
 
@@ -191,7 +193,7 @@ def test_the_page_asks_for_nothing_from_outside(inspection: Inspection) -> None:
     assert not re.search(r"<(link|img|iframe)|\bsrc=|@import|url\(", page)
 
 
-def test_the_page_holds_the_payload_whatever_the_sentence_says(inspection: Inspection) -> None:
+def test_a_sentence_with_html_is_escaped_in_the_payload(inspection: Inspection) -> None:
     hostile = "</script><script>alert('x')</script> <!-- {{style}} & 我"
     changed = msgspec.structs.replace(inspection, source=hostile)
     page = changed.to_html()
@@ -208,11 +210,11 @@ def test_the_page_opens_in_the_language_of_messages(inspection: Inspection) -> N
         assert '"language":"zh"' in inspection.to_html()
 
 
-def test_a_title_is_only_a_title() -> None:
+def test_titles_are_escaped() -> None:
     assert "<title>&lt;b&gt; → x</title>" in render_page("<b> → x", "{}")
 
 
-def test_a_large_models_long_sentence_stays_small(inspection: Inspection) -> None:
+def test_the_page_of_a_large_model_stays_within_its_size_limit(inspection: Inspection) -> None:
     """Use 6 + 6 layers of 8 heads, 31 tokens and the end symbol per side, and beam 4 at every step."""
     generator = np.random.default_rng(1)
     weights = to_bytes(generator.dirichlet(np.ones(32), size=(6, 8, 32)).astype(np.float32))
@@ -252,7 +254,7 @@ def test_the_terminal_shows_every_token_with_its_probability(translator: Transla
 
 
 @pytest.mark.parametrize(("share", "bar"), [(0.0, ""), (1.0, "████"), (0.5, "██"), (0.28, "█▏"), (2.0, "████")])
-def test_bars(share: float, bar: str) -> None:
+def test_draw_bar_rounds_to_eighths_of_a_cell(share: float, bar: str) -> None:
     assert draw_bar(share, 4) == bar
 
 
@@ -321,7 +323,7 @@ def test_choosing_a_head_draws_it(page: "Page", inspection: Inspection) -> None:
     assert page.locator("svg line").count() == int((weights >= 0.03).sum())
 
 
-def test_arrow_keys_read_the_heat_map(page: "Page", inspection: Inspection) -> None:
+def test_arrow_keys_move_through_the_heat_map(page: "Page", inspection: Inspection) -> None:
     page.get_by_label("layer 1, head 2", exact=True).click()
     picture = page.locator(".attention canvas")
     picture.focus()
@@ -333,7 +335,7 @@ def test_arrow_keys_read_the_heat_map(page: "Page", inspection: Inspection) -> N
     assert f"{100 * weight:.1f} %" in said or weight < 0.001
 
 
-def test_the_tree_folds_what_does_not_matter(page: "Page", inspection: Inspection) -> None:
+def test_the_tree_folds_hypotheses_without_results(page: "Page", inspection: Inspection) -> None:
     results = [node for node in inspection.tree if node.score is not None]
     assert page.locator(".results li").count() == len(results)
     assert page.locator(".results strong").inner_text() == inspection.translation
@@ -437,7 +439,7 @@ def tagged(inspection: Inspection) -> TextInspection:
     )
 
 
-def test_the_page_of_another_kind_of_model(browser: "Browser", tagged: TextInspection, tmp_path: Path) -> None:
+def test_the_page_shows_answers_of_taggers(browser: "Browser", tagged: TextInspection, tmp_path: Path) -> None:
     other = msgspec.structs.replace(tagged, text="You sleep", answer="", steps=(), outputs=())
     path = tmp_path / "page.html"
     path.write_text(TextInspectionPage(inspections=(tagged, other)).to_html(), encoding="utf-8")
@@ -462,7 +464,7 @@ def test_the_page_of_another_kind_of_model(browser: "Browser", tagged: TextInspe
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE does not name axe.min.js of axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["pair", "tagged"])
-def test_axe_finds_nothing(
+def test_axe_finds_no_accessibility_violations(
     browser: "Browser", request: pytest.FixtureRequest, tmp_path: Path, scheme: Any, kind: str
 ) -> None:
     path = tmp_path / "page.html"
@@ -488,12 +490,12 @@ def test_sample_sentences_are_those_of_the_last_validation(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", [InspectionPage, TextInspectionPage])
-def test_a_page_of_nothing_is_refused(kind: Any) -> None:
+def test_a_page_without_inspections_is_refused(kind: Any) -> None:
     with pytest.raises(TransduceError, match="A page needs an inspection"):
         kind(inspections=()).to_html()
 
 
-def test_it_speaks_chinese_and_turns_dark(page: "Page") -> None:
+def test_the_page_switches_to_chinese_and_to_dark_mode(page: "Page") -> None:
     page.get_by_role("button", name="中文").click()
     assert page.locator("h1").inner_text() == "这句译文是怎样产生的"
     page.get_by_role("button", name="深色 / 浅色").click()
@@ -502,7 +504,7 @@ def test_it_speaks_chinese_and_turns_dark(page: "Page") -> None:
 
 
 @pytest.mark.parametrize("width", [360, 1100])
-def test_nothing_sticks_out_at_any_width(page: "Page", width: int) -> None:
+def test_the_page_never_scrolls_horizontally(page: "Page", width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.reload()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -72,7 +72,7 @@ def test_a_rotated_product_depends_on_the_distance_alone() -> None:
     assert products[0, 4] == pytest.approx(by_hand)
 
 
-def test_masks() -> None:
+def test_plot_masks_shows_look_ahead_padding_and_both() -> None:
     chart = plot_masks(length=4, padding=1)
     look_ahead, padding, both = (heat_map(chart, number).values for number in range(3))
     assert look_ahead.tolist() == np.tril(np.ones((4, 4))).tolist()
@@ -161,7 +161,7 @@ def test_a_report_of_steps_that_learnt_nothing_is_left_out(tmp_path: Path) -> No
     assert training.curves[0].x.tolist() == [1.0, 3.0]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folders_without_readable_metrics_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: pass a folder"):
         plot_training([tmp_path])
     with pytest.raises(TransduceError, match="has no measurements yet"):
@@ -171,7 +171,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         plot_training([tmp_path / "a"])
 
 
-def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
+def test_runs_are_named_by_their_shortest_unique_suffixes(tmp_path: Path) -> None:
     assert unique_suffixes([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]
     assert unique_suffixes([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
 
@@ -201,7 +201,7 @@ def test_bleu_by_length_needs_enough_lines_of_equal_number() -> None:
         plot_lengths(["a", "b"], ["a"], {"x": ["a"]}, target_language="en")
 
 
-def test_attention_of_a_layer(translator: Translator) -> None:
+def test_plot_attention_shows_the_heads_of_a_layer(translator: Translator) -> None:
     maps = attention_maps(translator, "我吃鱼。")
     chart = plot_attention(maps, kind="memory", layer=None)
     heads = translator.model.config.num_heads
@@ -276,7 +276,7 @@ def test_flat_and_empty_curves_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(("format", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_files_are_the_same_every_time(format: str, begins: bytes) -> None:
+def test_equal_plots_give_bit_equal_files(format: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
     plain = HeatMap(title="t", x_label="x", y_label="y", values=np.eye(3), minimum=0.0, maximum=1.0)
     chart = Chart((LINES, plain))

@@ -69,7 +69,7 @@ def write_and_open(translator: Translator, folder: Path, quantization: str = "fl
 
 
 @pytest.mark.parametrize("changes", SHAPES, ids=lambda changes: " ".join(map(str, changes.items())) or "default")
-def test_the_same_log_probabilities_and_translations(
+def test_log_probabilities_and_translations_equal_those_of_the_model(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     translator = make_translator(**changes)
@@ -79,7 +79,7 @@ def test_the_same_log_probabilities_and_translations(
     assert comparison.agreement.same_translations == comparison.agreement.sentences == 12
 
 
-def test_the_tokens_compared_are_not_all_alike(
+def test_the_comparison_covers_many_different_tokens_and_probabilities(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path
 ) -> None:
     translator = make_translator()
@@ -102,7 +102,7 @@ def test_the_tokens_compared_are_not_all_alike(
         ({"positions": "rotary", "rotary_scaling": RotaryScaling(factor=4.0, original_length=16)}, ["rotary_scaling"]),
     ],
 )
-def test_what_it_has_no_component_for(
+def test_settings_that_ctranslate2_does_not_support_are_listed(
     make_translator: MakeTranslator, changes: dict[str, Any], obstacles: list[str]
 ) -> None:
     assert ctranslate2_obstacles(make_translator(**changes).model.config) == obstacles
@@ -117,7 +117,7 @@ def test_tied_weights_are_stored_once(make_translator: MakeTranslator, tmp_path:
     assert sizes[1] - sizes[0] > 64 * 100 * 4
 
 
-def test_quantization_makes_it_smaller_and_leaves_the_model_alone(
+def test_quantization_halves_the_file_and_leaves_the_model_unchanged(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path
 ) -> None:
     translator = make_translator(d_model=64, d_ff=128)
@@ -135,7 +135,9 @@ def test_quantization_makes_it_smaller_and_leaves_the_model_alone(
     assert QUANTIZATIONS[0] == "float32"
 
 
-def test_what_stands_in_the_folder(make_translator: MakeTranslator, tmp_path: Path) -> None:
+def test_the_folder_holds_the_configuration_weights_and_shared_vocabulary(
+    make_translator: MakeTranslator, tmp_path: Path
+) -> None:
     translator = make_translator()
     write_and_open(translator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.bin", "shared_vocabulary.json"]
@@ -162,7 +164,7 @@ def test_what_stands_in_the_folder(make_translator: MakeTranslator, tmp_path: Pa
     ],
     ids=str,
 )
-def test_a_language_model(
+def test_log_probabilities_and_continuations_of_a_language_model_are_equal(
     make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     model = make_model(kind="decoder", start_id=1, **changes)
@@ -178,7 +180,7 @@ def test_a_language_model(
 
 
 @pytest.mark.parametrize("prompts", [[[5, 6, 7], [], [8], []], [[], []], []], ids=str)
-def test_a_language_model_goes_on_with_nothing_too(
+def test_a_language_model_continues_empty_prompts_equally(
     make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path, prompts: list[list[int]]
 ) -> None:
     model = make_model(kind="decoder", start_id=1)
@@ -191,7 +193,7 @@ def test_a_language_model_goes_on_with_nothing_too(
     assert all(found)
 
 
-def test_a_language_model_has_one_vocabulary_and_no_encoder(
+def test_the_folder_of_a_language_model_holds_one_vocabulary(
     make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = make_model(kind="decoder", start_id=1)
@@ -203,7 +205,7 @@ def test_a_language_model_has_one_vocabulary_and_no_encoder(
 
 
 @pytest.mark.parametrize("kind", ["encoder", "recurrent"])
-def test_kinds_that_it_has_no_components_for(make_model: MakeModel, kind: str) -> None:
+def test_encoders_and_recurrent_models_are_not_supported(make_model: MakeModel, kind: str) -> None:
     config = make_model(kind=kind, **({"attention_score": "dot"} if kind == "recurrent" else {})).config
     assert ctranslate2_obstacles(config) == ["kind"]
     assert ctranslate2_obstacles(make_model(kind="decoder", positions="relative").config) == ["positions"]

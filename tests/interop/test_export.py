@@ -82,7 +82,9 @@ def read_lines(path: Path) -> list[str]:
         ),
     ],
 )
-def test_a_trained_model_goes_out_and_agrees(trained: Path, tmp_path: Path, form: str, files: list[str]) -> None:
+def test_a_trained_model_is_exported_to_each_format_and_agrees(
+    trained: Path, tmp_path: Path, form: str, files: list[str]
+) -> None:
     need(form)
     report = export(trained, tmp_path / "out", to=form, threads=1)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
@@ -158,14 +160,14 @@ def test_without_a_dev_set_random_tokens_are_compared(make_translator: MakeTrans
     assert report.float32.largest_difference < 1e-4
 
 
-def test_short_tables_of_positions_are_heeded(make_translator: MakeTranslator, tmp_path: Path) -> None:
+def test_learned_positions_limit_the_length_of_compared_texts(make_translator: MakeTranslator, tmp_path: Path) -> None:
     need("onnx")
     folder = write_folder(make_translator(positions="learned", max_positions=20), tmp_path / "model")
     export(folder, tmp_path / "out", to="onnx", threads=1)
     assert "A text can have 20 tokens." in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
-def test_two_vocabularies_go_out_with_both_files(
+def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
     make_translator: MakeTranslator, toy_corpus: Path, tmp_path: Path
 ) -> None:
     from transduce.text.corpus import CorpusFiles, read_pairs
@@ -247,7 +249,7 @@ def corrupt_hugging_face(patch: pytest.MonkeyPatch) -> None:
         ("huggingface", None, corrupt_hugging_face, "its tokenizer splits .* into other tokens"),
     ],
 )
-def test_a_wrong_export_is_refused_and_nothing_stays(
+def test_an_export_that_computes_differently_is_refused_and_removed(
     trained: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -297,13 +299,15 @@ def test_a_missing_package_is_named_with_its_extra(
         ({"to": "onnx", "sources": ["a"], "references": ["a", "b"]}, "1 .* 2"),
     ],
 )
-def test_wrong_options(trained: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_unsupported_formats_and_options_are_refused(
+    trained: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TransduceError, match=message):
         export(trained, tmp_path / "out", threads=1, **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_overwritten(trained: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(TransduceError, match=r"makes a new folder, but .*out exists: name another"):
         export(trained, tmp_path / "out", to="onnx", threads=1)
@@ -312,7 +316,7 @@ def test_nothing_is_overwritten(trained: Path, tmp_path: Path) -> None:
         export(trained, tmp_path / "file" / "out", to="onnx", threads=1)
 
 
-def test_folders_above_the_new_one_are_made(trained: Path, tmp_path: Path) -> None:
+def test_missing_parent_folders_are_created(trained: Path, tmp_path: Path) -> None:
     need("huggingface")
     export(trained, tmp_path / "some" / "new" / "out", to="huggingface", threads=1)
     assert (tmp_path / "some" / "new" / "out" / "config.json").exists()
@@ -342,7 +346,7 @@ def test_folders_above_the_new_one_are_made(trained: Path, tmp_path: Path) -> No
         ("huggingface", {"attention_window": 3}, r"`model.attention_window` = 3: export it to onnx\."),
     ],
 )
-def test_a_model_that_does_not_fit_is_reported_where_it_does(
+def test_a_model_that_a_format_cannot_compute_names_one_that_can(
     make_translator: MakeTranslator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -358,7 +362,7 @@ def test_a_model_that_does_not_fit_is_reported_where_it_does(
         exporters.exporter_for(form, original).write(tmp_path, "float32")
 
 
-def test_what_hugging_face_needs_is_written_anew(trained: Path, tmp_path: Path) -> None:
+def test_an_export_to_hugging_face_rewrites_a_missing_tokenizer_json(trained: Path, tmp_path: Path) -> None:
     need("huggingface")
     shutil.copytree(trained, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
     (tmp_path / "model" / "tokenizer.json").unlink()

@@ -66,7 +66,7 @@ def imported(marian: Path, tmp_path: Path) -> Path:
     return out
 
 
-def test_its_own_files_are_kept(marian: Path, imported: Path) -> None:
+def test_importing_keeps_the_tokenizer_files_of_the_model(marian: Path, imported: Path) -> None:
     for name in ("source.spm", "target.spm", "vocab.json", "special_tokens_map.json", "generation_config.json"):
         assert (imported / name).read_bytes() == (marian / name).read_bytes()
     assert isinstance(
@@ -76,7 +76,9 @@ def test_its_own_files_are_kept(marian: Path, imported: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
 @pytest.mark.parametrize("name", ["marian", "imported"])
-def test_it_goes_back_to_hugging_face(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_to_hugging_face_with_its_tokenizer(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
     folder: Path = request.getfixturevalue(name)
     report = transduce.export(folder, tmp_path / "out", to="huggingface", sources=LINES, threads=1)
@@ -88,7 +90,7 @@ def test_it_goes_back_to_hugging_face(name: str, request: pytest.FixtureRequest,
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")
-def test_a_fine_tuned_model_goes_back_with_its_tokenizer_and_a_true_card(
+def test_a_fine_tuned_imported_model_is_exported_with_its_tokenizer_and_card(
     imported: Path, toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -118,14 +120,16 @@ def test_a_fine_tuned_model_goes_back_with_its_tokenizer_and_a_true_card(
     assert f"from {imported} to {run}" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_without_its_files_it_does_not(imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_to_hugging_face_without_the_tokenizer_files_is_refused(
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("source.spm", "target.spm", "vocab.json"):
         (imported / name).unlink()
     assert main(["export", str(imported), str(tmp_path / "out"), "--to", "huggingface"]) == 2
     assert "its own files are not there: copy tokenizer_config.json and the vocabulary" in capsys.readouterr().err
 
 
-def test_a_tokenizers_files_are_not_taken_from_elsewhere(marian: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_file_that_links_out_of_the_folder_is_refused(marian: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("{}", "utf-8")
     (marian / "merges.txt").symlink_to(secret)  # which Marian has no use for
@@ -147,7 +151,9 @@ def run_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) ->
     return printed
 
 
-def test_the_lines_for_ctranslate2_translate(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_in_the_card_of_a_ctranslate2_export_translates(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ctranslate2", reason="needs ctranslate2: pip install 'transduce[export]'")
     out = tmp_path / "out"
     transduce.export(imported, out, to="ctranslate2", sources=LINES, threads=1)
@@ -156,7 +162,7 @@ def test_the_lines_for_ctranslate2_translate(imported: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
-def test_a_model_that_is_given_its_language_goes_out(
+def test_a_multilingual_model_is_exported_with_its_target_language(
     form: str, nllb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]

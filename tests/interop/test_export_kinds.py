@@ -109,7 +109,9 @@ def exported(folder: Path, out: Path, to: str, **options: Any) -> ExportReport:
         ("recurrent", ["README.md", "decoder.onnx", "encoder.onnx", "sentencepiece.model"]),
     ],
 )
-def test_to_onnx(folders: dict[str, Path], tmp_path: Path, name: str, files: list[str]) -> None:
+def test_each_kind_of_model_is_exported_to_onnx_with_its_files(
+    folders: dict[str, Path], tmp_path: Path, name: str, files: list[str]
+) -> None:
     report = exported(folders[name], tmp_path / "out", "onnx")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
     readme = (tmp_path / "out" / "README.md").read_text("utf-8")
@@ -121,7 +123,9 @@ def test_to_onnx(folders: dict[str, Path], tmp_path: Path, name: str, files: lis
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_folder_is_hugging_faces_and_goes_out_as_it(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_a_run_folder_opens_in_hugging_face_and_is_exported_with_equal_weights(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
     import transformers
 
     held, automatic = CLASSES[name]
@@ -138,7 +142,9 @@ def test_the_folder_is_hugging_faces_and_goes_out_as_it(folders: dict[str, Path]
     assert all(torch.equal(ours[key], again[key]) for key in ours)
 
 
-def test_where_no_class_fits_the_card_names_the_exports(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_model_without_hugging_face_class_names_other_exports_in_its_card(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     said = (
         "No class of Hugging Face's holds this model; `transduce.load` opens it, and `transduce export` writes it for "
         "other programs: `--to onnx`."
@@ -154,14 +160,18 @@ def test_where_no_class_fits_the_card_names_the_exports(folders: dict[str, Path]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_language_model_to_ctranslate2(folders: dict[str, Path], tmp_path: Path, quantization: str | None) -> None:
+def test_a_language_model_is_exported_to_ctranslate2(
+    folders: dict[str, Path], tmp_path: Path, quantization: str | None
+) -> None:
     report = exported(folders["language-model"], tmp_path / "out", "ctranslate2", quantization=quantization)
     assert (report.quantized is None) == (quantization is None)
     assert "64 sentences of the run's text and a long one made of them" in str(report)
     assert "ctranslate2.Generator" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
-def test_a_language_model_is_tried_on_lines_of_a_single_token(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_language_model_exports_are_compared_on_lines_of_one_token_too(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     content = read_any_model_folder(folders["language-model"])
     lines = ["I", "I like tea.", "I"]
     assert [len(ids) > 1 for ids in content.tokenizer.source.encode_batch(lines)] == [False, True, False]
@@ -172,7 +182,7 @@ def test_a_language_model_is_tried_on_lines_of_a_single_token(folders: dict[str,
         exported(folders["language-model"], tmp_path / to / "out", to, sources=lines)
 
 
-def test_a_language_model_goes_on_alike_in_hugging_face(folders: dict[str, Path]) -> None:
+def test_hugging_face_generate_continues_prompts_equally(folders: dict[str, Path]) -> None:
     import transformers
 
     folder = folders["language-model"]
@@ -208,7 +218,7 @@ def test_the_example_translates_with_a_recurrent_model(
     assert any(written)
 
 
-def test_sources_may_be_given(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_export_is_compared_on_the_sources_that_are_passed(folders: dict[str, Path], tmp_path: Path) -> None:
     report = exported(folders["classification"], tmp_path / "out", "onnx", sources=["I like tea.", "", "the fish"])
     assert report.compared_on == "2 sentences of the sources given and a long one made of them"
     with pytest.raises(TransduceError, match=r"References are translations, but the model .* `encoder` and translates"):
@@ -219,7 +229,7 @@ SPELT = ["I </s> tea.", "<unk> a", "<pad>", "the </s>fish"]
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_names_of_special_tokens_in_a_source_are_its_characters(
+def test_hugging_face_reads_names_of_special_tokens_in_sources_as_characters(
     make_model: MakeModel, write_folder: WriteFolder, toy_corpus: Path, tmp_path: Path, joint: bool
 ) -> None:
     import transformers
@@ -238,13 +248,13 @@ def test_names_of_special_tokens_in_a_source_are_its_characters(
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_names_of_special_tokens_in_other_texts_are_no_fault(
+def test_exports_succeed_on_texts_that_contain_names_of_special_tokens(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     exported(folders[name], tmp_path / "out", "huggingface", sources=["I like tea.", *SPELT, "[SEP] a"])
 
 
-def test_names_of_special_tokens_without_tokens_for_their_characters_are_no_fault(
+def test_exports_succeed_if_the_vocabulary_cannot_spell_names_of_special_tokens(
     make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = make_model(separate_tokenizer, norm_order="post", tie_source_target=False)
@@ -267,7 +277,7 @@ def test_names_of_special_tokens_without_tokens_for_their_characters_are_no_faul
         ("recurrent", r"ONNX was checked and is wrong, .* its log-probability is -?[\d.]+, and the model's own"),
     ],
 )
-def test_a_wrong_export_is_refused_and_nothing_stays(
+def test_an_export_that_computes_differently_is_refused_and_removed(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     right = onnx.write_onnx
@@ -284,7 +294,7 @@ def test_a_wrong_export_is_refused_and_nothing_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_vocabularies_to_hugging_face(
+def test_a_model_with_two_vocabularies_is_exported_to_hugging_face(
     make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folder, out = tmp_path / "model", tmp_path / "exports" / "out"

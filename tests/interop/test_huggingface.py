@@ -114,7 +114,9 @@ def make_config(**changes: Any) -> ModelConfig:
         (LEARNED | {"position_offset": 0}, None),
     ],
 )
-def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | None) -> None:
+def test_each_configuration_has_the_hugging_face_class_that_computes_it(
+    changes: dict[str, Any], name: str | None
+) -> None:
     config = make_config(**changes)
     assert class_for(config) == name
     content = config_json(config)
@@ -125,7 +127,7 @@ def test_the_class_that_computes_the_same(changes: dict[str, Any], name: str | N
 @pytest.mark.parametrize(
     "changes", [{"d_k": 6}, {"output_scale": 0.5}, {"output_scale": 0.5, "tie_output": False}, {"tie_output": False}]
 )
-def test_a_remedy_is_a_change_that_helps(changes: dict[str, Any]) -> None:
+def test_the_suggested_change_gives_a_configuration_that_a_class_computes(changes: dict[str, Any]) -> None:
     config = make_config(**T5 | changes)
     assert huggingface_obstacles(config)
     remedy = huggingface_remedy(config)
@@ -133,7 +135,7 @@ def test_a_remedy_is_a_change_that_helps(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("changes", NOT_THEIRS, ids=str)
-def test_what_no_class_has_is_not_called_one(changes: dict[str, Any]) -> None:
+def test_configurations_that_no_class_computes_name_their_obstacles(changes: dict[str, Any]) -> None:
     config = make_config(**changes)
     assert class_for(config) is None
     # A table of positions is BART's; what is in the way is what BART has besides.
@@ -142,7 +144,7 @@ def test_what_no_class_has_is_not_called_one(changes: dict[str, Any]) -> None:
     assert huggingface_obstacles(make_config()) == []
 
 
-def test_the_configuration_in_the_classs_own_words() -> None:
+def test_config_json_holds_the_settings_under_the_names_of_the_class() -> None:
     content = config_json(make_config(dropout=0.2))
     assert content["model_type"] == "pegasus"
     assert content["normalize_before"] is True
@@ -181,7 +183,7 @@ def test_positions_are_written_as_sines_then_cosines() -> None:
     assert torch.allclose(table[3, 8:10], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).cos())
 
 
-def test_a_model_of_no_class_keeps_our_names() -> None:
+def test_weights_that_no_class_computes_keep_transduces_names() -> None:
     config = make_config(activation="swiglu")
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
     assert set(dict(stored_tensors(weights, config))) == set(weights)
@@ -240,7 +242,7 @@ def compare_logits(translator: Translator, theirs: Any, sources: Tensor, inputs:
     ],
     ids=str,
 )
-def test_the_same_logits_and_translations(
+def test_logits_and_translations_equal_those_of_the_hugging_face_class(
     open_folder: OpenFolder, make_translator: MakeTranslator, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     made = make_translator(**changes)
@@ -293,7 +295,7 @@ def test_a_trained_folder_opens_and_translates_alike(
 
 
 @pytest.mark.filterwarnings("default")
-def test_its_configuration_describes_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
+def test_the_opened_configuration_holds_norm_order_and_search_settings(open_folder: OpenFolder, trained: Path) -> None:
     _, theirs = open_folder(trained)
     stored = json.loads((trained / "config.json").read_bytes())
     assert theirs.config.transduce["norm_order"] == "pre" == stored["transduce"]["norm_order"]

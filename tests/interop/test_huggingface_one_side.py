@@ -126,7 +126,9 @@ def config_of(**changes: Any) -> ModelConfig:
         ({"kind": "recurrent", "attention_score": "dot"}, None, None),
     ],
 )
-def test_the_class_and_what_opens_it(changes: dict[str, Any], name: str | None, automatic: str | None) -> None:
+def test_each_configuration_has_its_hugging_face_class_and_auto_class(
+    changes: dict[str, Any], name: str | None, automatic: str | None
+) -> None:
     config = config_of(**changes)
     assert (class_for(config), automatic_class_for(config)) == (name, automatic)
     assert (huggingface_obstacles(config) == []) == (name is not None)
@@ -141,7 +143,7 @@ def test_the_class_and_what_opens_it(changes: dict[str, Any], name: str | None, 
         (BERT | {"token_types": 0, "num_labels": 3}, ["token_types", "num_labels"]),
     ],
 )
-def test_the_settings_in_the_way(changes: dict[str, Any], obstacles: list[str]) -> None:
+def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[str, Any], obstacles: list[str]) -> None:
     assert huggingface_obstacles(config_of(**changes)) == obstacles
 
 
@@ -159,7 +161,7 @@ def test_the_settings_in_the_way(changes: dict[str, Any], obstacles: list[str]) 
     ],
     ids=str,
 )
-def test_an_encoders_states_and_heads(
+def test_states_and_head_outputs_of_encoders_are_equal_in_hugging_face(
     make_model: MakeModel,
     write_folder: WriteFolder,
     marked_tokenizer: Tokenizer,
@@ -203,7 +205,7 @@ def test_a_pretrained_folder_opens_as_each_of_its_heads(
         assert torch.allclose(heads.seq_relationship_logits.flip(-1), model.classify(states), atol=1e-5)
 
 
-def test_a_marked_text_is_cut_as_ours(
+def test_hugging_face_tokenizes_text_with_masks_and_pairs_equally(
     make_model: MakeModel, write_folder: WriteFolder, marked_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     import transformers
@@ -241,7 +243,7 @@ def test_classes_have_their_names(
     assert config_json(model.config)["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
 
 
-def test_what_a_class_leaves_aside() -> None:
+def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
     assert ignored_names(config_of(**BERT, pooler=True)) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
     assert ignored_names(config_of(**BERT, **NO_PIECES, num_labels=2, output_bias=True)) == {"cls.predictions.bias"}
     assert ignored_names(config_of(**BERT, num_labels=2)) == ignored_names(config_of(**GPT2)) == set()
@@ -255,7 +257,7 @@ def test_what_a_class_leaves_aside() -> None:
     [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
     ids=["1", "2", "3", "4", "5"],
 )
-def test_a_language_models_tokens(
+def test_language_models_have_equal_log_probabilities_and_continuations_in_hugging_face(
     make_model: MakeModel,
     write_folder: WriteFolder,
     small_tokenizer: Tokenizer,
@@ -278,7 +280,7 @@ def test_a_language_models_tokens(
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_prompt_begins_with_the_end_of_a_line(
+def test_hugging_face_starts_each_prompt_with_the_end_symbol(
     make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     import transformers
@@ -293,7 +295,7 @@ def test_a_prompt_begins_with_the_end_of_a_line(
     assert json.loads((tmp_path / "generation_config.json").read_bytes())["bad_words_ids"] == [[0], [2]]
 
 
-def test_a_folder_with_our_own_names_goes_on_being_read(
+def test_weights_stored_under_transduces_own_names_are_read(
     make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = make_model(**GPT2)
@@ -310,7 +312,7 @@ def test_a_folder_with_our_own_names_goes_on_being_read(
 # --- two vocabularies -------------------------------------------------------------------------------------------
 
 
-def test_two_vocabularies_are_marians(
+def test_models_with_two_vocabularies_are_equal_in_marian(
     make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = make_model(separate_tokenizer, norm_order="post", tie_source_target=False)
@@ -333,7 +335,7 @@ def test_two_vocabularies_are_marians(
     assert theirs.tokenizer.decode(ids, skip_special_tokens=True) == target.decode(ids) == "I like tea."
 
 
-def test_two_vocabularies_have_no_other_class(make_model: MakeModel, separate_tokenizer: Tokenizer) -> None:
+def test_only_marian_holds_models_with_two_vocabularies(make_model: MakeModel, separate_tokenizer: Tokenizer) -> None:
     model = make_model(separate_tokenizer, tie_source_target=False)
     assert huggingface_obstacles(model.config) == ["tie_source_target"]
     assert not has_tokenizer(separate_tokenizer, model.config)

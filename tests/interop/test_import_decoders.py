@@ -84,7 +84,7 @@ def opened(folder: Path) -> Generator:
 
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
-def test_greedy_text_is_that_of_generate(
+def test_greedy_continuations_equal_those_of_generate(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
     folder = make_folder(architecture, begins=begins)
@@ -97,7 +97,7 @@ def test_greedy_text_is_that_of_generate(
             assert len(found.token_log_probabilities) == pieces
 
 
-def test_every_end_symbol_ends_and_none_is_shown(
+def test_each_of_several_end_symbols_ends_a_text_and_none_is_shown(
     make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = opened(make_folder("GPT2LMHeadModel", name="free"))("I like", search=GREEDY).continuations[0]
@@ -150,7 +150,9 @@ def test_a_text_is_scored_from_its_first_token_on(make_folder: MakeFolder) -> No
     assert found.nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_is_trained_on_learns_that_lines_end(make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path) -> None:
+def test_an_imported_model_trained_further_ends_lines_with_its_end_symbol(
+    make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+) -> None:
     from transduce.tasks.train import train
 
     folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, 1])
@@ -164,7 +166,7 @@ def test_what_is_trained_on_learns_that_lines_end(make_folder: MakeFolder, toy_c
     assert after.vocabulary.ends == (0,)
 
 
-def test_a_configuration_need_not_name_start_and_end(make_folder: MakeFolder) -> None:
+def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokenizer(make_folder: MakeFolder) -> None:
     """The tokenizer does."""
     folder = make_folder("GPT2LMHeadModel")
     expected = opened(folder)("I like", search=GREEDY).text
@@ -180,7 +182,7 @@ def test_a_configuration_need_not_name_start_and_end(make_folder: MakeFolder) ->
 
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM"])
-def test_a_model_goes_back_and_is_the_same(
+def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
     architecture: str, begins: bool, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
     transformers = peers()
@@ -203,7 +205,7 @@ def test_a_model_goes_back_and_is_the_same(
 
 @pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
-def test_a_model_goes_on_to_other_programs(
+def test_an_imported_decoder_is_exported_to_ctranslate2_and_onnx(
     architecture: str, form: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]
@@ -223,7 +225,7 @@ def test_a_model_goes_on_to_other_programs(
         assert printed[0].startswith("the beginning")
 
 
-def test_a_long_prompt_is_read_as_far_as_the_model_was_made_for(make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_prompts_are_read_up_to_the_context_of_the_configuration(make_folder: MakeFolder, tmp_path: Path) -> None:
     folder = make_folder("LlamaForCausalLM", max_position_embeddings=1500)
     import_model_folder(folder, tmp_path / "m")
     prompt = "nobody eats the fish. " * 90

@@ -114,7 +114,7 @@ def test_words_are_tagged_as_transformers_tags_their_first_tokens(
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
-def test_hidden_words_are_found_as_transformers_finds_them(
+def test_masked_words_are_predicted_as_by_transformers(
     family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder(f"{family}ForMaskedLM")
@@ -190,7 +190,7 @@ def test_sentence_vectors_are_those_of_sentence_transformers(
     assert torch.cosine_similarity(rounded(TEXTS), expected).min() > 0.995
 
 
-def test_any_encoder_gives_vectors_if_asked_to(make_folder: MakeFolder) -> None:
+def test_an_encoder_without_pooling_settings_embeds_by_mean_pooling(make_folder: MakeFolder) -> None:
     folder = make_folder("BertForMaskedLM")
     embedder = transduce.load(folder, task="embedding", device="cpu", threads=1)
     assert (embedder.pooling, embedder.normalizes, embedder.length) == ("mean", False, 40)
@@ -223,7 +223,7 @@ def test_sentence_transformers_with_other_parts_are_refused(
         transduce.load(folder, device="cpu", threads=1)
 
 
-def test_pretraining_does_not_begin_with_a_model_that_has_no_head(
+def test_masked_language_pretraining_from_a_model_without_a_head_is_refused(
     make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
 ) -> None:
     import_model_folder(make_folder("BertModel"), tmp_path / "ours")
@@ -243,7 +243,7 @@ def test_labels_that_a_configuration_does_not_name_have_numbers(make_folder: Mak
 
 
 @pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
-def test_what_is_no_choice_of_one_class_is_not_classified(
+def test_regression_and_multi_label_models_are_refused_as_classifiers(
     settings: dict[str, Any], make_folder: MakeFolder, tmp_path: Path
 ) -> None:
     folder = make_folder("BertForSequenceClassification", **{"num_labels": 3} | settings)
@@ -255,7 +255,9 @@ def test_what_is_no_choice_of_one_class_is_not_classified(
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMaskedLM"])
-def test_they_go_back_with_their_task(architecture: str, direct: bool, make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_imported_encoders_are_exported_to_hugging_face_with_their_task(
+    architecture: str, direct: bool, make_folder: MakeFolder, tmp_path: Path
+) -> None:
     folder = make_folder(architecture, id2label=LABELS)
     import_model_folder(folder, tmp_path / "ours")
     place = folder if direct else tmp_path / "ours"
@@ -270,7 +272,7 @@ def test_they_go_back_with_their_task(architecture: str, direct: bool, make_fold
 
 
 @pytest.mark.parametrize("architecture", ["RobertaForSequenceClassification", "RobertaForMaskedLM"])
-def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_imported_encoders_are_exported_to_onnx(architecture: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
@@ -291,14 +293,16 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
         ),
     ],
 )
-def test_other_heads_are_named(architecture: str, message: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_unsupported_heads_are_refused_by_name(
+    architecture: str, message: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
     folder = make_folder(architecture)
     for read in (load_classifier, lambda place: import_model_folder(place, tmp_path / "ours")):
         with pytest.raises(TransduceError, match=rf"config\.json: {message}"):
             read(folder)
 
 
-def test_a_tokenizer_of_bytes_is_named(tmp_path: Path) -> None:
+def test_a_byt5_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4, "vocab_size": 384}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1} | sizes), "utf-8")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}', "utf-8")
@@ -307,7 +311,9 @@ def test_a_tokenizer_of_bytes_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classification", "masked-language-model"])
-def test_training_goes_on_from_roberta(kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path) -> None:
+def test_training_starts_from_an_imported_roberta(
+    kind: str, make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
+) -> None:
     from transduce.tasks.train import train
 
     folder, lines = make_folder("RobertaForMaskedLM"), (toy_corpus / "train.en").read_text("utf-8").split("\n")[:60]

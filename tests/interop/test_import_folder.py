@@ -33,7 +33,7 @@ def opened(folder: Path, **languages: str) -> Translator:
     return transduce.load(folder, task="translation", precision="fp32", device="cpu", threads=1, **languages)
 
 
-def test_a_foreign_folder_is_opened_as_it_is(nllb: Path) -> None:
+def test_a_hugging_face_folder_is_opened_without_import(nllb: Path) -> None:
     translator = opened(nllb)
     assert (translator.source_language, translator.target_language) == ("zho_Hans", "eng_Latn")
     source, target = translator.tokenizer.source, translator.tokenizer.target
@@ -77,7 +77,7 @@ def test_workers_shards_and_files_know_the_languages(
     assert output.read_text("utf-8").split("\n")[:-1] == alone[1::3]
 
 
-def test_what_was_begun_in_one_language_does_not_go_on_in_another(
+def test_a_translation_is_not_resumed_with_another_target_language(
     nllb: Path, toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(file: ResumableFile) -> None:
@@ -106,7 +106,7 @@ def test_scores_are_those_of_search(nllb: Path) -> None:
     assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
 
 
-def test_scores_do_not_depend_on_how_wide_the_beam_is(nllb: Path) -> None:
+def test_a_beam_of_one_divides_scores_by_the_length_too(nllb: Path) -> None:
     """Greedy search divides by the length as `generate` does, too."""
     translator = opened(nllb)
     search = msgspec.structs.replace(translator.search, beam_size=1, length_penalty=1.0)
@@ -114,14 +114,14 @@ def test_scores_do_not_depend_on_how_wide_the_beam_is(nllb: Path) -> None:
     assert found.score == pytest.approx(sum(found.token_log_probabilities) / len(found.token_log_probabilities))
 
 
-def test_a_line_of_nothing_that_can_be_seen_is_copied(nllb: Path) -> None:
+def test_a_line_of_invisible_characters_is_copied(nllb: Path) -> None:
     translator = opened(nllb)
     vocabulary = translator.tokenizer.source
     invisible = next(text for text in ("\u200b", "\ufeff", "\u00ad", " ") if not vocabulary.encode(text))
     assert [found.text for found in translator([invisible, "我喜欢茶。", invisible])][::2] == [invisible, invisible]
 
 
-def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
+def test_inspection_and_attention_maps_include_language_tags(nllb: Path) -> None:
     translator = opened(nllb)
     expected = translator("我喜欢茶。")
     found = inspect_sentence(translator, "我喜欢茶。")
@@ -135,12 +135,12 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     assert maps.heads.shape[1:] == (3, 5)
 
 
-def test_an_ordinary_model_has_no_tags(trained: Path) -> None:
+def test_a_target_language_for_a_model_without_language_tags_is_refused(trained: Path) -> None:
     with pytest.raises(TransduceError, match="and no language tags, but `eng_Latn` was asked for"):
         opened(trained, target_language="eng_Latn")
 
 
-def test_the_way_to_generate_is_taken_over(nllb: Path, tmp_path: Path) -> None:
+def test_settings_of_generation_config_json_become_search_settings(nllb: Path, tmp_path: Path) -> None:
     search = hugging_face_search_settings(nllb)
     assert (search.beam_size, search.length_penalty, search.max_length, search.no_repeated_ngrams) == (3, 1.5, 11, 2)
     assert search.generate == GenerateSettings()
@@ -148,7 +148,9 @@ def test_the_way_to_generate_is_taken_over(nllb: Path, tmp_path: Path) -> None:
     assert read_search_settings(tmp_path / "out") == search
 
 
-def test_an_imported_folder_is_ours(nllb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_folder_translates_as_the_original_does(
+    nllb: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main(["import", str(nllb), str(out), "--target-language", "deu_Latn"]) == 0
     assert "m2m_100, " in capsys.readouterr().out
@@ -174,7 +176,7 @@ def loss_per_token(folder: Path, corpus: Path) -> float:
 
 
 @pytest.mark.parametrize("lora", [{}, {"training.lora_rank": 2}], ids=["whole", "lora"])
-def test_training_goes_on_from_a_foreign_folder(
+def test_training_starts_from_a_hugging_face_folder(
     nllb: Path, toy_corpus: Path, tmp_path: Path, lora: dict[str, Any]
 ) -> None:
     from transduce.tasks.train import train
@@ -214,7 +216,7 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_the_first_barts_say_in_words_which_token_is_forced() -> None:
+def test_force_bos_token_to_be_generated_forces_the_start_token() -> None:
     config = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
     for said, forced in (({}, 5), ({"forced_bos_token_id": 7}, 7)):
         found = import_generation(said, config, "folder", max_positions=None).generate
@@ -254,7 +256,9 @@ def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> 
         ({"renormalize_logits": "yes"}, "`renormalize_logits` must be true or false, but is 'yes'"),
     ],
 )
-def test_what_search_cannot_do_is_named(said: dict[str, Any], message: str, nllb: Path, tmp_path: Path) -> None:
+def test_unsupported_generation_settings_are_refused_by_name(
+    said: dict[str, Any], message: str, nllb: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
     with pytest.raises(TransduceError, match=message):
@@ -298,7 +302,7 @@ def test_settings_of_an_imported_folder_are_read_within_bounds(nllb: Path, tmp_p
         read_search_settings(out)
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_folders_without_a_supported_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"gone does not exist: name the folder of a model"):
         import_model_folder(tmp_path / "gone", tmp_path / "out")
     with pytest.raises(TransduceError, match=r"A Hugging Face folder holds a config\.json"):

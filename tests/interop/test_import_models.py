@@ -170,7 +170,7 @@ def test_a_tagger_of_an_old_file_has_a_pooler_that_nothing_reads(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])
-def test_robertas_pooler_is_there_in_files_whose_heads_do_not_read_it(name: str, tmp_path: Path) -> None:
+def test_an_unused_pooler_in_a_roberta_file_is_accepted(name: str, tmp_path: Path) -> None:
     """The files of roberta-base and xlm-roberta-base have a pooler that no head uses."""
     theirs = peer(name, BERT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 3})
     content, tensors = stored(theirs, tmp_path)
@@ -231,7 +231,7 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), WAYS)
-def test_search_writes_what_generate_writes(
+def test_search_finds_the_translations_of_generate(
     theirs_says: dict[str, Any], ours_says: dict[str, Any], generate: dict[str, Any], tmp_path: Path
 ) -> None:
     lengths: set[int] = set()
@@ -315,7 +315,7 @@ def with_kernels(model: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), [WAYS[0], *WAYS[2:6], *WAYS[7:]])
-def test_the_compiled_search_writes_what_generate_writes(
+def test_the_compiled_search_finds_the_translations_of_generate(
     theirs_says: dict[str, Any], ours_says: dict[str, Any], generate: dict[str, Any], tmp_path: Path
 ) -> None:
     families = [
@@ -355,7 +355,7 @@ def test_the_compiled_search_writes_what_generate_writes(
         ("Qwen2ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     ],
 )
-def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
+def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
     name: str, settings: dict[str, Any], penalty: float, tmp_path: Path
 ) -> None:
     theirs = peer(name, settings, spread=0.1)
@@ -403,7 +403,7 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
     ],
 )
-def test_what_cannot_be_computed_is_named(content: dict[str, Any], message: str) -> None:
+def test_unsupported_configurations_are_refused_by_setting(content: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         import_model(content, StoredTensors({}, "folder"), {})
 
@@ -479,7 +479,7 @@ def test_a_wrong_shape_is_an_error() -> None:
         (LLAMA | {"model_type": "llama", "num_attention_heads": 0}, "`num_attention_heads` must be at least 1"),
     ],
 )
-def test_numbers_that_no_model_has_are_refused(content: dict[str, Any], message: str) -> None:
+def test_sizes_out_of_range_are_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         import_model(content, StoredTensors(_bart_tensors(), "folder"), {"start_id": 2})
 
@@ -495,20 +495,20 @@ def test_numbers_that_no_model_has_are_refused(content: dict[str, Any], message:
         ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each token, but has the shape"),
     ],
 )
-def test_tensors_that_fit_nowhere_are_named(tensors: dict[str, tuple[int, ...]], message: str) -> None:
+def test_tensors_of_impossible_shapes_are_refused_by_name(tensors: dict[str, tuple[int, ...]], message: str) -> None:
     wrong = {name: partial(torch.randn, shape) for name, shape in tensors.items()}
     with pytest.raises(TransduceError, match=message):
         import_model(bart_content(), StoredTensors(_bart_tensors() | wrong, "folder"), {"start_id": 2})
 
 
-def test_untied_tables_stay_apart() -> None:
+def test_an_output_matrix_of_its_own_is_kept_untied() -> None:
     tensors = _bart_tensors() | {"lm_head.weight": partial(torch.ones, V, 16)}
     model = import_model(bart_content(), StoredTensors(tensors, "folder"), {"start_id": 2})
     assert not model.config.tie_output
     assert bool((model.weights["own_output_weight"] == 1.0).all())
 
 
-def test_stored_sinusoids_must_be_ours() -> None:
+def test_stored_sinusoidal_positions_in_another_order_are_refused() -> None:
     content = bart_content(model_type="pegasus", activation_function="relu")
     tensors = {name: read for name, read in _bart_tensors().items() if "layernorm_embedding" not in name}
     for stack in ("encoder", "decoder"):

@@ -95,7 +95,7 @@ def write(folder: Path, name: str, content: bytes | dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", ["t5", "pegasus"])
-def test_sentencepiece_with_tokens_before_or_behind(
+def test_t5_and_pegasus_ids_equal_those_of_transformers(
     family: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
 ) -> None:
     kind = {"t5": "T5Tokenizer", "pegasus": "PegasusTokenizer"}[family]
@@ -115,7 +115,9 @@ def test_sentencepiece_with_tokens_before_or_behind(
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("kind", ["MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "legacy NllbTokenizer"])
-def test_tags_of_languages(kind: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+def test_mbart_and_nllb_ids_with_language_tags_equal_those_of_transformers(
+    kind: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
+) -> None:
     legacy, kind = kind.startswith("legacy"), kind.removeprefix("legacy ")
     nllb = kind == "NllbTokenizer"
     source, target = ("zho_Hans", "eng_Latn") if nllb else ("zh_CN", "en_XX")
@@ -136,7 +138,7 @@ def test_tags_of_languages(kind: str, saved: bool, texts: Texts, train: Callable
         tokenizer.for_languages(None, "xx")
 
 
-def test_m2m100(texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+def test_m2m100_ids_equal_those_of_transformers(texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
     write(tmp_path, "sentencepiece.bpe.model", train("bpe"))
     write(tmp_path, "vocab.json", _fairseq_table(train("bpe")))
     theirs = peers().M2M100Tokenizer(
@@ -178,7 +180,7 @@ def test_marian_has_two_sentencepiece_models_and_one_table(
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", list(BYTE_LEVEL))
-def test_byte_level_bpe(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
+def test_byte_level_bpe_ids_equal_those_of_transformers(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     trained = tokenizers.ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -200,7 +202,7 @@ def test_byte_level_bpe(family: str, saved: bool, texts: Texts, tmp_path: Path) 
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_word_pieces(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path) -> None:
+def test_wordpiece_ids_equal_those_of_transformers(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     trained = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
     trained.train_from_iterator(texts.training, vocab_size=2500, show_progress=False)
@@ -354,7 +356,7 @@ def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, 
     assert (found[0] == found[1]) == (family == "mistral")
 
 
-def test_a_llama_without_a_first_space_and_without_a_stored_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_llama_sentencepiece_model_without_prefix_space_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "tokenizer.model", b"never read")
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False})
     with pytest.raises(
@@ -373,7 +375,9 @@ def test_a_llama_without_a_first_space_and_without_a_stored_tokenizer_is_refused
         {"290": {"content": "o"}},
     ],
 )
-def test_added_tokens_of_the_configuration(kind: str, tokens: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_added_tokens_of_tokenizer_config_json_give_equal_ids(
+    kind: str, tokens: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     stored = write_llama(tmp_path, "first")["added_tokens"]
     listed = {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in stored}
     described = {id: listed["300"] | token for id, token in tokens.items()}
@@ -396,7 +400,9 @@ def test_a_start_symbol_that_a_byte_level_tokenizer_adds(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
+def test_ids_of_the_first_llama_tokenizers_equal_those_of_transformers(
+    saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
+) -> None:
     options = {"normalization_rule_name": "identity", "byte_fallback": True, "remove_extra_whitespaces": False}
     write(tmp_path, "tokenizer.model", train("bpe", vocab_size=2500, **options))
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True})
@@ -410,7 +416,9 @@ def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes]
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen2"])
-def test_byte_pairs_of_large_language_models(family: Literal["llama3", "qwen2"], texts: Texts, tmp_path: Path) -> None:
+def test_llama3_and_qwen2_ids_equal_those_of_transformers(
+    family: Literal["llama3", "qwen2"], texts: Texts, tmp_path: Path
+) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -491,7 +499,7 @@ def _described(token: Any) -> str:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_bytes_that_are_merged_across_words(split: bool, texts: Texts, tmp_path: Path) -> None:
+def test_byte_level_bpe_that_merges_across_words_has_equal_ids(split: bool, texts: Texts, tmp_path: Path) -> None:
     """`use_regex` = false alone cuts nothing."""
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -511,7 +519,7 @@ def test_bytes_that_are_merged_across_words(split: bool, texts: Texts, tmp_path:
     check_texts(theirs, vocabulary, [line for line in texts.lines[-500:] if "," not in line])
 
 
-def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
+def test_an_imported_tokenizer_reads_back_equal_after_saving(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
     tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
@@ -545,7 +553,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportedTokenizer.load(STORED / "bert")
 
 
-def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None:
+def test_characters_without_a_token_become_the_unknown_token(tmp_path: Path) -> None:
     write(tmp_path, "vocab.json", {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4})
     write(tmp_path, "merges.txt", b"#version: 0.2\n")
     vocabulary = ours(tmp_path, "bart", pad_id=1, eos_id=2).source
@@ -553,7 +561,7 @@ def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None
     assert vocabulary.unknown_characters("aba") == "aba"
 
 
-def test_a_corpus_of_an_encoders_tokens_has_each_texts_own_alone(tmp_path: Path) -> None:
+def test_a_corpus_prepared_with_a_bert_tokenizer_stores_no_special_tokens(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
     tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
@@ -576,7 +584,9 @@ def test_a_corpus_of_an_encoders_tokens_has_each_texts_own_alone(tmp_path: Path)
         ({"added_tokens": None}, "is not a tokenizer.json that can be read"),
     ],
 )
-def test_damaged_parts_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_tokenizer_json_with_damaged_or_unsupported_parts_is_refused(
+    content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     usual: dict[str, Any] = {"added_tokens": [], "normalizer": None, "pre_tokenizer": None}
     usual["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["▁a", -1.0]]}
     write(tmp_path, "tokenizer.json", usual | content)

@@ -90,7 +90,7 @@ def config(norm_order: str, *, final_norm: bool = True) -> ModelConfig:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_torch_nn_transformer(norm_order: str, tied: bool) -> None:
+def test_a_model_of_torch_nn_transformer_computes_the_same(norm_order: str, tied: bool) -> None:
     theirs = TorchTranslator(norm_first=norm_order == "pre", tied=tied)
     randomize(theirs)
     found = import_tutorial(theirs.state_dict(), config(norm_order), style="torch", names=OWN_NAMES)
@@ -223,7 +223,7 @@ class Annotated(nn.Module):
 
 
 @pytest.mark.parametrize("width", [16, 512])
-def test_annotated_transformer(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_annotated_transformer_computes_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "D", width)
     theirs = Annotated()
     randomize(theirs)
@@ -246,7 +246,7 @@ def test_the_norm_is_exact_where_the_variance_is_small() -> None:
     assert not torch.allclose(layer, theirs(x), atol=0.05)
 
 
-def test_a_norm_of_pytorch_in_a_model_of_these_names_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_annotated_model_with_pytorchs_layer_norm_keeps_layer_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many who follow the tutorial put in `nn.LayerNorm`, whose weights have other names."""
     monkeypatch.setattr(sys.modules[__name__], "Norm", lambda: nn.LayerNorm(D))
     theirs = Annotated()
@@ -268,7 +268,7 @@ def test_an_epsilon_that_was_set_is_kept() -> None:
     assert (usual.norm, usual.norm_epsilon) == ("annotated", 1e-6)
 
 
-def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
+def test_the_annotated_norm_takes_the_reference_path_and_is_not_exported() -> None:
     """Search by the fastest way there is finds the scores that the model has."""
     torch.manual_seed(3)
     changed = msgspec.structs.replace(
@@ -294,7 +294,7 @@ def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
             written.append(ids)
 
 
-def test_what_is_missing_or_left_over_is_listed() -> None:
+def test_missing_and_unexpected_tensors_are_listed() -> None:
     weights = Annotated().state_dict()
     del weights["encoder.layers.0.feed_forward.w_1.bias"]
     weights["encoder.layers.0.gate"] = torch.ones(2)
@@ -388,7 +388,7 @@ def small_weights(model: nn.Module) -> None:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
 
 
-def test_a_layer_for_each_projection() -> None:
+def test_a_model_with_separate_query_key_and_value_layers_computes_the_same() -> None:
     theirs = SeparateTranslator()
     small_weights(theirs)
     settings = msgspec.structs.replace(config("post", final_norm=False), scale_embeddings=False)
@@ -408,7 +408,7 @@ def test_a_norm_that_only_some_layers_have_is_missing() -> None:
         import_tutorial(weights, settings, style="separate", names=USUAL_NAMES["separate"])
 
 
-def test_heads_of_their_own_are_joined() -> None:
+def test_separate_weights_of_each_head_are_joined() -> None:
     theirs = SeparateTranslator()
     small_weights(theirs)
     apart = {}
@@ -447,7 +447,7 @@ def test_the_command_makes_a_folder_that_translates(tmp_path: Path, capsys: pyte
     assert translated.split() == [words[id] for id in written[1:] if id != 2]
 
 
-def test_the_lists_of_both_sides_may_have_other_sizes(tmp_path: Path) -> None:
+def test_source_and_target_word_lists_may_differ_in_size(tmp_path: Path) -> None:
     theirs = SeparateTranslator()
     theirs.encoder.src_emb = nn.Embedding(V + 4, D)
     small_weights(theirs)
@@ -479,7 +479,7 @@ def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytes
     assert "is neither .safetensors nor a file of torch.save" in capsys.readouterr().err
 
 
-def test_layers_that_are_called_blocks() -> None:
+def test_models_of_the_style_blocks_are_imported() -> None:
     """The weights of the style `blocks`, renamed from a model of ours, give that model again."""
     settings = msgspec.structs.replace(config("post", final_norm=False), tie_source_target=False, tie_output=False)
     ours = build_model(msgspec.structs.replace(settings, output_bias=True)).eval()

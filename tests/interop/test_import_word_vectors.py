@@ -30,7 +30,7 @@ def binary(*, line_feeds: bool) -> bytes:
     [text_lines(header=True), text_lines(header=False), gzip.compress(text_lines(header=False))],
     ids=["word2vec", "glove", "gzip"],
 )
-def test_text_files(content: bytes, tmp_path: Path) -> None:
+def test_word2vec_and_glove_text_files_are_read(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "vectors"
     path.write_bytes(content)
     assert {word: vector.tolist() for word, vector in read_word_vectors(path)} == WORDS
@@ -52,7 +52,7 @@ def test_the_first_word_may_hold_spaces_and_numbers(first: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("line_feeds", [False, True])
-def test_binary_files(line_feeds: bool, tmp_path: Path) -> None:
+def test_binary_word2vec_files_are_read(line_feeds: bool, tmp_path: Path) -> None:
     path = tmp_path / "vectors.bin"
     words = {word: vector for word, vector in WORDS.items() if " " not in word}
     rows = binary(line_feeds=line_feeds).replace(b"zebra crossing", b"zebra")
@@ -61,7 +61,7 @@ def test_binary_files(line_feeds: bool, tmp_path: Path) -> None:
     assert found == words | {"zebra": [5.0, 5.0, 5.0]}
 
 
-def test_tokens_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_each_token_that_is_a_word_gets_the_vector_of_that_word(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
     words = [vocabulary.token(id).lstrip("▁") for id in range(vocabulary.size)]
     known = sorted({word for word in words[3:] if word})[:20]
@@ -78,7 +78,7 @@ def test_tokens_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: P
     assert "tokens (" in str(coverage)
 
 
-def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_rescaled_vectors_have_the_mean_norm_of_the_replaced_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
     path = tmp_path / "glove.txt"
     path.write_text("".join(f"{vocabulary.token(id)} {id} 50 -9\n" for id in range(3, 40)), "utf-8")
@@ -106,7 +106,9 @@ def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tm
         (b"3 99999999\n", r"line 1: vectors must have 1 to 65,536 numbers, but have 99,999,999"),
     ],
 )
-def test_other_files_are_refused(content: bytes, message: str, small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_files_of_wrong_width_or_form_are_refused(
+    content: bytes, message: str, small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     path = tmp_path / "vectors"
     path.write_bytes(content)
     with pytest.raises(TransduceError, match=message):

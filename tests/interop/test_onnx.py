@@ -68,7 +68,7 @@ def write_and_open(translator: Translator, folder: Path) -> OnnxModel:
 
 
 @pytest.mark.parametrize("changes", SHAPES, ids=lambda changes: " ".join(map(str, changes.items())) or "default")
-def test_the_same_log_probabilities_and_translations(
+def test_log_probabilities_and_translations_equal_those_of_the_model(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Log-probabilities are computed for whole targets, translations token by token with the cache."""
@@ -106,7 +106,9 @@ def test_the_cache_may_be_filled_in_any_portions(
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 40), (17, 3), (1, 300)])
-def test_batches_and_lengths_are_free(make_translator: MakeTranslator, tmp_path: Path, batch: int, length: int) -> None:
+def test_graphs_accept_any_batch_size_and_length(
+    make_translator: MakeTranslator, tmp_path: Path, batch: int, length: int
+) -> None:
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
     sources = [[3 + (row + place) % 90 for place in range(length)] for row in range(batch)]
@@ -127,7 +129,9 @@ def test_hypotheses_are_reordered_by_indexing_the_cache(make_translator: MakeTra
     assert np.abs(logits[:, 0] - expected[:, 2]).max() < 1e-4
 
 
-def test_names_and_metadata(make_translator: MakeTranslator, tmp_path: Path) -> None:
+def test_graphs_have_the_documented_inputs_outputs_and_metadata(
+    make_translator: MakeTranslator, tmp_path: Path
+) -> None:
     translator = make_translator(num_decoder_layers=2, positions="learned", max_positions=30, start_id=1)
     write_onnx(translator.transformer, tmp_path)
     encoder, decoder = (onnx.load(str(tmp_path / name)) for name in ("encoder.onnx", "decoder.onnx"))
@@ -170,7 +174,7 @@ def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path
     assert [32, vocabulary] not in [list(weight.dims) for weight in decoder.graph.initializer]
 
 
-def test_large_weights_stand_in_a_file_of_their_own(
+def test_large_weights_are_stored_in_an_external_data_file(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_layers, "MAX_FILE_BYTES", 10_000)
@@ -186,7 +190,9 @@ def test_large_weights_stand_in_a_file_of_their_own(
     compare(translator, model).check_equal("ONNX")
 
 
-def test_a_setting_that_came_later_is_refused(make_translator: MakeTranslator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_unknown_to_the_exporters_is_refused(
+    make_translator: MakeTranslator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_translator(output_scale=0.5).model.config
     assert onnx_obstacles(config) == ctranslate2_obstacles(config) == []
     monkeypatch.setattr(layer_graph, "SETTINGS", layer_graph.SETTINGS - {"output_scale"})

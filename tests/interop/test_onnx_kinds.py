@@ -55,7 +55,9 @@ def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     ],
     ids=str,
 )
-def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_language_model_computes_the_same_in_onnx(
+    make_model: MakeModel, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """Prompts of many lengths are in one batch, and are continued token by token with the cache."""
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
@@ -68,7 +70,9 @@ def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[s
 
 
 @pytest.mark.parametrize("portions", [[1, 1, 1, 1, 1, 1], [6], [2, 3, 1]])
-def test_a_prompt_may_come_in_portions(make_model: MakeModel, tmp_path: Path, portions: list[int]) -> None:
+def test_a_prompt_in_portions_has_the_logits_of_the_whole_prompt(
+    make_model: MakeModel, tmp_path: Path, portions: list[int]
+) -> None:
     model = make_model(kind="decoder", start_id=1, **LLAMA_LIKE)
     assert isinstance(model, Decoder)
     graph = opened(model, tmp_path)
@@ -88,7 +92,7 @@ def test_a_prompt_may_come_in_portions(make_model: MakeModel, tmp_path: Path, po
     assert all(array.shape[2] == 6 for array in known.values())
 
 
-def test_names_of_a_language_model(make_model: MakeModel, tmp_path: Path) -> None:
+def test_inputs_outputs_and_metadata_of_a_language_model(make_model: MakeModel, tmp_path: Path) -> None:
     write_onnx(make_model(kind="decoder", start_id=1, num_decoder_layers=1), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     graph = onnx.load(str(tmp_path / "model.onnx"))
@@ -116,7 +120,9 @@ def test_names_of_a_language_model(make_model: MakeModel, tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_an_encoder(make_model: MakeModel, tmp_path: Path, changes: dict[str, Any], outputs: list[str]) -> None:
+def test_an_encoder_computes_the_same_in_onnx(
+    make_model: MakeModel, tmp_path: Path, changes: dict[str, Any], outputs: list[str]
+) -> None:
     model = make_model(kind="encoder", **changes)
     assert isinstance(model, Encoder)
     write_onnx(model, tmp_path)
@@ -155,7 +161,7 @@ def test_an_encoder(make_model: MakeModel, tmp_path: Path, changes: dict[str, An
     ],
     ids=str,
 )
-def test_a_recurrent_model(
+def test_a_recurrent_model_computes_the_same_in_onnx(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     translator = make_translator(kind="recurrent", num_decoder_layers=2, **changes)
@@ -166,7 +172,7 @@ def test_a_recurrent_model(
     assert comparison.agreement.same_translations == comparison.agreement.sentences == 12
 
 
-def test_the_state_of_a_recurrent_model_goes_in_and_out(make_translator: MakeTranslator, tmp_path: Path) -> None:
+def test_recurrent_graphs_take_and_return_the_decoder_state(make_translator: MakeTranslator, tmp_path: Path) -> None:
     translator = make_translator(kind="recurrent", num_decoder_layers=1, attention_score="dot", input_feeding=True)
     assert isinstance(translator.model, Recurrent)
     write_onnx(translator.model, tmp_path)
@@ -179,7 +185,9 @@ def test_the_state_of_a_recurrent_model_goes_in_and_out(make_translator: MakeTra
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 40), (17, 3)])
-def test_batches_and_lengths_are_free(make_translator: MakeTranslator, tmp_path: Path, batch: int, length: int) -> None:
+def test_recurrent_graphs_accept_any_batch_size_and_length(
+    make_translator: MakeTranslator, tmp_path: Path, batch: int, length: int
+) -> None:
     translator = make_translator(kind="recurrent", attention_score="general")
     write_onnx(translator.model, tmp_path)
     model = OnnxModel(tmp_path, threads=1)

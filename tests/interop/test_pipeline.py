@@ -25,7 +25,7 @@ def test_a_folder_becomes_a_pipeline(trained: Path, translator: Translator) -> N
     assert str(transduce.pipeline("translation_zh_to_en", str(trained), device="cpu").translator.device) == "cpu"
 
 
-def test_a_list_in_is_a_list_out(pipe: TranslationPipeline, translator: Translator) -> None:
+def test_lists_give_lists_and_single_texts_give_one_answer(pipe: TranslationPipeline, translator: Translator) -> None:
     assert pipe(SENTENCES) == [{"translation_text": found.text} for found in translator(SENTENCES)]
     assert pipe(tuple(SENTENCES)) == pipe(SENTENCES)
     assert pipe(SENTENCES[:1]) == pipe(SENTENCES[0])
@@ -33,7 +33,9 @@ def test_a_list_in_is_a_list_out(pipe: TranslationPipeline, translator: Translat
     assert pipe("") == [{"translation_text": ""}]
 
 
-def test_several_translations_of_one_or_of_several(pipe: TranslationPipeline, translator: Translator) -> None:
+def test_num_return_sequences_returns_the_alternatives_of_each_text(
+    pipe: TranslationPipeline, translator: Translator
+) -> None:
     found = [
         [{"translation_text": each.text} for each in best.alternatives]
         for best in translator(SENTENCES, n_best=2, beam_size=3)
@@ -42,7 +44,7 @@ def test_several_translations_of_one_or_of_several(pipe: TranslationPipeline, tr
     assert pipe(SENTENCES[0], num_return_sequences=2, num_beams=3) == found[0]
 
 
-def test_lengths_count_the_start_symbol_as_theirs_did(pipe: TranslationPipeline) -> None:
+def test_max_length_counts_the_start_symbol_and_max_new_tokens_does_not(pipe: TranslationPipeline) -> None:
     def pieces(**options: Any) -> int:
         (answer,) = pipe(SENTENCES[0], return_tensors=True, return_text=False, **options)
         assert set(answer) == {"translation_token_ids"}
@@ -55,30 +57,28 @@ def test_lengths_count_the_start_symbol_as_theirs_did(pipe: TranslationPipeline)
     assert pieces(min_length=natural + 4, num_beams=1) >= natural + 2
 
 
-def test_a_greatest_length_leaves_the_beginning_of_a_text_and_not_nothing(
-    pipe: TranslationPipeline, toy_corpus: Path
-) -> None:
+def test_max_new_tokens_cuts_translations_but_leaves_none_empty(pipe: TranslationPipeline, toy_corpus: Path) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:-1]
     assert {"translation_text": ""} not in pipe(sentences, max_new_tokens=2, num_beams=16)
 
 
-def test_runs_of_tokens_do_not_come_twice(pipe: TranslationPipeline) -> None:
+def test_no_repeat_ngram_size_forbids_repeated_tokens(pipe: TranslationPipeline) -> None:
     (answer,) = pipe(SENTENCES[0] * 3, no_repeat_ngram_size=1, return_tensors=True, num_beams=1)
     ids = answer["translation_token_ids"]
     assert len(set(ids)) == len(ids) > 3
 
 
-def test_its_ids_are_those_of_the_tokens(pipe: TranslationPipeline, translator: Translator) -> None:
+def test_returned_token_ids_decode_to_the_translation(pipe: TranslationPipeline, translator: Translator) -> None:
     (answer,) = pipe(SENTENCES[0], return_tensors=True)
     assert translator.tokenizer.target.decode(answer["translation_token_ids"]) == answer["translation_text"]
 
 
 @pytest.mark.parametrize("task", ["summarization", "translation_", "text2text-generation", "translation_zh"])
-def test_other_tasks_are_refused(trained: Path, task: str) -> None:
+def test_tasks_other_than_translation_are_refused(trained: Path, task: str) -> None:
     with pytest.raises(TransduceError, match=f"must be `translation` or `translation_XX_to_YY`, but is `{task}`"):
         transduce.pipeline(task, trained)
 
 
-def test_other_languages_are_refused(trained: Path) -> None:
+def test_a_task_with_languages_that_the_model_lacks_is_refused(trained: Path) -> None:
     with pytest.raises(TransduceError, match=r"`translation_de_to_en`, but .* translates zh to en: use `translation`"):
         transduce.pipeline("translation_de_to_en", trained, device="cpu")

@@ -29,7 +29,9 @@ def saved_again(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_it_comes_back_with_our_tokenizer_beside_it(saved_again: Path, toy_corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_saved_by_transformers_is_imported_with_copied_tokenizer_files(
+    saved_again: Path, toy_corpus: Path, tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "saved"
     shutil.copytree(saved_again / "saved", folder)
@@ -48,7 +50,9 @@ def test_it_comes_back_with_our_tokenizer_beside_it(saved_again: Path, toy_corpu
         )
 
 
-def test_without_our_tokenizer_it_is_reported_what_to_copy(saved_again: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_without_tokenizer_files_the_error_names_the_files_to_copy(
+    saved_again: Path, tmp_path: Path, capsys: Capture
+) -> None:
     with pytest.raises(TransduceError, match=r"copy tokenizer_settings\.json and sentencepiece\.model or source\.spm"):
         import_model_folder(saved_again / "saved", tmp_path / "back")
     assert not (tmp_path / "back").exists()
@@ -58,7 +62,7 @@ def test_without_our_tokenizer_it_is_reported_what_to_copy(saved_again: Path, tm
         import_model_folder(saved_again / "exported", tmp_path / "back")
 
 
-def test_what_was_saved_in_place_is_reported_and_comes_back(
+def test_a_run_folder_overwritten_by_transformers_is_refused_until_it_is_imported(
     saved_again: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     place = tmp_path / "place"

@@ -76,7 +76,7 @@ def test_a_sentencepiece_model_gets_padding_and_end(
     assert load_tokenizer(tmp_path / "folder").fingerprint == opened.tokenizer.fingerprint
 
 
-def test_a_model_of_another_folder_is_taken_for_both_sides_or_each(tmp_path: Path, learned: Tokenizer) -> None:
+def test_vocabularies_of_another_folder_serve_both_sides_or_one(tmp_path: Path, learned: Tokenizer) -> None:
     learned.save(tmp_path / "joint")
     Tokenizer(learned.source, Vocabulary(learned.source.model_bytes)).save(tmp_path / "separate")
     assert open_vocabulary([tmp_path / "joint"]).tokenizer.joint
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path, content: bytes,
     assert message in str(refused.value)
 
 
-def test_sides_that_do_not_fit_are_refused(tmp_path: Path, learned: Tokenizer) -> None:
+def test_vocabularies_of_two_sides_that_do_not_match_are_refused(tmp_path: Path, learned: Tokenizer) -> None:
     with pytest.raises(TransduceError, match=r"does-not-exist cannot be read as a vocabulary \(No such file"):
         open_vocabulary([tmp_path / "does-not-exist"])
     with pytest.raises(TransduceError, match=r"holds no vocabulary: name a folder with tokenizer\.json"):
@@ -221,7 +221,7 @@ def test_sides_that_do_not_fit_are_refused(tmp_path: Path, learned: Tokenizer) -
 # --- extension ---
 
 
-def test_new_symbols_are_added_and_all_else_stays(learned: Tokenizer) -> None:
+def test_added_symbols_leave_all_other_ids_unchanged(learned: Tokenizer) -> None:
     symbols = ["<2de>", "Elch", "\n"]
     extended = extend_tokenizer(learned, symbols)
     vocabulary, before = extended.source, learned.source

@@ -84,7 +84,7 @@ def build(changes: dict[str, object]) -> PrepackedTransformer:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.usefixtures("one_or_two_threads")
 @torch.inference_mode()
-def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
+def test_int8_products_equal_exact_products_of_the_quantized_numbers(tile: Tile) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(150, 48), torch.randn(150)
     product = NativeLinear(weight, bias, tile)
@@ -163,7 +163,7 @@ def test_likely_tokens_have_logits_in_bfloat16_that_are_not_rounded(with_bias: b
 
 
 @torch.inference_mode()
-def test_rows_that_are_no_numbers_read_no_weights() -> None:
+def test_rows_of_nan_give_nan() -> None:
     assert BEST is not None
     product = NativeVocabulary(torch.randn(300, 64), None, BEST)
     assert bool(product(torch.full((2, 64), float("nan"))).isnan().all())
@@ -194,7 +194,7 @@ def test_layers_that_kernels_cannot_multiply_are_refused() -> None:
         make_int8_linear(torch.ones(16, 120), None)
 
 
-def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_limits_set_for_pytorch_and_onednn_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(kind="sextets")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
@@ -251,7 +251,7 @@ def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -
 
 
 @torch.inference_mode()
-def test_keys_that_positions_turn_are_kept_in_float32() -> None:
+def test_rotated_keys_are_cached_in_float32() -> None:
     state = start_fast(build({"positions": "rotary"}), SOURCES)
     assert isinstance(state, NativeState)
     assert state.pool.entries.dtype == state.memory.dtype == torch.float32
@@ -269,12 +269,12 @@ def test_logits_are_the_projected_last_layer() -> None:
 
 @pytest.mark.parametrize("changes", LEFT_TO_OTHERS, ids=str)
 @torch.inference_mode()
-def test_other_models_are_decoded_by_their_modules(changes: dict[str, object]) -> None:
+def test_models_with_unsupported_components_are_decoded_by_their_modules(changes: dict[str, object]) -> None:
     assert isinstance(start_fast(build(changes), SOURCES), MemoryState)
 
 
 @torch.inference_mode()
-def test_a_product_that_somebody_replaced_is_not_passed_over() -> None:
+def test_a_replaced_linear_forward_takes_the_reference_path() -> None:
     model = build({})
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -295,7 +295,7 @@ def test_tokens_that_the_vocabulary_has_not_are_refused(piece: int) -> None:
 
 
 @torch.inference_mode()
-def test_traces_are_refused() -> None:
+def test_compiled_steps_refuse_attention_traces() -> None:
     from transduce.model.attention import AttentionTrace
 
     with pytest.raises(ValueError, match="attention weights are not kept here"):
@@ -303,7 +303,7 @@ def test_traces_are_refused() -> None:
 
 
 @torch.inference_mode()
-def test_a_model_and_its_copy_have_programs_of_their_own() -> None:
+def test_a_copied_model_decodes_after_the_original_is_deleted() -> None:
     model = build({})
     expected = start_fast(model, SOURCES).step(torch.zeros(5, 1, dtype=torch.int64))
     other = copy.deepcopy(model)
@@ -386,7 +386,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
 
 
 @pytest.mark.usefixtures("one_or_two_threads")
-def test_without_a_normalizer_it_is_the_logits_own() -> None:
+def test_selection_without_a_normalizer_computes_it_from_the_logits() -> None:
     torch.manual_seed(5)
     kernels, logits, scores = NativeReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
     without = kernels.select(logits, None, scores, eos_id=1, beam_size=4)
@@ -404,7 +404,7 @@ def _real(selected: SelectedCandidates) -> list[Tensor]:
     ] + [candidates.totals for candidates in selected]
 
 
-def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_with_few_allowed_continuations_gives_valid_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(logits: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         parents, pieces = torch.full((2, batch, count), 10**12).unbind(0)
         piece_scores, totals = logits.new_full((2, batch, count), 99.0).unbind(0)

@@ -51,7 +51,7 @@ def programs_made(**variables: str) -> int:
     return int(done.stdout)
 
 
-def test_the_next_process_makes_nothing_anew_but_what_is_damaged(folder: Path) -> None:
+def test_the_next_process_recompiles_only_damaged_files(folder: Path) -> None:
     assert programs_made() == 1
     (file,) = folder.iterdir()
     assert programs_made() == 0
@@ -65,7 +65,7 @@ def test_the_next_process_makes_nothing_anew_but_what_is_damaged(folder: Path) -
         assert programs_made(ATEN_CPU_CAPABILITY="avx2") == 1
 
 
-def test_nothing_is_kept_where_somebody_does_not_want_it_or_it_cannot_be(tmp_path: Path) -> None:
+def test_nothing_is_cached_if_disabled_or_not_writable(tmp_path: Path) -> None:
     assert programs_made(**{CACHE_VARIABLE: ""}) == 1
     (tmp_path / "kernels").write_text("a file in the folder's place", encoding="utf-8")
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_nothing_is_kept_where_somebody_does_not_want_it_or_it_cannot_be(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
 
 
-def test_names_differ_with_every_part() -> None:
+def test_cache_keys_differ_with_every_part() -> None:
     assert len({cache_key("ab", "c"), cache_key("a", "bc"), cache_key("ab", "c", (1, 2)), cache_key("ab", "d")}) == 4
 
 
@@ -89,7 +89,7 @@ def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
-def test_nobody_else_can_read_the_folder_and_nobody_elses_is_read(
+def test_the_cache_folder_is_private_and_folders_of_other_users_are_ignored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_code("name", b"code")

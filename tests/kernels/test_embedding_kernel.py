@@ -24,7 +24,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 @pytest.mark.parametrize("width", [16, 48])
 @pytest.mark.parametrize("frozen_row", [None, 2])
 @pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
-def test_embeddings(dtype: torch.dtype, width: int, frozen_row: int | None, is_summed: bool) -> None:
+def test_embeddings_and_their_gradients_equal_pytorchs(
+    dtype: torch.dtype, width: int, frozen_row: int | None, is_summed: bool
+) -> None:
     torch.manual_seed(1)
     weight = torch.randn(11, width).to(dtype).requires_grad_()
     ids = torch.tensor([[3, 2, 3, 10], [0, 3, 2, 2]])  # tokens repeat
@@ -48,7 +50,7 @@ def test_embeddings(dtype: torch.dtype, width: int, frozen_row: int | None, is_s
         torch.testing.assert_close(weight.grad.double(), known, rtol=tolerance, atol=tolerance)
 
 
-def test_rows_of_what_does_not_fit_are_refused() -> None:
+def test_adding_rows_of_mismatched_shapes_or_indices_is_refused() -> None:
     total, ids = torch.zeros(4, 16), torch.tensor([1, 2])
     with pytest.raises(ValueError, match=r"rows of torch.float32 \(3, 16\) cannot be added by torch.int64 \(2,\)"):
         KERNELS.add_rows_in_place(total, ids, torch.zeros(3, 16), 1.0, None)

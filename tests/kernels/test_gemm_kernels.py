@@ -77,7 +77,7 @@ def assert_rounded_once(found: Tensor, exact: Tensor, terms: Tensor) -> None:
 @SIZES
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_products(
+def test_products_are_rounded_once(
     dtype: torch.dtype, positions: int, inputs: int, outputs: int, activation: str | None, has_bias: bool
 ) -> None:
     if IS_EMULATED and positions > LARGE and has_bias != (activation is None):
@@ -95,7 +95,7 @@ def test_products(
 @pytest.mark.parametrize("x_is_relu", [False, True])
 @pytest.mark.parametrize("needs_x", [False, True])
 @pytest.mark.parametrize("asked", ["both", "neither", "weight", "bias"])
-def test_gradients(
+def test_gradients_of_linear_layers_are_rounded_once(
     dtype: torch.dtype, positions: int, inputs: int, outputs: int, x_is_relu: bool, needs_x: bool, asked: str
 ) -> None:
     if (
@@ -147,7 +147,7 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
 
 
 @of_pairs
-def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_temporal_stores_give_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias, gradient = random(75, 64), random(96, 64), random(96), random(75, 96)
     found = []
     for least in (train_calls._STREAMED_BYTES, 0):
@@ -160,7 +160,7 @@ def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.Monk
 
 
 @of_each_kind
-def test_no_number_stays_none(dtype: torch.dtype) -> None:
+def test_nan_propagates_to_its_row_only(dtype: torch.dtype) -> None:
     x, weight = random(20, 32, dtype=dtype), random(32, 32, dtype=dtype)
     x[3] = float("nan")
     for activation in (None, "relu"):
@@ -202,7 +202,7 @@ def test_a_gradient_of_many_outputs_is_summed_in_parts(positions: int, dtype: to
 @of_each_kind
 @pytest.mark.parametrize("positions", [3, 40, 600])
 @pytest.mark.parametrize("vocabulary", [64, 61, 97])
-def test_the_loss_is_that_of_the_library(positions: int, vocabulary: int, dtype: torch.dtype) -> None:
+def test_the_loss_and_its_gradients_equal_pytorchs(positions: int, vocabulary: int, dtype: torch.dtype) -> None:
     """Beyond 256 positions the logits are computed in parts; an odd vocabulary is padded, and its bias too."""
     labels = torch.randint(0, vocabulary, (1, positions))
     values = []
@@ -226,7 +226,7 @@ def test_the_loss_is_that_of_the_library(positions: int, vocabulary: int, dtype:
 
 
 @of_each_kind
-def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
+def test_a_product_with_some_rows_of_a_matrix_updates_these_rows_only(dtype: torch.dtype) -> None:
     """The weight of attention holds queries, keys and values, of which a product may use some rows only."""
     kernels = NativeTraining()
     x, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in ((20, 32), (96, 32), (96,)))
@@ -245,7 +245,7 @@ def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
 
 
 @of_each_kind
-def test_what_does_not_fit_is_left_to_the_library(dtype: torch.dtype) -> None:
+def test_unsupported_shapes_are_left_to_pytorch(dtype: torch.dtype) -> None:
     rows, _, outputs = sizes_of(TILES[dtype])[0]
     assert gemm_emitter_of(TILES[dtype]).layout.min_rows == rows
     x, weight = random(rows, 32, dtype=dtype), random(outputs, 32, dtype=dtype)
@@ -264,9 +264,7 @@ def multiplies_pairs() -> bool:
 
 @by_vectors
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])
-def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
-    monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_onednn_max_cpu_isa_restricts_these_kernels_too(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     for known in (compiler.find_integer_tile, compiler._has_pairs):
         monkeypatch.setattr(compiler, known.__name__, known.__wrapped__)
     assert multiplies_pairs()
@@ -297,7 +295,7 @@ def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 @of_pairs
-def test_a_small_example_detects_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_detects_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TILE is not None
     assert train_calls.multiplies_correctly(TILE)
     forward = train_calls._forward
@@ -311,7 +309,7 @@ def test_a_small_example_detects_wrong_products(monkeypatch: pytest.MonkeyPatch)
 
 
 @by_vectors
-def test_where_vectors_are_narrow_they_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_left_to_pytorch_on_narrow_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "find_integer_tile", lambda: AVX2_TILE)
     monkeypatch.setattr(train_calls, "bfloat16_tile", bfloat16_tile.__wrapped__)
     assert not supports_gemm(random(8, 32), random(16, 32))

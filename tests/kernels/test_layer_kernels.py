@@ -114,7 +114,7 @@ SETTINGS: list[dict[str, Any]] = [
 @of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
-def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
+def test_a_layer_kernel_equals_its_modules(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
@@ -142,7 +142,7 @@ def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype:
     ],
     ids=str,
 )
-def test_layers_of_other_components_are_left_to_them(settings: dict[str, Any]) -> None:
+def test_layers_with_unsupported_components_run_as_modules(settings: dict[str, Any]) -> None:
     model = Transformer(config(**settings)).to(KINDS[0]).train()
     assert learn(model, whole=True)[1] == 0
 
@@ -163,7 +163,7 @@ def positions_of(kind: str, **changes: Any) -> tuple[EncoderLayer, Tensor, Atten
     return layer, x, mask, effect
 
 
-def test_other_rotations_are_left_to_the_components() -> None:
+def test_layers_with_unsupported_rotations_run_as_modules() -> None:
     layer, x, mask, (rotation, _) = positions_of("rotary")
     assert rotation is not None
     assert fused_layers.run_layer(layer, x, None, [mask], rotation) is not None
@@ -178,7 +178,7 @@ def test_other_rotations_are_left_to_the_components() -> None:
         assert fused_layers.run_layer(layer, x, None, [mask], other) is None, name
 
 
-def test_other_biases_are_left_to_the_components() -> None:
+def test_layers_with_unsupported_relative_biases_run_as_modules() -> None:
     layer, x, mask, _ = positions_of("relative")
     assert isinstance(mask, BiasedMask)
     term, base = mask.term, mask.base
@@ -201,7 +201,7 @@ def test_other_biases_are_left_to_the_components() -> None:
 
 
 @of_each_kind
-def test_what_others_want_to_see_is_left_to_them(dtype: torch.dtype) -> None:
+def test_layers_with_hooks_other_dtypes_or_no_gradients_run_as_modules(dtype: torch.dtype) -> None:
     layer, x = layer_and_input(dtype)
     mask = padding_mask(torch.randint(3, 50, (4, 9)), PAD)
     assert fused_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
@@ -218,7 +218,7 @@ def test_what_others_want_to_see_is_left_to_them(dtype: torch.dtype) -> None:
 
 
 @of_each_kind
-def test_a_layer_goes_back_once_as_it_came(dtype: torch.dtype) -> None:
+def test_a_layer_kernel_runs_backward_once_in_the_mode_of_its_forward(dtype: torch.dtype) -> None:
     layer, x = layer_and_input(dtype)
     mask, slopes = padding_mask(torch.randint(3, 50, (4, 9)), PAD), []
     sums_of(layer)
@@ -235,7 +235,7 @@ def test_a_layer_goes_back_once_as_it_came(dtype: torch.dtype) -> None:
 
 
 @of_each_kind
-def test_the_number_of_threads_may_change_on_the_way(dtype: torch.dtype) -> None:
+def test_the_number_of_threads_may_change_between_forward_and_backward(dtype: torch.dtype) -> None:
     layer, x = layer_and_input(dtype, dropout=0.0)
     mask, slopes, before = padding_mask(torch.randint(3, 50, (4, 9)), PAD), [], torch.get_num_threads()
     sums_of(layer)
@@ -249,7 +249,7 @@ def test_the_number_of_threads_may_change_on_the_way(dtype: torch.dtype) -> None
     assert torch.equal(*slopes)
 
 
-def test_layers_that_never_go_back_give_up_their_memory() -> None:
+def test_layers_without_a_backward_pass_free_their_memory() -> None:
     layer, x = layer_and_input(KINDS[0])
     sums_of(layer)
     found = fused_layers.run_layer(layer, x, None, [padding_mask(torch.full((4, 9), 5), PAD)])
@@ -262,7 +262,7 @@ def test_layers_that_never_go_back_give_up_their_memory() -> None:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_stand_behind_all_that_are_in_use() -> None:
+def test_the_stack_allocates_after_all_blocks_in_use() -> None:
     stack = StackAllocator(1 << 20)
     first, second = stack.allocate(1000), stack.allocate(64)
     assert second.address - first.address == 1024  # whole lines of a cache
@@ -274,7 +274,7 @@ def test_tokens_stand_behind_all_that_are_in_use() -> None:
     assert stack.allocate(5).address == first.address
 
 
-def test_a_token_that_nobody_has_is_given_back() -> None:
+def test_a_garbage_collected_block_is_freed() -> None:
     stack = StackAllocator(1 << 20)
     piece = stack.allocate(1000)
     address = piece.address
@@ -283,7 +283,7 @@ def test_a_token_that_nobody_has_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 62], ids=["a full stack", "no stack"])
-def test_what_a_stack_has_no_capacity_for_is_of_the_heap(size: int) -> None:
+def test_blocks_beyond_the_stacks_capacity_are_allocated_on_the_heap(size: int) -> None:
     stack = StackAllocator(size)
     pieces = [stack.allocate(1 << 13), stack.allocate(1 << 13)]
     assert abs(pieces[0].address - pieces[1].address) >= 1 << 13
@@ -292,7 +292,7 @@ def test_what_a_stack_has_no_capacity_for_is_of_the_heap(size: int) -> None:
         piece.free()
 
 
-def test_an_arena_gives_the_first_gap_that_is_large_enough() -> None:
+def test_a_memory_plan_reuses_the_first_gap_that_is_large_enough() -> None:
     room = MemoryPlan(3)
     spots = [room.allocate(count) for count in (64, 128, 64)]
     assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]

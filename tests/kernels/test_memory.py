@@ -24,7 +24,7 @@ ARRAYS = {
 }
 
 
-def test_an_array_is_the_same_by_its_address_as_a_tensor_and_as_numbers() -> None:
+def test_tensor_and_ctypes_views_of_an_array_share_memory() -> None:
     arena = Arena(ARRAYS, zeroed=True)
     arena.ctypes_array("one")[:] = [1, 2, 3]
     arena.tensor("two")[1, 16] = 0.5

@@ -58,7 +58,7 @@ def test_the_number_of_threads_changes_no_bit_nor_where_matrices_stand(rows: int
 
 @pytest.mark.parametrize("length", [2.0**-80, 2.0**-20, 1.0, 2.0**40])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 32), (32, 32), (32, 96)])
-def test_the_length_of_a_matrix_does_not_matter_nor_what_stands_beside_it(
+def test_orthogonalization_ignores_scale_and_other_matrices_of_the_batch(
     rows: int, columns: int, length: float
 ) -> None:
     matrices = torch.randn(3, rows, columns).bfloat16()
@@ -70,7 +70,7 @@ def test_the_length_of_a_matrix_does_not_matter_nor_what_stands_beside_it(
     assert (one - together[1]).norm() < 0.15 * together[1].norm()
 
 
-def test_what_does_not_fit_is_refused_or_left_to_the_library() -> None:
+def test_matrices_of_unsupported_shapes_are_refused_or_left_to_pytorch() -> None:
     assert supports_orthogonalization(list(torch.randn(2, 32, 64).bfloat16()))
     for shape in ((48, 64), (32, 48)):
         assert not supports_orthogonalization([torch.randn(shape).bfloat16()])

@@ -94,7 +94,7 @@ def first_logits(model: Transformer) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_only_in_float32_keys_and_values_are_kept_in_float32(dtype: torch.dtype) -> None:
+def test_keys_and_values_are_cached_in_float16_unless_the_model_is_float32(dtype: torch.dtype) -> None:
     state = start_fast(build(dtype)[0], SOURCES)
     assert isinstance(state, NativeState)
     kept = torch.float32 if dtype == torch.float32 else torch.float16
@@ -146,7 +146,7 @@ def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_steps_are_those_of_the_model(dtype: torch.dtype, changes: dict[str, object]) -> None:
+def test_decoding_steps_equal_those_of_the_model(dtype: torch.dtype, changes: dict[str, object]) -> None:
     model, plain = build(dtype, changes)
     ours, expected = start_fast(model, SOURCES), plain.start(SOURCES)
     assert isinstance(ours, NativeState)
@@ -175,7 +175,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(dtype: torch.dtype, first_sen
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) -> None:
+def test_logits_of_a_whole_target_equal_those_of_its_steps(dtype: torch.dtype) -> None:
     model, _ = build(dtype, {"output_bias": True})
     packed, target = decoded_model(model), torch.tensor([[0, 7, 9, 30, 4]])
     whole = packed.project(packed.hidden(SOURCES[:1], target))[0]
@@ -189,7 +189,7 @@ def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_model_itself_remains_what_it_was(dtype: torch.dtype) -> None:
+def test_making_an_inference_copy_leaves_the_model_unchanged(dtype: torch.dtype) -> None:
     model, plain = build(dtype)
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()} == {
         name: (tensor.shape, dtype) for name, tensor in plain.state_dict().items()
@@ -223,7 +223,7 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_module_that_somebody_replaced_is_not_passed_over(dtype: torch.dtype) -> None:
+def test_a_replaced_module_takes_the_reference_path(dtype: torch.dtype) -> None:
     model, _ = build(dtype)
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -237,7 +237,7 @@ def test_a_module_that_somebody_replaced_is_not_passed_over(dtype: torch.dtype) 
 
 
 @torch.inference_mode()
-def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_beyond_the_size_limit_gets_no_inference_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = build(torch.float32)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     for most, state in ((size, NativeState), (size - 1, MemoryState)):
@@ -247,7 +247,7 @@ def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_temporary_inference_copy_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
+def test_a_temporary_inference_copy_is_removed_afterwards(dtype: torch.dtype) -> None:
     _, model = build(torch.float32)
     model.to(dtype)
     assert isinstance(start_fast(model, SOURCES), MemoryState)

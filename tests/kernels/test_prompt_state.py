@@ -70,7 +70,7 @@ def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Dec
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.inference_mode()
-def test_steps_are_those_of_the_model(precision: str, changes: dict[str, object], walk: Walk) -> None:
+def test_decoding_steps_equal_those_of_the_model(precision: str, changes: dict[str, object], walk: Walk) -> None:
     model, plain = build(precision, changes)
     for width in (1, 3):
         state = start_prompts(model, PROMPTS, LENGTHS)
@@ -98,7 +98,7 @@ def test_a_row_does_not_depend_on_batch_or_threads(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.inference_mode()
-def test_a_text_that_is_given_has_the_logits_of_its_steps(precision: str) -> None:
+def test_logits_of_a_whole_text_equal_those_of_its_steps(precision: str) -> None:
     model, _ = build(precision, VARIANTS["GPT-2"])
     text = [5, 9, 30, 4, 200]
     whole = decoded_model(model)(torch.tensor([text]))[0]  # (5, V)

@@ -50,7 +50,7 @@ def machine() -> Machine:
     return Machine(Clock())
 
 
-def test_threads_that_have_their_cores_stay(machine: Machine) -> None:
+def test_threads_with_free_cores_are_kept(machine: Machine) -> None:
     assert machine.work(0.95) == [4] * 12
 
 
@@ -63,7 +63,7 @@ def test_threads_without_cores_are_halved_until_all_have_one(machine: Machine) -
     assert machine.limiter.size(4) == 1
 
 
-def test_more_threads_are_tried_again_and_ever_less_often(machine: Machine) -> None:
+def test_retries_with_more_threads_become_less_frequent(machine: Machine) -> None:
     pauses = []
     for _ in range(8):
         machine.work(0.3, wanted=2, calls=8)
@@ -80,7 +80,7 @@ def test_more_threads_are_tried_again_and_ever_less_often(machine: Machine) -> N
     assert machine.limiter.size(2) == 2
 
 
-def test_other_threads_time_may_be_counted_late(machine: Machine) -> None:
+def test_delayed_processor_times_of_other_threads_change_nothing(machine: Machine) -> None:
     def told(calls: int) -> float:  # in ticks of four calls
         return 0.004 * (calls // 4)
 
@@ -89,7 +89,7 @@ def test_other_threads_time_may_be_counted_late(machine: Machine) -> None:
         machine.limiter.record_call(2, 0.001, 0.001, (told(number), told(number + 1)))
 
 
-def test_little_work_is_done_by_one_thread() -> None:
+def test_the_number_of_useful_threads_grows_with_the_work() -> None:
     torch.set_num_threads(4)
     works = (0, 2_000_000, 15_000_000, 16_000_000, 10**9)
     assert [threads_module.useful_threads(work) for work in works] == [1, 1, 1, 2, 4]

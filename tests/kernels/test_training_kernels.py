@@ -75,7 +75,7 @@ def attend_plainly(projected: Tensor, memory: Tensor | None, allowed: Tensor, he
     ],
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["lengths", "look-ahead"])
-def test_attention(
+def test_attention_and_its_gradients_equal_pytorchs(
     dtype: torch.dtype, batch: int, queries: int, keys: int, heads: int, width: int, is_causal: bool
 ) -> None:
     torch.manual_seed(3)
@@ -140,7 +140,7 @@ def test_attention_drops_weights_and_shares_keys(is_causal: bool) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *GATES])
-def test_activations(name: str, dtype: torch.dtype) -> None:
+def test_activations_and_their_gradients_equal_pytorchs(name: str, dtype: torch.dtype) -> None:
     is_gated = name in GATES
     x = (torch.randn(5, 96) * torch.tensor([0.01, 1.0, 3.0, 9.0, 60.0])[:, None]).to(dtype).requires_grad_()
     assert KERNELS.supports_activation(name, x, 48 if is_gated else 96)
@@ -187,12 +187,12 @@ def test_attention_of_large_scores_is_finite() -> None:
 
 
 @pytest.mark.parametrize(("width", "keys"), [(20, 10), (144, 10), (32, 257)])
-def test_attention_that_does_not_suit(width: int, keys: int) -> None:
+def test_attention_of_unsupported_widths_lengths_and_types_is_left_to_pytorch(width: int, keys: int) -> None:
     assert not KERNELS.supports_attention(torch.zeros(1, keys, width), keys, width)
     assert not KERNELS.supports_attention(torch.zeros(1, 5, 32, dtype=torch.float64), 5, 32)
 
 
-def test_masks_that_lengths_describe() -> None:
+def test_padding_masks_at_the_right_have_lengths() -> None:
     ids = torch.tensor([[5, 6, 7], [5, 6, PAD], [5, PAD, PAD]])
     lengths = padding_mask(ids, PAD).lengths
     assert lengths is not None
@@ -204,7 +204,7 @@ def test_masks_that_lengths_describe() -> None:
     assert BiasedMask(torch.ones(2, 1, 1, 3, dtype=torch.bool), torch.zeros(2, 1, 3, 3)).lengths is None
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_attention_dropout_and_norm_of_mismatched_shapes_are_refused() -> None:
     queries, lengths = torch.zeros(2, 5, 32), torch.tensor([5, 5])
     with pytest.raises(ValueError, match=r"a memory of \(2, 3, 32\)"):
         KERNELS.attend(queries, torch.zeros(2, 3, 32), lengths, 1)
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @DTYPES
 @pytest.mark.parametrize("width", [16, 48, 128])
-def test_layer_norm(dtype: torch.dtype, width: int) -> None:
+def test_layer_norm_and_its_gradients_equal_pytorchs(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(4)
     given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,), (width,))]
     x, weight, bias = given
@@ -235,7 +235,7 @@ def test_layer_norm(dtype: torch.dtype, width: int) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("width", [16, 48, 128])
-def test_rms_norm(dtype: torch.dtype, width: int) -> None:
+def test_rms_norm_and_its_gradients_equal_pytorchs(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(4)
     x, weight = given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,))]
     assert KERNELS.supports_rows(x)
@@ -252,7 +252,9 @@ def test_rms_norm(dtype: torch.dtype, width: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
 @pytest.mark.parametrize(("heads", "width", "columns"), [(4, 32, 192), (3, 64, 192), (1, 96, 112)])
-def test_turning(dtype: torch.dtype, interleaved: bool, heads: int, width: int, columns: int) -> None:
+def test_rotary_embeddings_and_their_gradients_equal_pytorchs(
+    dtype: torch.dtype, interleaved: bool, heads: int, width: int, columns: int
+) -> None:
     torch.manual_seed(4)
     x = torch.randn(3, 7, columns).to(dtype).requires_grad_()
     rotation = RotaryPositions(width, interleaved=interleaved)(torch.arange(7), torch.float32, 7)
@@ -272,7 +274,7 @@ def test_turning(dtype: torch.dtype, interleaved: bool, heads: int, width: int, 
 
 @DTYPES
 @pytest.mark.parametrize("width", [1, 7, 64, 596, 8000, 8005])
-def test_softmax(dtype: torch.dtype, width: int) -> None:
+def test_softmax_and_its_normalizers_equal_pytorchs(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(5)
     logits = (torch.randn(9, width) * 4).to(dtype)
     logits[0] += 1000
@@ -284,7 +286,7 @@ def test_softmax(dtype: torch.dtype, width: int) -> None:
 
 
 @DTYPES
-def test_dropout(dtype: torch.dtype) -> None:
+def test_dropout_drops_the_same_elements_forward_and_backward(dtype: torch.dtype) -> None:
     residual = torch.randn(1000, 160).to(dtype).requires_grad_()
     x = torch.ones(1000, 160).to(dtype).requires_grad_()
     torch.manual_seed(6)
@@ -310,7 +312,7 @@ def test_dropout_without_a_residual() -> None:
 
 
 @DTYPES
-def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
+def test_avx2_and_avx512_drop_the_same_elements(dtype: torch.dtype) -> None:
     x, found = torch.ones(3, 112).to(dtype), []
     for tile in TILES:
         out = torch.empty_like(x)
@@ -324,7 +326,9 @@ def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("has_bias", [True, False], ids=["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
 @pytest.mark.parametrize("width", [16, 64, 176])
-def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summed: bool, width: int) -> None:
+def test_residual_norm_equals_its_modules_and_returns_the_residual(
+    dtype: torch.dtype, has_bias: bool, is_summed: bool, width: int
+) -> None:
     torch.manual_seed(9)
     x, weight, bias = (torch.randn(*size, width).to(dtype).requires_grad_() for size in ((3, 7), (), ()))
     totals = [torch.full((width,), 5.0), torch.full((width,), 7.0)]
@@ -361,7 +365,9 @@ def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summ
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
 @pytest.mark.parametrize("positions", [1, 8, 37])
-def test_linear(dtype: torch.dtype, rows: Rows | None, activation: str | None, is_summed: bool, positions: int) -> None:
+def test_linear_layers_and_their_gradients_equal_pytorchs(
+    dtype: torch.dtype, rows: Rows | None, activation: str | None, is_summed: bool, positions: int
+) -> None:
     torch.manual_seed(9)
     given = [torch.randn(2, positions, 48), torch.randn(112, 48), torch.randn(112)]
     x, weight, bias = (each.to(dtype).requires_grad_() for each in given)
@@ -399,7 +405,7 @@ def test_linear_without_bias_of_frozen_weights() -> None:
     assert_near(x.grad, weight.sum(dim=0).expand(3, 32))
 
 
-def test_linear_that_does_not_suit() -> None:
+def test_linear_layers_of_unsupported_shapes_are_left_to_pytorch() -> None:
     x, weight = torch.zeros(2, 32), torch.zeros(64, 32)
     assert KERNELS.supports_linear(x, weight, Rows(16, 64))
     assert not KERNELS.supports_linear(x, weight, Rows(0, 20))
@@ -411,7 +417,7 @@ def test_linear_that_does_not_suit() -> None:
         KERNELS.linear(x, weight, None, Rows(32, 96))
 
 
-def test_sums_of_what_does_not_fit_are_refused() -> None:
+def test_adding_tensors_of_mismatched_shapes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"torch.bfloat16 \(2, 32\) cannot be added to torch.float32 \(3, 32\)"):
         KERNELS.add_in_place(torch.zeros(3, 32), torch.zeros(2, 32, dtype=torch.bfloat16))
 
@@ -452,7 +458,9 @@ DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
 
 
 @pytest.mark.parametrize(("settings", "wanted"), DISPATCHED, ids=str)
-def test_components_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int, int]) -> None:
+def test_components_call_the_kernels_that_support_them(
+    settings: dict[str, object], wanted: tuple[int, int, int, int]
+) -> None:
     torch.manual_seed(7)
     model = small_model(settings | {"dropout": 0.1}).train()
     counting = Counting()
@@ -502,7 +510,7 @@ ALIKE: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("settings", ALIKE, ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) -> None:
+def test_a_model_has_equal_loss_and_gradients_with_kernels(settings: dict[str, object], smoothing: float) -> None:
     torch.manual_seed(7)
     model = small_model(settings).train()
     given = batch(model.config.pad_id)
@@ -515,7 +523,7 @@ def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) 
         torch.testing.assert_close(others[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()), msg=name)
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_propagates_through_attention_and_softmax() -> None:
     """NaN must propagate, so that it is seen where it arises."""
     projected = torch.randn(2, 20, 3 * 32)
     projected[0, 3, 5] = math.nan  # one query
@@ -565,7 +573,7 @@ def mask_of_one(mask: AttentionMask) -> AttentionMask:
     return AttentionMask(mask.allowed[1:2])
 
 
-def test_kernels_are_put_back() -> None:
+def test_using_backend_restores_the_previous_backend() -> None:
     before = backend_in_use()
     with using_backend(KERNELS):
         assert backend_in_use() is KERNELS

@@ -96,7 +96,7 @@ def test_long_sequences_take_the_library_kernel_with_the_same_result(masked: boo
     torch.testing.assert_close(by_kernel, by_hand, atol=1e-5, rtol=1e-4)
 
 
-def test_key_and_value_widths_are_free() -> None:
+def test_key_and_value_widths_may_differ_from_d_model_over_heads() -> None:
     attention = MultiHeadAttention(d_model=12, num_heads=3, d_k=5, d_v=7)
     assert attention.projection.weight.shape == (3 * (5 + 5 + 7), 12)
     assert attention.output.weight.shape == (12, 3 * 7)
@@ -118,7 +118,7 @@ def test_self_attention_is_attention_to_itself_as_memory() -> None:
     torch.testing.assert_close(attention(x), attention(x, x))
 
 
-def test_rows_of_weights_sum_to_one_and_asking_changes_nothing() -> None:
+def test_recorded_weights_sum_to_one_and_recording_changes_nothing() -> None:
     attention = MultiHeadAttention(d_model=8, num_heads=2, d_k=4, d_v=4)
     x, mask = torch.randn(2, 5, 8), look_ahead_mask(5)
     weights: list[Tensor] = []

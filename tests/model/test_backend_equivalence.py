@@ -280,19 +280,19 @@ def check(changes: dict[str, Any], kind: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, *SINGLES], ids=str)
 @torch.inference_mode()
-def test_a_component_by_every_backend(changes: dict[str, Any]) -> None:
+def test_each_backend_equals_the_model_for_each_component(changes: dict[str, Any]) -> None:
     check(changes, "transformer")
 
 
 @pytest.mark.parametrize("changes", THOROUGH, ids=str)
 @torch.inference_mode()
-def test_a_component_of_a_decoder_alone(changes: dict[str, Any]) -> None:
+def test_each_backend_equals_decoder_only_models_for_each_component(changes: dict[str, Any]) -> None:
     check(changes, "decoder")
 
 
 @pytest.mark.parametrize("changes", list(_pairs(16)), ids=str)
 @torch.inference_mode()
-def test_two_components_by_every_backend(changes: dict[str, Any]) -> None:
+def test_each_backend_equals_the_model_for_pairs_of_components(changes: dict[str, Any]) -> None:
     check(changes, "transformer")
 
 
@@ -317,7 +317,7 @@ def texts(lengths: list[int]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("changes", ENCODERS, ids=str)
 @torch.inference_mode()
-def test_encoders_by_every_backend(changes: dict[str, Any]) -> None:
+def test_each_backend_equals_encoder_only_models(changes: dict[str, Any]) -> None:
     """Texts of several chunks, alone and together, with segments and without; many have no whole blocks of keys."""
     model, (ids, types) = build_encoder(changes), texts([130, 1, 2, 7, 16, 33, 64, 65, 140, 5])
     present, bits = ids != PAD, changes in (BERT, ENCODERS[2])
@@ -354,7 +354,7 @@ def is_compiled(model: Encoder) -> bool:
 
 
 @torch.no_grad()
-def test_encoders_see_changes_and_refuse_what_is_out_of_range() -> None:
+def test_compiled_encoders_follow_changed_weights_and_refuse_ids_out_of_range() -> None:
     model, (ids, types) = build_encoder(BERT), texts([9, 4])
     make_inference_copy(model, torch.float32)
     before = encode_fast(model, ids)
@@ -374,7 +374,7 @@ def test_encoders_see_changes_and_refuse_what_is_out_of_range() -> None:
     assert not is_compiled(model)
 
 
-def test_every_row_of_a_table_has_a_case() -> None:
+def test_every_row_of_the_backends_tables_is_tested() -> None:
     from transduce.interop.components import EXPORTABLE
 
     compiled = pytest.importorskip("transduce.kernels.cpu.decoding.compiled_steps", reason="llvmlite is not installed")
@@ -386,10 +386,10 @@ def test_every_row_of_a_table_has_a_case() -> None:
     assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in EXPORTABLE}
 
 
-def test_every_setting_is_varied() -> None:
+def test_every_known_model_setting_is_varied() -> None:
     assert {name for changes in SINGLES for name in changes} | NOT_VARIED >= layer_graph.SETTINGS
 
 
-def test_every_setting_that_is_known_exists() -> None:
+def test_every_setting_listed_as_known_exists() -> None:
     """A setting that exists and is not known is unsupported by every backend, as it should be."""
     assert set(ModelConfig.__struct_fields__) >= layer_graph.SETTINGS

@@ -145,7 +145,7 @@ PAIRS = [{**one, **other} for one, other in random.Random(1).sample([*combinatio
 
 
 @pytest.mark.parametrize("settings", [*LISTED.values(), *POSITIONS, *PAIRS], ids=str)
-def test_whole_layers_are_what_the_model_is(settings: dict[str, Any]) -> None:
+def test_layer_kernels_give_the_loss_and_gradients_of_the_model(settings: dict[str, Any]) -> None:
     model, kernels = make_model(**settings), Counting()
     (loss, gradients), (wanted, others) = learn(model, kernels), learn(model, None)
     assert kernels.layers == 4
@@ -207,7 +207,7 @@ def by_full_backward_hook(module: nn.Module) -> None:
 
 @pytest.mark.parametrize("kind", COMPONENTS)
 @pytest.mark.parametrize("change", [by_subclass, by_forward, by_hook, by_pre_hook, by_full_backward_hook])
-def test_a_changed_component(kind: type[nn.Module], change: Change) -> None:
+def test_a_changed_component_takes_the_reference_path(kind: type[nn.Module], change: Change) -> None:
     if kind is LayerNorm and change is by_pre_hook:
         pytest.skip("a norm of halved inputs is nearly the norm of the inputs")
     model = make_model(kind)
@@ -222,7 +222,7 @@ def test_a_changed_component(kind: type[nn.Module], change: Change) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)
-def test_a_global_hook(kind: type[nn.Module]) -> None:
+def test_a_global_forward_hook_takes_effect_with_kernels(kind: type[nn.Module]) -> None:
     model = make_model(kind)
     before, _ = learn(model, NativeTraining())
     chosen = first_of(model, kind)
@@ -235,7 +235,7 @@ def test_a_global_hook(kind: type[nn.Module]) -> None:
         hook.remove()
 
 
-def test_a_global_pre_hook() -> None:
+def test_a_global_forward_pre_hook_takes_effect_with_kernels() -> None:
     model = make_model()
     before, _ = learn(model, NativeTraining())
     chosen = first_of(model, Linear)
@@ -256,7 +256,7 @@ class Half(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["projection", "output", "inner", "outer", "norm_before"])
-def test_a_parametrization(name: str) -> None:
+def test_a_parametrized_weight_takes_effect_with_kernels(name: str) -> None:
     model = make_model()
     before, _ = learn(model, NativeTraining())
     module = next(module for path, module in model.decoder_layers.named_modules() if path.endswith(name))
@@ -322,14 +322,14 @@ def replaced_on_the_class(_: Any) -> Iterator[None]:
     "change", [replace_norm, replace_feed_forward, replace_dropout, replace_activation, replace_method]
 )
 @pytest.mark.parametrize("stack", ["encoder_layers", "decoder_layers"])
-def test_a_replaced_part(change: Change, stack: str) -> None:
+def test_a_replaced_submodule_takes_effect_with_kernels(change: Change, stack: str) -> None:
     model = make_model()
     before, _ = learn(model, NativeTraining())
     change(getattr(model, stack)[1])
     assert_kernels_notice(model, before)
 
 
-def test_a_class_whose_forward_is_replaced() -> None:
+def test_a_forward_replaced_on_the_class_takes_effect_with_kernels() -> None:
     model = make_model()
     before, _ = learn(model, NativeTraining())
     with replaced_on_the_class(model):
@@ -348,7 +348,7 @@ def test_observing_hooks_see_what_kernels_compute() -> None:
     assert "decoder_layers.1.feed_forward_residual.norm_before" in seen
 
 
-def test_lora_stays_with_the_kernels() -> None:
+def test_lora_layers_are_computed_by_kernels_equally() -> None:
     model, kernels = make_model(), Counting()
     adapt(model, LowRankSettings(rank=4))
     (loss, _), (wanted, _) = learn(model, kernels), learn(model, None)

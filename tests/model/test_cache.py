@@ -51,7 +51,7 @@ def test_cached_equals_uncached_decoding(norm_order: str) -> None:
         assert cache.length == 40
 
 
-def test_several_positions_at_a_time() -> None:
+def test_decoding_several_positions_per_call_equals_decoding_all_at_once() -> None:
     model = build()
     target = torch.randint(2, V, (3, 10))
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def test_several_positions_at_a_time() -> None:
     close(torch.cat(parts, dim=1), expected)
 
 
-def test_sentences_leave_the_cache() -> None:
+def test_removing_sentences_from_the_cache_keeps_the_others_unchanged() -> None:
     model = build()
     target = torch.randint(2, V, (3, 6))
     keep = torch.tensor([0, 2])
@@ -96,7 +96,7 @@ def decode_alone(model: Transformer, source: Tensor, pieces: list[int]) -> Tenso
     return model(source, torch.tensor([pieces]))[0, -1]  # type: ignore[no-any-return]
 
 
-def test_hypotheses_side_by_side_equal_each_alone() -> None:
+def test_beam_hypotheses_in_one_batch_equal_each_alone() -> None:
     """Use one cache as beam search does: random parents at each step, and sentences that finish."""
     model, width = build(), 3
     generator = torch.Generator().manual_seed(4)
@@ -127,7 +127,7 @@ def test_hypotheses_side_by_side_equal_each_alone() -> None:
     assert sentences == [2]
 
 
-def test_greedy_steps_equal_each_sentence_alone() -> None:
+def test_greedy_steps_of_a_batch_equal_each_sentence_alone() -> None:
     model = build()
     with torch.inference_mode():
         state = model.start(SOURCES)

@@ -107,12 +107,12 @@ def test_an_impossible_scaling_is_refused(changes: dict[str, Any], message: str)
     ],
     ids=str,
 )
-def test_what_a_kind_does_not_use_may_have_any_size(changes: dict[str, Any]) -> None:
+def test_settings_that_a_kind_of_model_does_not_use_are_not_checked(changes: dict[str, Any]) -> None:
     changed = ModelConfig(**(SHAPE | changes)).changed()
     assert {name: changed[name] for name in changes} == changes
 
 
-def test_the_settings_that_differ_from_the_default() -> None:
+def test_changed_lists_the_settings_that_differ_from_the_default() -> None:
     config = ModelConfig(**SHAPE, positions="rotary", rotary_scaling=RotaryScaling(factor=2.0, original_length=8))
     assert config.changed() == {
         "d_model": 16,
@@ -168,13 +168,13 @@ def test_a_configuration_of_the_first_version_is_read() -> None:
         ("kind", "encoder-decoder", "transformer, encoder, decoder, recurrent or series"),
     ],
 )
-def test_a_word_that_names_no_component_is_refused(name: str, word: str, words: str) -> None:
+def test_an_unknown_component_name_is_refused_with_the_known_ones(name: str, word: str, words: str) -> None:
     changes: dict[str, Any] = {name: word}
     with pytest.raises(TransduceError, match=rf"`model\.{name}` must be {words}.*, but is '{word}'"):
         ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, **changes)
 
 
-def test_a_transformer_is_made_of_its_own_kind() -> None:
+def test_a_transformer_refuses_the_configuration_of_another_kind() -> None:
     config = ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9)
     with pytest.raises(TransduceError, match=r"but `model\.kind` is recurrent"):
         Transformer(config)

@@ -55,7 +55,7 @@ def test_prompts_may_end_with_the_padding_where_their_lengths_are_given() -> Non
             close(found[1][row, 0], alone[0, length])
 
 
-def test_it_equals_pytorchs_encoder_layers_with_a_look_ahead_mask() -> None:
+def test_a_decoder_equals_pytorchs_encoder_layers_with_a_look_ahead_mask() -> None:
     model = build(positions="none", activation="gelu")
     x = model.embedding(PROMPTS, model.source_weight)
     for layer in model.layers:
@@ -102,7 +102,7 @@ def test_prompts_of_different_lengths_are_continued_as_if_each_were_alone(positi
                 histories[row] = [[*pieces, int(newest[row, w])] for w, pieces in enumerate(before)]
 
 
-def test_a_sentence_may_leave_before_the_first_step() -> None:
+def test_sentences_may_be_removed_before_the_first_step() -> None:
     model = build()
     with torch.inference_mode():
         state = model.start(PROMPTS)

@@ -19,7 +19,7 @@ def exact_rate(p: float, dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", RATES)
-def test_rate_and_scale(p: float, dtype: torch.dtype) -> None:
+def test_elements_are_dropped_at_the_rate_and_the_others_scaled(p: float, dtype: torch.dtype) -> None:
     rate = exact_rate(p, dtype)
     out = Dropout(p)(torch.ones(400, 501, dtype=dtype))
     kept = out != 0
@@ -40,14 +40,14 @@ def test_every_lane_and_neighbour_is_independent(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (3,), (7, 5), (2, 3, 11), (1, 1, 1, 1), (0, 4)], ids=str)
-def test_odd_sizes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_shapes_of_any_size_are_dropped_or_scaled(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(shape, dtype=dtype)
     out = Dropout(0.5)(x)
     assert (out.shape, out.dtype) == (x.shape, dtype)
     assert torch.equal(out, torch.where(out == 0, torch.zeros_like(x), x * 2))
 
 
-def test_tensors_that_are_not_contiguous() -> None:
+def test_non_contiguous_tensors_are_dropped_or_scaled() -> None:
     x = torch.randn(6, 10).T
     out = Dropout(0.5)(x)
     assert torch.equal(out, torch.where(out == 0, torch.zeros_like(x), x * 2))
@@ -63,7 +63,7 @@ def test_a_seed_determines_the_mask(dtype: torch.dtype) -> None:
     assert not torch.equal(draw(1), draw(2))
 
 
-def test_each_call_draws_anew() -> None:
+def test_each_call_draws_a_new_mask() -> None:
     dropout = Dropout(0.5)
     assert not torch.equal(dropout(torch.ones(1000)), dropout(torch.ones(1000)))
 
@@ -78,7 +78,7 @@ def test_the_gradient_uses_the_same_mask(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_adding_to_a_residual(dtype: torch.dtype) -> None:
+def test_dropout_with_residual_equals_dropout_then_addition(dtype: torch.dtype) -> None:
     residual = torch.randn(9, 31, dtype=dtype, requires_grad=True)
     x = torch.randn(9, 31, dtype=dtype, requires_grad=True)
     dropout = Dropout(0.5)

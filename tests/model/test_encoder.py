@@ -124,7 +124,7 @@ def test_pooler_and_classifier_by_hand() -> None:
     assert model.classify(states).shape == (2, 3)
 
 
-def test_heads_that_were_not_asked_for_are_not_there() -> None:
+def test_an_encoder_has_only_the_heads_that_are_configured() -> None:
     bare = build(masked_language_head=False)
     names = {name.partition(".")[0] for name in bare.state_dict()}
     assert names == {"source_weight", "embedding", "layers"}
@@ -150,7 +150,7 @@ def test_traced_weights_ignore_padding() -> None:
     assert not trace.encoder[1][1, :, :, 3:].any()
 
 
-def test_a_loss_that_projects_by_itself_knows_the_bias() -> None:
+def test_the_projecting_loss_includes_the_output_bias() -> None:
     model = build(output_bias=True)
     states, _ = model.encode(IDS)
     labels = torch.tensor([[4, 0, 5, 0, 0], [0, 7, 0, 0, 0]])

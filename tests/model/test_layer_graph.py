@@ -230,7 +230,7 @@ def test_a_hook_that_is_removed_gives_the_backend_back() -> None:
 
 @needs_kernels
 @torch.inference_mode()
-def test_global_hooks_and_replaced_methods_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_hooks_and_replaced_forward_methods_take_the_reference_path(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build()
     make_inference_copy(model, torch.float32)
     handle = nn.modules.module.register_module_forward_hook(
@@ -247,7 +247,7 @@ def test_global_hooks_and_replaced_methods_count(monkeypatch: pytest.MonkeyPatch
 
 @each_change
 @needs_kernels
-def test_int8_refuses_what_it_does_not_know(change: Callable[[Transformer], None]) -> None:
+def test_quantizing_a_changed_component_to_int8_is_refused(change: Callable[[Transformer], None]) -> None:
     model = build()
     change(model)
     with pytest.raises(TransduceError, match=r"^The weights cannot be prepacked, because .* use `fp32` or `bf16`\.$"):
@@ -256,7 +256,7 @@ def test_int8_refuses_what_it_does_not_know(change: Callable[[Transformer], None
 
 @needs_kernels
 @torch.inference_mode()
-def test_a_change_of_a_quantized_model_counts() -> None:
+def test_a_hook_on_a_quantized_model_takes_the_reference_path() -> None:
     model = quantize(build())
     assert select_decoder(model).backend == "compiled"
     hook(model)
@@ -273,7 +273,7 @@ def test_dropout_that_is_switched_on_takes_the_reference_path() -> None:
 
 
 @torch.inference_mode()
-def test_a_decoder_alone() -> None:
+def test_a_hook_on_a_decoder_only_model_takes_the_reference_path() -> None:
     torch.manual_seed(3)
     model = Decoder(ModelConfig(kind="decoder", **SIZES)).eval()
     make_inference_copy(model, torch.float32)
@@ -296,7 +296,7 @@ def test_a_setting_value_that_nobody_has_listed_is_refused() -> None:
         assert select_decoder(model).backend == "reference"
 
 
-def test_an_activation_without_a_kernel_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_without_a_kernel_takes_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     from transduce.model import layer_graph
 
     monkeypatch.setitem(ACTIVATIONS, "mish", F.mish)
@@ -319,7 +319,9 @@ def test_an_activation_without_a_kernel_is_left_to_others(monkeypatch: pytest.Mo
 
 
 @each_change
-def test_exporters_refuse_in_one_sentence(change: Callable[[Transformer], None], tmp_path: Path) -> None:
+def test_exporters_refuse_changed_components_in_one_sentence(
+    change: Callable[[Transformer], None], tmp_path: Path
+) -> None:
     from transduce.interop.components import check_components
     from transduce.interop.ctranslate2 import write_ctranslate2
     from transduce.interop.hugging_face.families import HUGGING_FACE
@@ -358,7 +360,7 @@ def test_the_reason_names_the_component() -> None:
     assert graph_of(model) == Unsupported("decoder_layers.0.self_attention is of class Gated")
 
 
-def test_wrappers_of_our_own_are_known() -> None:
+def test_lora_parametrizations_are_recognized() -> None:
     model = build()
     adapt(model, LowRankSettings(rank=2))
     found = graph_of(model)

@@ -43,7 +43,7 @@ def test_a_start_symbol_that_is_the_padding_id_counts() -> None:
     assert mask.allowed[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
 
 
-def test_target_mask_leaves_the_ids_alone() -> None:
+def test_target_mask_does_not_modify_its_ids() -> None:
     ids = torch.tensor([[PAD, 8, PAD]])
     target_mask(ids, PAD)
     assert ids.tolist() == [[PAD, 8, PAD]]
@@ -59,7 +59,7 @@ def test_look_ahead_after_cached_positions() -> None:
     assert look_ahead_mask(2, cached=3).allowed[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
 
 
-def test_ancestry_shows_each_hypothesis_its_own_past() -> None:
+def test_ancestry_mask_allows_each_hypothesis_its_own_past() -> None:
     ancestors = torch.tensor([[[1, 0, 1], [0, 1, 1]]], dtype=torch.bool)
     assert torch.equal(ancestry_mask(ancestors).allowed, ancestors[:, None])
 
@@ -69,7 +69,7 @@ def test_two_masks_together_allow_what_both_allow() -> None:
     assert both.allowed[0, 0].int().tolist() == [[0, 0], [0, 1]]
 
 
-def test_the_term_is_made_once_per_dtype() -> None:
+def test_the_additive_bias_of_a_mask_is_cached_per_dtype() -> None:
     mask = look_ahead_mask(3)
     assert mask.bias(torch.float32) is mask.bias(torch.float32)
     assert mask.bias(torch.bfloat16).dtype == torch.bfloat16
@@ -106,7 +106,7 @@ def test_a_mask_must_have_four_axes() -> None:
 @pytest.mark.parametrize("radius", [None, 2])
 @pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
 @pytest.mark.parametrize("length", [9, 40])  # a window computes long inputs in blocks
-def test_a_model_adds_the_term_of_a_mask_whatever_its_positions(
+def test_a_model_adds_the_bias_of_a_mask_with_every_kind_of_positions(
     positions: str, radius: int | None, length: int
 ) -> None:
     """A very low term hides a key as the boolean mask does."""
@@ -139,7 +139,7 @@ def test_a_model_adds_the_term_of_a_mask_whatever_its_positions(
     assert not torch.allclose(by_term[:, others], seen[:, others], atol=1e-3)
 
 
-def test_masks_with_terms_are_combined_with_the_sum_of_their_terms() -> None:
+def test_combining_masks_adds_their_biases() -> None:
     one, other = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0, 20.0]]]])
     allowed = torch.tensor([[[[True, False]]]])
     biased, plain = BiasedMask(torch.ones_like(allowed), one), AttentionMask(allowed)

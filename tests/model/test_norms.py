@@ -78,7 +78,7 @@ def test_batch_norm_does_not_count_padding() -> None:
     assert norm.running_mean.abs().max() < 1
 
 
-def test_a_model_counts_the_positions_that_exist_alone() -> None:
+def test_batch_norm_of_a_model_ignores_padding() -> None:
     """Padding changes neither the output in training nor BatchNorm's running statistics."""
     source, target = torch.tensor([[5, 6, 7, 1], [8, 1, 0, 0]]), torch.tensor([[0, 4, 9], [0, 3, 0]])
     model = Transformer(msgspec.structs.replace(CONFIG, norm="batch"))
@@ -106,14 +106,14 @@ def test_running_statistics_keep_all_their_digits_in_bfloat16() -> None:
     assert norm.weight.dtype == torch.bfloat16
 
 
-def test_one_position_is_a_batch() -> None:
+def test_batch_norm_of_a_single_position_is_finite() -> None:
     norm = BatchNorm(6)
     assert norm(torch.randn(1, 1, 6)).isfinite().all()
     assert norm.running_variance.isfinite().all()
 
 
 @pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
-def test_each_order_by_hand(order: str) -> None:
+def test_pre_post_and_sandwich_norm_equal_their_formulas(order: str) -> None:
     residual = Residual(msgspec.structs.replace(CONFIG, norm_order=order))
     layer, x = nn.Linear(6, 6), torch.randn(1, 2, 6)
     norms = [module for module in (residual.norm_before, residual.norm_after) if isinstance(module, nn.LayerNorm)]
@@ -136,7 +136,7 @@ def test_each_order_by_hand(order: str) -> None:
     ],
     ids=str,
 )
-def test_the_last_norm_may_be_chosen(changes: dict[str, object], expected: bool) -> None:
+def test_final_norm_sets_whether_stacks_end_with_a_norm(changes: dict[str, object], expected: bool) -> None:
     model = Transformer(msgspec.structs.replace(CONFIG, **changes))
     for norm in (model.encoder_norm, model.decoder_norm):
         assert isinstance(norm, nn.LayerNorm) is expected

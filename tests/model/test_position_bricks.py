@@ -42,7 +42,7 @@ def test_scores_of_rotated_queries_and_keys_depend_on_the_distance_alone(
     assert rotated_product(rotary, query, key, at + shift, other + shift) == pytest.approx(here, abs=1e-9)
 
 
-def test_scores_do_depend_on_the_distance() -> None:
+def test_rotated_scores_differ_between_distances() -> None:
     rotary, (query, key) = RotaryPositions(8), torch.randn(2, 8)
     assert len({round(rotated_product(rotary, query, key, 0, other), 4) for other in range(10)}) == 10
 
@@ -67,14 +67,14 @@ def test_a_rotation_keeps_lengths_and_position_0_as_it_is() -> None:
     assert torch.equal(turned[:, :, 0], x[:, :, 0])
 
 
-def test_sentences_may_have_rotations_of_their_own() -> None:
+def test_each_sentence_of_a_batch_may_have_its_own_rotary_positions() -> None:
     rotary, x = RotaryPositions(8), torch.randn(2, 3, 2, 8)
     together = rotary(torch.tensor([[4, 9], [0, 600]]), torch.float32).apply(x)
     assert torch.equal(together[:1], rotary(torch.tensor([4, 9]), torch.float32).apply(x[:1]))
     assert torch.equal(together[1:], rotary(torch.tensor([0, 600]), torch.float32).apply(x[1:]))
 
 
-def test_scaling_stretches_long_waves_and_keeps_short_ones() -> None:
+def test_rotary_scaling_stretches_long_wavelengths_and_keeps_short_ones() -> None:
     scaling = RotaryScaling(factor=8.0, original_length=1000)
     plain, stretched = RotaryPositions(64), RotaryPositions(64, scaling=scaling)
     at = torch.tensor([1])
@@ -113,7 +113,7 @@ def test_learned_positions_are_rows_of_their_table() -> None:
 
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([6])])
-def test_learned_positions_end(positions: Tensor | None) -> None:
+def test_positions_beyond_the_learned_ones_are_refused(positions: Tensor | None) -> None:
     x = torch.zeros(1, 7 if positions is None else 1, 4)
     message = r"positions end at 6 tokens \(`model\.max_positions`\), but a sequence has 7: shorten the input"
     with pytest.raises(TransduceError, match=message):
@@ -137,7 +137,7 @@ def by_distance(*, bidirectional: bool) -> RelativePositions:
     return relative
 
 
-def test_buckets_of_the_past_by_hand() -> None:
+def test_unidirectional_relative_buckets_equal_hand_computed_ones() -> None:
     """There are 4 buckets for the distances 0 to 3, then 4 that grow by the factor (16 / 4)^(1/4) = 1.41."""
     distances = [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 1000]
     buckets = by_distance(bidirectional=False).buckets(-torch.tensor(distances))
@@ -145,7 +145,7 @@ def test_buckets_of_the_past_by_hand() -> None:
     assert by_distance(bidirectional=False).buckets(torch.tensor([1, 9])).tolist() == [0, 0]
 
 
-def test_buckets_of_both_sides_by_hand() -> None:
+def test_bidirectional_relative_buckets_equal_hand_computed_ones() -> None:
     """The first half of the buckets is for the past and the position itself, the second half for the future."""
     buckets = by_distance(bidirectional=True).buckets(torch.tensor([-40, -6, -2, -1, 0, 1, 2, 6, 40]))
     assert buckets.tolist() == [3, 3, 2, 1, 0, 5, 6, 7, 7]
@@ -162,7 +162,7 @@ def test_the_bias_depends_on_the_distance_alone(bidirectional: bool) -> None:
     assert bias[0, 2, 3, 1] == relative.weight[2, 2]
 
 
-def test_sentences_may_have_biases_of_their_own() -> None:
+def test_each_sentence_of_a_batch_may_have_its_own_relative_positions() -> None:
     relative = by_distance(bidirectional=False)
     queries, keys = torch.tensor([[4, 9], [0, 3]]), torch.tensor([[0, 4, 9], [0, 1, 3]])
     together = relative(queries, keys)

@@ -44,7 +44,7 @@ def test_the_paper_layout_has_the_values_worked_out_by_hand() -> None:
     assert agrees_with_hand_values(sinusoids(4, 4, interleaved=True))
 
 
-def test_the_hand_values_refuse_the_formula_that_uses_2i_over_all_dimensions() -> None:
+def test_the_formula_with_2i_over_all_dimensions_differs_from_the_hand_values() -> None:
     wrong = formula_over_all_dimensions(4, 4)
     # Position 1, dimension 1: the paper has cos(1); the mistake has cos(1 / 10000^(2/4)).
     assert wrong[1, 1] == pytest.approx(math.cos(0.01))
@@ -88,7 +88,7 @@ def test_the_table_grows_and_keeps_its_values() -> None:
     assert torch.equal(positions(torch.zeros(1, 700, 8))[0], sinusoids(700, 8))
 
 
-def test_positions_may_be_given() -> None:
+def test_explicit_positions_select_rows_of_the_table() -> None:
     positions = SinusoidalPositions(8)
     at = positions(torch.zeros(2, 3, 8), torch.tensor([5, 5, 900]))
     table = sinusoids(901, 8)
@@ -109,7 +109,7 @@ def test_the_table_is_not_a_weight() -> None:
     assert positions.state_dict() == {}
 
 
-def test_a_table_made_while_translating_serves_training() -> None:
+def test_a_table_computed_in_inference_mode_can_be_trained_through() -> None:
     positions = SinusoidalPositions(8)
     with torch.inference_mode():
         positions(torch.zeros(1, 4, 8))

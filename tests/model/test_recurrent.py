@@ -71,7 +71,7 @@ def test_the_encoder_equals_pytorchs_packed_cells(cell: str, bidirectional: bool
     assert torch.equal(mask.allowed[:, 0, 0], PRESENT)
 
 
-def test_a_sentence_is_turned_around_and_its_padding_stays() -> None:
+def test_reversing_a_sentence_leaves_its_padding_in_place() -> None:
     assert reversal_permutation(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
 
 
@@ -81,7 +81,7 @@ def test_a_sentence_is_turned_around_and_its_padding_stays() -> None:
 @pytest.mark.parametrize("context", ["last", "linear", "mean"])
 @pytest.mark.parametrize("to", ["initial", "steps", "both"])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_context_by_hand(context: str, to: str, cell: str) -> None:
+def test_the_context_vector_equals_its_formula(context: str, to: str, cell: str) -> None:
     model = build(recurrent_attention="none", recurrent_context=context, recurrent_context_to=to, recurrent_cell=cell)
     memory, mask = model.encode(SOURCES)
     half, rows = D // 2, []
@@ -130,7 +130,7 @@ def weights_by_hand(model: Recurrent, state: Tensor, memory: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("score", ["scaled", "dot", "general", "additive"])
 @pytest.mark.parametrize("wiring", ["luong", "bahdanau", "feeding"])
-def test_attention_step_by_step_by_hand(score: str, wiring: str) -> None:
+def test_attention_of_each_decoding_step_equals_its_formula(score: str, wiring: str) -> None:
     model = build(
         attention_score=score,
         recurrent_attention="bahdanau" if wiring == "bahdanau" else "luong",
@@ -244,7 +244,7 @@ def test_a_model_without_feedback_runs_its_cells_once_for_the_whole_target() -> 
         assert calls == expected
 
 
-def test_forget_gates_begin_open_and_the_past_is_read_through_orthogonal_matrices() -> None:
+def test_lstm_forget_biases_start_at_one_and_recurrent_matrices_orthogonal() -> None:
     model = build_model(
         ModelConfig(
             kind="recurrent", source_vocabulary_size=V, target_vocabulary_size=V, d_model=8, num_encoder_layers=1

@@ -44,7 +44,9 @@ def score_by_hand(made: ScoredAttention, score: str, scale: float | None, head: 
 @pytest.mark.parametrize(
     ("score", "scale"), [("scaled", None), ("scaled", 0.9), ("dot", None), ("general", None), ("additive", None)]
 )
-def test_each_score_word_by_word(score: AttentionScore, scale: float | None, kind: AttentionKind) -> None:
+def test_each_score_equals_its_formula_applied_word_by_word(
+    score: AttentionScore, scale: float | None, kind: AttentionKind
+) -> None:
     made = scored(score, kind, scale)
     query, key, value = random_inputs()
     allowed = torch.rand(3, 1, 4, 6) > 0.3
@@ -67,7 +69,7 @@ def test_each_score_word_by_word(score: AttentionScore, scale: float | None, kin
                 )
 
 
-def test_general_begins_as_the_scaled_dot_product() -> None:
+def test_the_general_score_is_initialized_as_the_scaled_dot_product() -> None:
     made = ScoredAttention(score="general", kind="soft", scale=None, num_heads=H, d_k=K)
     made.reset_parameters()
     query, key, value = random_inputs()
@@ -101,7 +103,7 @@ def test_hard_weights_have_the_gradient_of_soft_ones() -> None:
     torch.testing.assert_close(through, soft)
 
 
-def test_hard_attention_looks_at_nothing_that_is_masked() -> None:
+def test_hard_attention_gives_masked_keys_no_weight() -> None:
     made = scored("dot", "hard")
     query, key, value = random_inputs()
     weights: list[Tensor] = []
@@ -131,7 +133,7 @@ def test_shared_heads_equal_repeated_ones(shared: int) -> None:
     torch.testing.assert_close(grouped(x, memory), full(x, memory))
 
 
-def test_a_cache_holds_the_shared_heads_alone() -> None:
+def test_the_cache_of_grouped_query_attention_holds_only_shared_heads() -> None:
     grouped = MultiHeadAttention(d_model=8, num_heads=4, d_k=3, d_v=5, num_key_value_heads=2)
     cache = KeyValueCache()
     grouped(torch.randn(1, 6, 8), cache=cache)

@@ -65,7 +65,7 @@ def test_a_value_depends_on_the_past_and_on_what_came_before_it_alone() -> None:
 
 
 @torch.inference_mode()
-def test_sampled_courses_spread_by_the_deviations_and_follow_the_seed() -> None:
+def test_sampled_roll_outs_have_the_predicted_deviations_and_follow_the_seed() -> None:
     model, past = make(predicts_deviations=True), torch.randn(1, 30, 2).expand(2_000, -1, -1)
     predicted = model.roll_out(past[:1], 1)
     assert predicted.log_deviations is not None
@@ -76,7 +76,7 @@ def test_sampled_courses_spread_by_the_deviations_and_follow_the_seed() -> None:
     torch.testing.assert_close(draws.std(0), predicted.log_deviations.exp()[0], atol=0.1, rtol=0.1)
 
 
-def test_it_is_no_model_of_tokens() -> None:
+def test_a_series_model_is_refused_where_a_text_model_is_needed() -> None:
     with pytest.raises(TransduceError, match=r"A model of text is needed, but `model\.kind` is series"):
         build_model(ModelConfig(**SIZES))  # type: ignore[arg-type]
 
@@ -97,6 +97,6 @@ def test_it_is_no_model_of_tokens() -> None:
         ),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_that_series_models_do_not_use_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         ModelConfig(**SIZES | settings)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def layer(prefix: str, attentions: tuple[str, ...], place: str, *, bias: bool, g
 @pytest.mark.parametrize(
     "changes", [{}, {"activation": "swiglu", "bias": False}, {"positions": "none", "activation": "gelu"}], ids=str
 )
-def test_names_shapes_and_order(changes: dict[str, Any], order: str, tied: bool) -> None:
+def test_stored_weights_keep_their_names_shapes_and_order(changes: dict[str, Any], order: str, tied: bool) -> None:
     shape = {"num_encoder_layers": 2, "num_decoder_layers": 1, "d_model": 16, "d_ff": 24, "num_heads": 4}
     ties = {"tie_source_target": tied, "tie_output": tied, "source_vocabulary_size": 13}
     model = Transformer(ModelConfig(**shape, **ties, target_vocabulary_size=13, norm_order=order, **changes))  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_cached_equals_uncached_decoding(kind: str, changes: dict[str, Any]) -> 
 
 
 @each_variant
-def test_hypotheses_side_by_side_equal_each_alone(kind: str, changes: dict[str, Any]) -> None:
+def test_beam_hypotheses_in_one_batch_equal_each_alone(kind: str, changes: dict[str, Any]) -> None:
     """Use a state as beam search does: random parents, sentences that leave, and more steps than a window holds."""
     model, width = build(kind, changes), 3
     generator = torch.Generator().manual_seed(4)
@@ -246,7 +246,7 @@ def test_every_weight_learns(kind: str, changes: dict[str, Any]) -> None:
 
 
 @each_variant
-def test_an_outline_takes_the_weights_of_another(kind: str, changes: dict[str, Any]) -> None:
+def test_a_model_built_on_the_meta_device_takes_assigned_weights(kind: str, changes: dict[str, Any]) -> None:
     model = build(kind, changes)
     with torch.device("meta"):
         outline = build_model(model.config)

@@ -79,7 +79,7 @@ def sign(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_written_reads_back(translator: Translator, tmp_path: Path, shape: str) -> None:
+def test_a_written_model_folder_reads_back_equal(translator: Translator, tmp_path: Path, shape: str) -> None:
     tokenizer = translator.tokenizer
     model = Transformer(make_config(tokenizer.source.size, **SHAPES[shape]))
     write(tmp_path / "model", model, tokenizer)
@@ -128,7 +128,7 @@ def test_weights_that_the_manifest_does_not_list_are_refused(copy: Path) -> None
         read_model_folder(copy)
 
 
-def test_what_is_no_model_folder(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match="nowhere does not exist: name the folder of a model"):
         read_model_folder(tmp_path / "nowhere")
 
@@ -145,7 +145,7 @@ def test_what_is_no_model_folder(tmp_path: Path) -> None:
         (b'{"transduce": {"d_model": 5}}', r"config\.json cannot be read as a model's configuration: Object missing"),
     ],
 )
-def test_a_configuration_of_another_kind(copy: Path, content: bytes, message: str) -> None:
+def test_an_unreadable_or_unknown_config_json_is_refused(copy: Path, content: bytes, message: str) -> None:
     (copy / "config.json").write_bytes(content)
     with pytest.raises(TransduceError, match=message):
         read_model_folder(copy)
@@ -159,7 +159,7 @@ def test_a_configuration_of_another_kind(copy: Path, content: bytes, message: st
         ('{"format_version": 2}', "has format 2, and this version of transduce reads 1"),
     ],
 )
-def test_a_manifest_that_cannot_be_used(copy: Path, content: str | None, message: str) -> None:
+def test_a_missing_or_unreadable_manifest_is_refused(copy: Path, content: str | None, message: str) -> None:
     path = copy / "manifest.json"
     if content is None:
         path.unlink()
@@ -172,7 +172,7 @@ def test_a_manifest_that_cannot_be_used(copy: Path, content: str | None, message
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/hostname", "corpus/x", ".."])
-def test_a_manifest_reaches_no_other_folder(copy: Path, name: str) -> None:
+def test_a_manifest_that_lists_files_outside_its_folder_is_refused(copy: Path, name: str) -> None:
     (copy.parent / "x").write_bytes(b"outside")
     manifest = json.loads((copy / "manifest.json").read_bytes())
     manifest["sha256"][name] = ["0" * 64]
@@ -218,7 +218,7 @@ def test_wrong_shapes_are_reported(copy: Path, name: str, shape: tuple[int, ...]
         read_model_folder(copy)
 
 
-def test_what_is_no_safetensors_file(copy: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not tensors")
     sign(copy, "model.safetensors")
     with pytest.raises(TransduceError, match=r"model\.safetensors cannot be read"):
@@ -247,7 +247,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:
     return done
 
 
-def test_at_every_moment_the_folder_loads(
+def test_a_folder_loads_at_every_moment_while_it_is_rewritten(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the writer before was killed, so that it is not known which weights the folder holds."""
@@ -277,7 +277,7 @@ def test_at_every_moment_the_folder_loads(
     assert len(json.loads((folder / "manifest.json").read_bytes())["sha256"]["model.safetensors"]) == 1
 
 
-def test_a_reader_that_is_overtaken_by_a_writer_looks_again(
+def test_a_folder_rewritten_while_it_is_read_is_read_again(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, tokenizer = tmp_path / "model", translator.tokenizer

@@ -34,7 +34,7 @@ def test_translations_are_nearly_those_in_float32(trained: Path, toy_corpus: Pat
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_strict_results_can_be_had_in_8_bits(trained: Path, toy_corpus: Path, beam_size: int) -> None:
+def test_batch_invariant_search_gives_equal_results_in_int8(trained: Path, toy_corpus: Path, beam_size: int) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     translator = open_translator(trained, precision="int8", threads=1)
     search = SearchSettings(beam_size=beam_size, batch_invariant=True)
@@ -43,7 +43,7 @@ def test_strict_results_can_be_had_in_8_bits(trained: Path, toy_corpus: Path, be
         assert translator.translate([sentence], search)[0].alternatives == expected.alternatives
 
 
-def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
+def test_int8_is_refused_on_gpus_and_for_recurrent_models() -> None:
     sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 8, "num_heads": 2, "d_ff": 8}
     with torch.device("meta"):
         model = Recurrent(ModelConfig(kind="recurrent", **sizes))  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_translations_by_kernels_do_not_depend_on_the_batch(
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16", "fp32"])
-def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Path, precision: str) -> None:
+def test_scoring_a_translation_gives_the_score_of_its_search(wide: Path, toy_corpus: Path, precision: str) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     translator = load_by_kernels(wide, precision)
     found = translator(sentences, beam_size=4)
@@ -109,7 +109,9 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_head_that_says_nothing_can_be_off_without_a_difference(wide: Path, toy_corpus: Path, precision: str) -> None:
+def test_disabling_a_head_with_zero_output_weights_changes_nothing(
+    wide: Path, toy_corpus: Path, precision: str
+) -> None:
     """Both sides of the comparison are computed alike, though kernels do not support disabled heads."""
     translator = load_by_kernels(wide, precision)
     layer = translator.transformer.decoder_layers[0]

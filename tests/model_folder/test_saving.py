@@ -38,7 +38,7 @@ def make(translator: Translator, **changes: Any) -> Transformer | Recurrent | De
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_saved_opens_with_the_same_weights(kind: str, translator: Translator, tmp_path: Path) -> None:
+def test_a_saved_model_loads_with_the_same_weights(kind: str, translator: Translator, tmp_path: Path) -> None:
     model = make(translator, **KINDS[kind])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     transduce.save(model, tmp_path / "saved", tokenizer=translator.tokenizer, languages=("zh", "en"))
@@ -51,7 +51,7 @@ def test_what_was_saved_opens_with_the_same_weights(kind: str, translator: Trans
     assert opened.tokenizer.fingerprint == translator.tokenizer.fingerprint
 
 
-def test_languages_are_kept(translator: Translator, tmp_path: Path) -> None:
+def test_a_saved_model_keeps_its_languages(translator: Translator, tmp_path: Path) -> None:
     transduce.save(translator.model, tmp_path, tokenizer=translator.tokenizer, languages=("zh", "en"))
     opened = transduce.load(tmp_path, task="translation")
     assert (opened.source_language, opened.target_language) == ("zh", "en")
@@ -65,7 +65,7 @@ def test_a_model_in_bfloat16_is_saved_in_float32_and_stays_as_it_was(translator:
     assert model.source_weight.dtype == torch.bfloat16
 
 
-def test_a_folder_is_replaced_by_the_loop_that_wrote_it(translator: Translator, tmp_path: Path) -> None:
+def test_saving_again_to_the_same_folder_replaces_the_weights(translator: Translator, tmp_path: Path) -> None:
     model = make(translator)
     transduce.save(model, tmp_path, tokenizer=translator.tokenizer)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_run_is_not_written_over(trained: Path, translator: Translator, tmp_pa
     assert (run / "model.safetensors").read_bytes() == weights
 
 
-def test_other_files_are_not_joined(translator: Translator, tmp_path: Path) -> None:
+def test_saving_into_a_folder_with_other_files_is_refused(translator: Translator, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("\\documentclass{article}\n")
     with pytest.raises(TransduceError, match="holds other files"):
         transduce.save(make(translator), tmp_path, tokenizer=translator.tokenizer)
@@ -103,7 +103,9 @@ def test_a_tokenizer_of_another_model_is_refused(translator: Translator, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_model_to_save_is_refused(trained: Path, translator: Translator, tmp_path: Path) -> None:
+def test_saving_something_other_than_a_float_model_with_its_tokenizer_is_refused(
+    trained: Path, translator: Translator, tmp_path: Path
+) -> None:
     tokenizer = translator.tokenizer
     size = tokenizer.source.size
     encoder = ModelConfig(kind="encoder", source_vocabulary_size=size, target_vocabulary_size=size)
@@ -120,7 +122,7 @@ def test_what_is_no_model_to_save_is_refused(trained: Path, translator: Translat
 
 
 @pytest.mark.parametrize("languages", ["zh", ("zh",), ("zh", "no language"), (1, "en")])
-def test_languages_that_are_none_are_refused(languages: Any, translator: Translator, tmp_path: Path) -> None:
+def test_saving_with_malformed_languages_is_refused(languages: Any, translator: Translator, tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match="`languages` must be"):
         transduce.save(make(translator), tmp_path / "out", tokenizer=translator.tokenizer, languages=languages)
     assert not (tmp_path / "out").exists()

@@ -224,7 +224,7 @@ def _no_header(content: bytes) -> bytes:
 
 @pytest.mark.usefixtures("small_is_large")
 @pytest.mark.parametrize("damage", [_cut, _other_format, _other_shape, _other_data, _no_header, lambda _: b""])
-def test_a_damaged_cache_is_made_again(write: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_cache_is_rebuilt(write: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
     folder = write()
     expected = weights_of(folder)
     (path,) = cached(folder)
@@ -256,7 +256,7 @@ def test_verify_removes_damaged_weights(write: Callable[..., Path]) -> None:
         transduce.verify(folder)
 
 
-def test_small_models_keep_nothing_unless_asked(write: Callable[..., Path]) -> None:
+def test_small_models_cache_no_weights_unless_quantize_is_called(write: Callable[..., Path]) -> None:
     folder = write()
     before = sorted(path.name for path in folder.iterdir())
     weights_of(folder)
@@ -266,7 +266,7 @@ def test_small_models_keep_nothing_unless_asked(write: Callable[..., Path]) -> N
 
 
 @pytest.mark.usefixtures("small_is_large")
-def test_a_full_disk_is_reported_once_and_everything_works(
+def test_a_full_disk_gives_one_warning_and_the_model_opens_without_a_cache(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write()

@@ -97,7 +97,7 @@ CHECKS = [long_files, large_functions, banned_code]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_source_keeps_to_the_rules(check: object) -> None:
+def test_every_source_file_passes_each_layout_check(check: object) -> None:
     assert callable(check)
     names = [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in SOURCES]
     assert [finding for name, text in names for finding in check(name, text)] == []
@@ -117,7 +117,7 @@ def test_the_source_keeps_to_the_rules(check: object) -> None:
         ("exec('1')\n", "a.py:1 uses exec"),
     ],
 )
-def test_a_breach_is_found(text: str, finding: str) -> None:
+def test_each_layout_check_finds_its_violation(text: str, finding: str) -> None:
     findings = [found for check in CHECKS for found in check("a.py", text)]
     assert len(findings) == 1
     assert findings[0].startswith(finding)

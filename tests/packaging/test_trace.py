@@ -58,7 +58,7 @@ def lines_executed(run: Callable[[], object]) -> set[tuple[str, int]]:
     return found
 
 
-def test_a_step_and_a_sentence_without_kernels_are_short() -> None:
+def test_a_training_step_and_a_translation_without_kernels_execute_few_lines() -> None:
     """Count the model's forward and backward passes, the loss, the optimizer's step, and a greedy search."""
     torch.manual_seed(1)
     config = ModelConfig(

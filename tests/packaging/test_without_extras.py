@@ -52,7 +52,7 @@ def _run(code: str, *arguments: str) -> str:
     ("argument", "printed"),
     [("--version", "transduce "), ("--help", "usage: transduce"), ("check-install", "llvmlite")],
 )
-def test_a_command_works(argument: str, printed: str) -> None:
+def test_version_help_and_check_install_work_without_extras(argument: str, printed: str) -> None:
     assert printed in _run(COMMAND, argument)
 
 

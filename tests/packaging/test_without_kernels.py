@@ -108,7 +108,7 @@ def run(prelude: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_training_search_and_scores_are_those_of_unused_kernels(without: dict[str, Any], tmp_path: Path) -> None:
+def test_results_without_kernels_equal_those_with_kernels_disabled(without: dict[str, Any], tmp_path: Path) -> None:
     unused = run(UNUSED, tmp_path / "unused")
     assert without["kernels"] == []
     assert unused["kernels"] != []
@@ -118,7 +118,7 @@ def test_training_search_and_scores_are_those_of_unused_kernels(without: dict[st
         assert without[name] == unused[name], name
 
 
-def test_another_processor_takes_the_same_path(without: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unsupported_processor_computes_as_without_kernels(without: dict[str, Any], tmp_path: Path) -> None:
     """An ARM processor has no kernels, so nothing is compiled."""
     found = run(ARM, tmp_path / "arm")
     for name in ("losses", "scores", "greedy", "beam"):
@@ -129,7 +129,7 @@ def test_another_processor_takes_the_same_path(without: dict[str, Any], tmp_path
     )
 
 
-def test_what_needs_kernels_is_refused_in_one_sentence(without: dict[str, Any]) -> None:
+def test_int8_without_kernels_is_refused_in_one_sentence(without: dict[str, Any]) -> None:
     assert without["int8"] == (
         "Precision `int8` needs compiled kernels, but this installation has no kernels of our own (the folder "
         "`transduce/kernels` is missing): use `fp32` or `bf16`."

@@ -15,7 +15,7 @@ SCRIPT = ROOT / "benchmarks" / "reliability_crash.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing: apt-get install strace")
-def test_no_kill_leaves_nothing_to_resume_from(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_system_call_of_a_save_can_be_resumed(tmp_path: Path) -> None:
     """The controls also work: saving in place loses checkpoints, and a trace without fsync is reported."""
     rows_file = tmp_path / "rows.json"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

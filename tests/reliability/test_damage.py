@@ -78,7 +78,7 @@ def test_every_damaged_checkpoint_is_refused_and_the_one_before_taken(
     assert names == {path.name for path in next(checkpoints(saved / "checkpoints")).iterdir()}  # each kind of file
 
 
-def test_a_run_says_what_it_passes_over(saved: Path, tmp_path: Path, tiny_run: Any) -> None:
+def test_a_resumed_run_names_the_damaged_checkpoint_that_it_skips(saved: Path, tmp_path: Path, tiny_run: Any) -> None:
     folder = tmp_path / "run"
     shutil.copytree(saved, folder)
     name = damage_one(folder, flipped, 0)
@@ -88,7 +88,7 @@ def test_a_run_says_what_it_passes_over(saved: Path, tmp_path: Path, tiny_run: A
     assert f"step-000000008 is damaged: {name} is not what was written." in resumed.output.getvalue()
 
 
-def test_without_digests_damage_would_pass(saved: Path, tmp_path: Path) -> None:
+def test_without_digests_most_damage_is_not_detected(saved: Path, tmp_path: Path) -> None:
     """The negative control: safetensors alone takes most changed tensors for good ones."""
     passed = 0
     for number, (damage, seed) in enumerate(cases()):

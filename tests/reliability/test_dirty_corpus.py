@@ -87,7 +87,9 @@ def plant(fault: Fault, side: int) -> tuple[list[bytes], list[bytes]]:
 
 @pytest.mark.parametrize("side", [0, 1], ids=["source", "target"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_as_many_are_counted_as_were_planted(tmp_path: Path, tokenizer: Tokenizer, name: str, side: int) -> None:
+def test_each_planted_fault_is_counted_under_its_reason(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, side: int
+) -> None:
     fault = FAULTS[name]
     files = write(tmp_path, *plant(fault, side))
     corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=100.0), tmp_path / "corpus")
@@ -103,7 +105,9 @@ def test_as_many_are_counted_as_were_planted(tmp_path: Path, tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_doctor_finds_them_at_their_lines(tmp_path: Path, tokenizer: Tokenizer, name: str) -> None:
+def test_the_corpus_doctor_finds_each_planted_fault_at_its_line(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
     fault = FAULTS[name]
     files = write(tmp_path, *plant(fault, 0))
     assert fault.finding is not None
@@ -112,7 +116,7 @@ def test_the_doctor_finds_them_at_their_lines(tmp_path: Path, tokenizer: Tokeniz
     assert [int(example.location.rpartition(":")[2]) - 1 for example in finding.examples] == list(PLANTED)
 
 
-def test_duplicates(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_duplicates_are_kept_unless_drop_duplicates_is_set(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source, target = SOURCE.copy(), TARGET.copy()
     for number in PLANTED:
         source[number], target[number] = source[3], target[3]

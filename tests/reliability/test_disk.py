@@ -72,9 +72,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path: Path, tiny_run: 
     assert events == [12, 12]  # those of the full disk waited
 
 
-def test_while_it_is_full_the_earlier_checkpoint_stays_and_the_run_can_be_resumed(
-    tmp_path: Path, tiny_run: Any
-) -> None:
+def test_a_full_disk_keeps_the_earlier_checkpoint_and_the_run_resumes(tmp_path: Path, tiny_run: Any) -> None:
     disk = Disk(tiny_run, tmp_path, full_at=5, room_at=99, steps=8, save_every=4)
     with pytest.raises(TransduceError, match=r"step-000000008 could not be written .*earlier checkpoints are un"):
         disk.train()
@@ -105,7 +103,7 @@ def test_a_model_that_cannot_be_written_is_not_the_best(tmp_path: Path, tiny_run
     assert "The model of step 4 could not be written ([Errno 28] No space left on device)" in run.output.getvalue()
 
 
-def test_the_last_model_must_be_written(tmp_path: Path, tiny_run: Any) -> None:
+def test_failing_to_write_the_last_model_is_an_error(tmp_path: Path, tiny_run: Any) -> None:
     def keep(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -126,7 +124,9 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_rubbish(tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("what", ["translate", "standard output", "prepare"])
-def test_what_there_is_no_capacity_for_is_named(trained: Path, toy_corpus: Path, tmp_path: Path, what: str) -> None:
+def test_a_full_disk_is_reported_with_the_file_in_one_sentence(
+    trained: Path, toy_corpus: Path, tmp_path: Path, what: str
+) -> None:
     source, target, out = toy_corpus / "train.zh", toy_corpus / "train.en", tmp_path / "out"
     command = f"translate {trained} {source} --beam-size 1 --threads 1 "
     if what == "prepare":
@@ -145,7 +145,7 @@ def test_what_there_is_no_capacity_for_is_named(trained: Path, toy_corpus: Path,
     assert f"transduce: A file or folder could not be used: {place}" in done.stderr
 
 
-def test_an_event_that_was_half_written_is_completed(tmp_path: Path) -> None:
+def test_a_half_written_log_line_is_completed_by_the_next_write(tmp_path: Path) -> None:
     event = TrainEvent(
         step=1,
         epoch=0.1,
@@ -172,7 +172,9 @@ def test_an_event_that_was_half_written_is_completed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
-def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+def test_a_batch_too_large_for_memory_is_refused_before_the_first_step(
+    tmp_path: Path, toy_settings: dict[str, Any]
+) -> None:
     """The process may have 300 MB more than it has when everything is loaded; the largest batch needs more."""
     settings = toy_settings | {"training.batch_tokens": 100_000, "model.d_model": 256, "model.d_ff": 2048}
     settings |= {"training.accumulate": 1}
@@ -202,7 +204,7 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+def test_only_out_of_memory_errors_are_explained_as_such() -> None:
     with pytest.raises(RuntimeError, match="something else"), explain_step_out_of_memory("a batch", 1, 1):
         raise RuntimeError("something else")
     with (
@@ -212,7 +214,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_the_trial_changes_no_bit(tmp_path: Path, tiny_run: Any) -> None:
+def test_trying_the_largest_batch_first_changes_no_weight(tmp_path: Path, tiny_run: Any) -> None:
     from transduce.training.loop import Safeguards
 
     weights = []

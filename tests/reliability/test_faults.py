@@ -106,7 +106,7 @@ def test_a_bad_micro_batch_corrupts_its_step_only(tmp_path: Path, tiny_run: Any)
     assert [part["position"] for part in content["micro_batches"]] == [2 * BAD_STEP - 1]
 
 
-def test_one_hard_part_of_a_step_is_learnt_from(tmp_path: Path, tiny_run: Any) -> None:
+def test_one_high_loss_among_the_micro_batches_of_a_step_skips_nothing(tmp_path: Path, tiny_run: Any) -> None:
     """Cut into parts a step learns what it learns at once: its own mean counts, not that of a part."""
     calls = [0]
 
@@ -146,7 +146,9 @@ def test_the_batch_is_dumped_with_the_location_where_it_went_wrong(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_gradient_alone_names_its_parameters(tmp_path: Path, tiny_run: Any, precision: str) -> None:
+def test_a_non_finite_gradient_is_dumped_with_the_names_of_its_parameters(
+    tmp_path: Path, tiny_run: Any, precision: str
+) -> None:
     run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
     run.trainer.run()
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
@@ -155,7 +157,7 @@ def test_a_gradient_alone_names_its_parameters(tmp_path: Path, tiny_run: Any, pr
     assert content["first_gradients_not_finite"]
 
 
-def test_the_window_is_part_of_the_checkpoint(tmp_path: Path, tiny_run: Any) -> None:
+def test_the_window_of_recent_losses_is_restored_on_resume(tmp_path: Path, tiny_run: Any) -> None:
     """Resumed two steps before the fault, a run knows what is usual; one that forgot would have to learn from it."""
     corrupt = at(BAD_STEP, change=FAULTS["loss x 100"])
     whole = tiny_run(tmp_path / "whole", corrupt=corrupt, steps=30)
@@ -181,7 +183,7 @@ def test_ten_faults_skip_ten_steps(tmp_path: Path, tiny_run: Any) -> None:
     assert skipped_steps(tmp_path) == list(steps)
 
 
-def test_a_new_level_is_accepted_after_four_refusals(tmp_path: Path, tiny_run: Any) -> None:
+def test_a_persistently_higher_loss_is_accepted_after_four_skipped_steps(tmp_path: Path, tiny_run: Any) -> None:
     """If the loss of every batch is high, the weights or the corpus have changed: rejecting would never end."""
     run = tiny_run(tmp_path, corrupt=lambda position, loss: times(5.0)(loss) if position >= 19 else loss)
     run.trainer.run()
@@ -221,7 +223,7 @@ def test_nothing_is_refused_before_eight_steps_are_known() -> None:
     assert watched(*[3.0] * 8).limit() == 9.0
 
 
-def test_the_limit_is_the_highest_of_three() -> None:
+def test_the_loss_limit_is_the_highest_of_its_three_rules() -> None:
     assert watched(*[3.0] * 20).limit() == pytest.approx(9.0)  # three times the mean
     assert watched(*[0.1] * 20).limit() == pytest.approx(3.1)  # three nats above it
     assert watched(*[1.0, 5.0] * 10).limit() == pytest.approx(15.0)  # six deviations of 2 above 3
@@ -235,7 +237,7 @@ def test_batches_of_the_longest_sentences_are_learnt_from() -> None:
     assert watch.limit() > 4.7
 
 
-def test_one_bad_number_does_not_enter_the_window() -> None:
+def test_the_loss_of_a_skipped_step_does_not_enter_the_window() -> None:
     """OLMo-core's window takes it in, and skips 129 steps for it."""
     watch = watched(*[3.0] * 20)
     watch.skipped(high=False)

@@ -64,7 +64,7 @@ ODD = {
 }
 
 
-def test_there_are_as_many_cases_as_the_bar_asks_for() -> None:
+def test_at_least_40_unusual_inputs_are_tested() -> None:
     assert len(ODD) >= 40
 
 
@@ -84,7 +84,7 @@ def test_odd_input_ends_in_a_translation(translator: Translator, text: str) -> N
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_odd_sentences_leave_their_neighbours_alone(translator: Translator, beam_size: int) -> None:
+def test_unusual_sentences_do_not_change_others_of_their_batch(translator: Translator, beam_size: int) -> None:
     short = [text for text in ODD.values() if len(text) < 1000]
     search = SearchSettings(beam_size=beam_size, max_length=8)
     expected = translator("我吃鱼。", search=search).text
@@ -94,7 +94,7 @@ def test_odd_sentences_leave_their_neighbours_alone(translator: Translator, beam
     assert {translation.text for translation in found[1::2]} == {expected}
 
 
-def test_a_line_out_for_every_line_in(
+def test_each_input_line_gives_one_output_line(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], trained: Path
 ) -> None:
     """Line feeds separate lines and nothing else does; what is no UTF-8 is a line like others."""

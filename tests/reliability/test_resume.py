@@ -49,7 +49,7 @@ def whole(runs: Any) -> Path:
     return run
 
 
-def test_the_run_covers_what_the_points_are_about(whole: Path) -> None:
+def test_the_tested_run_includes_epoch_end_warm_up_and_validations(whole: Path) -> None:
     """An epoch ends inside of it, the warm-up too, and the validations find several best models."""
     events = POINTS.metrics(whole)
     epochs = [event["epoch"] for event in events if event["event"] == "train"]
@@ -59,18 +59,18 @@ def test_the_run_covers_what_the_points_are_about(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS.points(STEPS, EPOCH_STEPS), ids=lambda point: point.name)
-def test_stopped_and_resumed_is_never_stopped(runs: Any, whole: Path, point: Any) -> None:
+def test_a_run_stopped_at_any_point_and_resumed_is_bit_equal(runs: Any, whole: Path, point: Any) -> None:
     assert POINTS.differences(runs.run(point.name, point), whole) == []
 
 
-def test_two_threads(tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+def test_a_stopped_and_resumed_run_with_two_threads_is_bit_equal(tmp_path: Path, toy_settings: dict[str, Any]) -> None:
     runs = POINTS.Runs(tmp_path, toy_settings | SMALL, steps=6, threads=2)
     whole = runs.run("whole")
     for point in POINTS.points(6, EPOCH_STEPS)[1:3]:
         assert POINTS.differences(runs.run(point.name, point), whole) == []
 
 
-def test_a_difference_would_be_found(whole: Path, tmp_path: Path, toy_settings: dict[str, Any]) -> None:
+def test_the_comparison_of_runs_detects_another_seed(whole: Path, tmp_path: Path, toy_settings: dict[str, Any]) -> None:
     """The comparison can fail: another seed makes everything different."""
     other = POINTS.Runs(tmp_path, toy_settings | SMALL | {"training.seed": 2}, steps=STEPS, threads=1).run("other")
     found = POINTS.differences(other, whole)

@@ -47,7 +47,7 @@ class Moment:
 
 
 @pytest.mark.parametrize("steps", [10**6 + number for number in range(6)])
-def test_at_a_random_moment_every_finished_step_is_saved(tmp_path: Path, tiny_run: Any, steps: int) -> None:
+def test_sigterm_at_a_random_moment_saves_every_finished_step(tmp_path: Path, tiny_run: Any, steps: int) -> None:
     run = tiny_run(tmp_path, steps=steps)
     with Moment(signal.SIGTERM, random.SystemRandom().uniform(0.05, 0.4)) as moment:
         result = run.trainer.run()
@@ -124,14 +124,14 @@ def test_the_second_ctrl_c_stops_at_once_and_the_checkpoint_before_stays(
     assert newest.state.step == 3
 
 
-def test_a_second_sigterm_is_one_too_many_and_changes_nothing() -> None:
+def test_a_second_sigterm_is_ignored() -> None:
     with Interruption() as interruption:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert interruption.requested == signal.SIGTERM
 
 
-def test_work_that_may_be_stopped_is_stopped_once() -> None:
+def test_abandonable_work_is_stopped_and_not_started_again() -> None:
     with Interruption() as interruption:
         with pytest.raises(AbandonedError):
             give_up(interruption)
@@ -150,14 +150,14 @@ def give_up(interruption: Interruption) -> None:
 # --- the terminal --------------------------------------------------------------------------------------------------
 
 
-def test_a_hang_up_ends_nothing_and_its_handler_comes_back() -> None:
+def test_sighup_is_ignored_and_its_handler_restored() -> None:
     before = signal.getsignal(signal.SIGHUP)
     with ignore_hangup():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_a_display_outlives_what_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_display_survives_a_closed_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w", buffering=1) as stream:
         monkeypatch.setattr(sys, "stderr", stream)

@@ -101,7 +101,7 @@ def test_two_outputs_need_two_names_and_no_name_of_gzip(capsys: Capture, files: 
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "checkpoints", "sentencepiece.model"])
-def test_a_run_does_not_replace_what_its_folder_held(
+def test_a_run_does_not_replace_files_of_its_folder(
     capsys: Capture, files: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -151,7 +151,7 @@ def test_two_runs_do_not_begin_in_one_folder(capsys: Capture, files: dict[str, s
         (("p.jsonl", ['{"source": ["a"], "target": "b"}']), None, 'p.jsonl:1: under "source" stands ["a"] instead'),
     ],
 )
-def test_answers_do_not_stand_in_the_source(
+def test_a_file_of_pairs_with_a_target_file_is_refused(
     capsys: Capture,
     write_lines: WriteLines,
     tmp_path: Path,
@@ -196,7 +196,7 @@ def test_a_prepared_corpus_that_was_damaged_is_not_learnt_from(
         ('data.languages=["en"]', '`data.languages` must be a list of 2, such as ["a", "b"], but is'),
     ],
 )
-def test_numbers_that_nothing_can_be_done_with_leave_no_run(
+def test_settings_beyond_numeric_limits_are_refused_without_a_run_folder(
     capsys: Capture, files: dict[str, str], tmp_path: Path, setting: str, message: str
 ) -> None:
     texts = ["--source", files["ZH"], "--target", files["EN"]]
@@ -229,7 +229,7 @@ def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
         ("2>&- >&-", "--output {out}", 0, ""),
     ],
 )
-def test_closed_streams(
+def test_closed_standard_streams_are_reported_or_ignored(
     trained: Path, write_lines: WriteLines, tmp_path: Path, closed: str, options: str, code: int, said: str | None
 ) -> None:
     out = tmp_path / "out.en"
@@ -260,7 +260,7 @@ def test_closed_streams(
         ),
     ],
 )
-def test_what_is_no_text_is_not_translated(trained: Path, content: bytes, message: str) -> None:
+def test_compressed_or_utf_16_standard_input_is_refused(trained: Path, content: bytes, message: str) -> None:
     command = [sys.executable, "-m", "transduce", "translate", str(trained), "--threads", "1"]
     done = subprocess.run(command, input=content, capture_output=True, check=False, timeout=120)
     assert done.returncode == 2
@@ -297,6 +297,6 @@ def calls(trained: Path) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("name", calls(Path()))
-def test_what_is_no_path_and_no_text_is_reported(trained: Path, name: str) -> None:
+def test_arguments_that_are_no_path_or_text_are_refused(trained: Path, name: str) -> None:
     with pytest.raises(TransduceError, match=r"(must be|is asked for|was given|not ).*(None|3|\['house'\])"):
         calls(trained)[name]()

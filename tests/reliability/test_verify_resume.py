@@ -31,7 +31,7 @@ def empty_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("empty_temporary")
-def test_settings_killed_and_resumed_are_equal(
+def test_a_killed_and_resumed_run_of_the_settings_is_equal(
     tmp_path: Path, toy_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = "\n".join(f"{name} = {json.dumps(value)}" for name, value in toy_settings.items())
@@ -98,7 +98,7 @@ def test_too_short_a_run_is_refused(steps: int, message: str) -> None:
         verify_resume(RunRequest(settings={"training": {"steps": steps}}, out=Path()))
 
 
-def test_minutes_are_replaced_and_the_report_says_so() -> None:
+def test_a_time_budget_is_replaced_by_steps_with_a_note() -> None:
     content, notes = verification._shortened({"training": {"minutes": 3.0, "translate_dev": 2}})
     assert content["training"]["steps"] == 1000
     assert "minutes" not in content["training"]
@@ -106,7 +106,7 @@ def test_minutes_are_replaced_and_the_report_says_so() -> None:
     assert notes[0].startswith("`training.minutes` (3) was replaced by 1000 steps")
 
 
-def test_what_changes_no_bit_is_all_that_is_changed() -> None:
+def test_shortening_a_run_changes_only_settings_without_effect_on_the_weights() -> None:
     specified = {"training": {"steps": 9, "batch_tokens": 77, "seed": 4}, "model": {"d_model": 8}}
     content, _ = verification._shortened(specified)
     changed = {name for name, value in content["training"].items() if specified["training"].get(name) != value}
@@ -139,7 +139,7 @@ def report(**changes: object) -> ResumeReport:
     return msgspec.structs.replace(made, **changes)
 
 
-def test_the_report_says_whose_fault_it_is() -> None:
+def test_the_report_tells_machine_differences_from_resume_faults() -> None:
     assert str(report()).split("\n")[0] == (
         "A run of these settings (a GPU, x86_64 AVX2, 2 threads, torch 2.13) was killed after step 5, resumed from the "
         "checkpoint of step 4, and compared at step 12 with one that was never stopped."

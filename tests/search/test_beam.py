@@ -95,7 +95,7 @@ GARDEN_PATH: Trellis = {
 }
 
 
-def test_greedy_is_wrong_where_a_beam_of_two_is_right() -> None:
+def test_a_beam_of_two_finds_the_best_sequence_where_greedy_search_does_not() -> None:
     assert words(greedy(GARDEN_PATH)) == "ac"
     ((best,),) = search(GARDEN_PATH, beam_size=2)
     assert words(best) == "bc"
@@ -105,7 +105,7 @@ def test_greedy_is_wrong_where_a_beam_of_two_is_right() -> None:
     assert best.ended
 
 
-def test_a_beam_of_one_walks_into_the_garden_path_too() -> None:
+def test_a_beam_of_one_finds_the_greedy_sequence() -> None:
     ((best,),) = search(GARDEN_PATH, beam_size=1)
     assert words(best) == "ac"
 
@@ -177,7 +177,7 @@ def test_search_ends_as_soon_as_nothing_can_win_and_not_before() -> None:
     assert steps_of(ENDLESS, alpha=0.0, n_best=2) == 40
 
 
-def test_a_cut_hypothesis_says_so() -> None:
+def test_a_hypothesis_cut_at_the_maximum_length_is_marked_as_not_ended() -> None:
     (found,) = search(ENDLESS, beam_size=2, n_best=2, longest=4)
     assert [(words(hypothesis), hypothesis.ended) for hypothesis in found] == [("", True), ("aaaa", False)]
     assert found[1].score == pytest.approx(math.log(0.4))

@@ -120,7 +120,7 @@ OPENING, WORDS, FIRST = {"⟩S(", "⟩NP(", "⟩S(NP("}, {"⟩NN/", "⟩DT/"}, {
         (["⟩S(", "⟩NN/", "⟩NN/", "⟩)", "</s>"], 2, set(SPELLING)),
     ],
 )
-def test_what_may_follow(symbols: list[str], words: int, allowed: set[str]) -> None:
+def test_allowed_symbols_after_each_state_of_a_tree(symbols: list[str], words: int, allowed: set[str]) -> None:
     assert allowed_after(symbols, words) == allowed
 
 

@@ -64,7 +64,7 @@ def test_tokens_may_belong_to_several_phrases() -> None:
     assert follow(matcher, [5, 6, 7]).unmet == frozenset()
 
 
-def test_any_way_to_write_a_phrase_will_do() -> None:
+def test_a_phrase_is_met_by_any_of_its_spellings() -> None:
     matcher = PhraseMatcher([((5, 6), (7,))])
     assert matcher.missing(matcher.start) == 1
     assert follow(matcher, [5, 6]).unmet == follow(matcher, [7]).unmet == frozenset()
@@ -90,7 +90,7 @@ def test_a_phrase_that_is_named_twice_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_following_agrees_with_looking(seed: int) -> None:
+def test_the_phrase_state_agrees_with_searching_the_written_tokens(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     drawn = [tuple(torch.randint(2, 4, (n,), generator=generator).tolist()) for n in (1, 2, 3, 3)]
     matcher = PhraseMatcher(phrases(*drawn))
@@ -114,7 +114,7 @@ def test_following_agrees_with_looking(seed: int) -> None:
         ({}, 6, 3, {}),
     ],
 )
-def test_positions_are_shared_by_stages(
+def test_beam_slots_are_divided_among_stages_of_met_phrases(
     sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]
 ) -> None:
     assert allocate(sizes, slots=places, stages=stages) == expected
@@ -176,7 +176,7 @@ def test_a_wide_beam_finds_the_best_sequence_with_the_phrases(seed: int) -> None
 
 @pytest.mark.parametrize("longest", [5, 6, 9])
 @pytest.mark.parametrize("beam_size", [5, 8])
-def test_all_phrases_are_there_however_little_space_there_is(beam_size: int, longest: int) -> None:
+def test_all_phrases_are_written_even_if_the_length_limit_barely_allows(beam_size: int, longest: int) -> None:
     """Four tokens and the end symbol just fit into five."""
     spellings = [(5, 4, 5), (3,)]
     tables = [random_table(seed) for seed in range(12)]
@@ -191,7 +191,7 @@ def test_every_alternative_has_the_phrases() -> None:
     assert all(contains(hypothesis.ids, (5, 5)) for hypothesis in found)
 
 
-def test_sentences_without_phrases_are_searched_as_ever() -> None:
+def test_sentences_without_phrases_are_searched_as_without_constraints() -> None:
     tables = [random_table(seed) for seed in (1, 2, 3)]
     mixed = search(tables, [[], phrases((5, 5)), []], beam_size=4, longest=8)
     limits = SequenceLimits(START, END, torch.full((3,), 8))

@@ -58,7 +58,7 @@ def test_the_penalty_is_the_papers() -> None:
     assert found[(A, B)] == pytest.approx(math.log(0.4 * 0.6), abs=1e-5)
 
 
-def test_what_leaves_nothing_out_wins() -> None:
+def test_with_the_coverage_penalty_the_complete_translation_wins() -> None:
     assert search(2.0)[0].ids == (A, B)
 
 
@@ -123,6 +123,6 @@ def test_an_ensemble_of_one_is_that_one() -> None:
     assert alone.score == pytest.approx(together.score, abs=1e-6)
 
 
-def test_attention_is_averaged_too() -> None:
+def test_an_ensemble_averages_attention() -> None:
     scorers = [OneStepScorer([1.0], 0.2), OneStepScorer([1.0], 0.6)]
     assert MeanAttention(scorers).attention().tolist() == [[pytest.approx([0.4, 0.4])]]

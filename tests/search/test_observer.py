@@ -75,12 +75,12 @@ def test_an_observer_sees_the_positions_that_are_left_and_their_tokens(beam_size
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_who_only_watches_changes_nothing(beam_size: int) -> None:
+def test_an_observer_that_stops_nothing_changes_no_result(beam_size: int) -> None:
     assert run_search(search_for([3, 1, 6], beam_size)[0]) == run_search(search_for([3, 1, 6], beam_size)[0], Watcher())
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_what_is_stopped_leaves_at_once_with_what_it_has(beam_size: int) -> None:
+def test_a_stopped_sentence_leaves_the_batch_with_its_tokens_so_far(beam_size: int) -> None:
     search, scorer = search_for([9, 9, 3], beam_size)
     found = run_search(search, Watcher({2: {1, 77}}))
     assert scorer.batches[:3] == [3, 3, 2]
@@ -91,7 +91,7 @@ def test_what_is_stopped_leaves_at_once_with_what_it_has(beam_size: int) -> None
     assert (found[0], found[2]) == (expected[0], expected[2])
 
 
-def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
+def test_a_sentence_stopped_when_another_ends_keeps_its_tokens_in_generate_search() -> None:
     """Sentences that have left must not shift what is known of those that stay."""
     limits = SequenceLimits(START, END, torch.full((2,), 12))
     search = GenerateSearch(
@@ -108,7 +108,7 @@ def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() 
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_giving_all_up_ends_the_search(beam_size: int) -> None:
+def test_stopping_all_sentences_ends_the_search(beam_size: int) -> None:
     search, scorer = search_for([9, 9], beam_size)
     found = run_search(search, Watcher({1: {0, 1}}))
     assert scorer.batches == [2]
@@ -133,7 +133,7 @@ def search_undecided() -> Search:
     return BeamSearch(UndecidedScorer(), limits, BeamOptions(beam_size=2, n_best=2, alpha=0.0))
 
 
-def test_what_has_ended_comes_before_what_was_stopped() -> None:
+def test_ended_hypotheses_come_before_stopped_ones() -> None:
     (found,) = run_search(search_undecided(), Watcher({1: {0}}))
     assert [(hypothesis.ids, hypothesis.ended) for hypothesis in found] == [((), True), ((A,), False)]
     assert found[0].score < found[1].score

@@ -65,13 +65,13 @@ def test_a_minimum_length_is_kept_and_not_exceeded(beam_size: int) -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_rules_are_applied_in_turn(beam_size: int) -> None:
+def test_several_rules_apply_together(beam_size: int) -> None:
     found = search(beam_size, [Forbid([A]), MinimumLength(2, END)])
     assert found.ids == (B, B)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_without_an_end_symbol_sentences_are_cut(beam_size: int) -> None:
+def test_a_search_that_forbids_the_end_symbol_cuts_at_the_maximum_length(beam_size: int) -> None:
     found = search(beam_size, [Forbid([END])], longest=3)
     assert (found.ids, found.ended) == ((A, A, A), False)
 
@@ -118,7 +118,7 @@ def test_impossible_settings_are_refused(changes: dict[str, float], message: str
         SearchSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_a_run_of_tokens_does_not_come_twice() -> None:
+def test_no_repeated_ngrams_forbids_repeated_ngrams() -> None:
     """After 5 6 7 5 6 the runs of three are 5 6 7, 6 7 5 and 7 5 6: 7 would complete the first one again."""
     pieces = torch.tensor([[[5, 6, 7, 5, 6], [5, 6, 7, 6, 5]]])
     logits = torch.arange(-4.0, 5.0).repeat(1, 2, 1)

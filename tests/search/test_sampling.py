@@ -83,7 +83,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("cuts", CUTS)
-def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any]) -> None:
+def test_draws_equal_those_from_sorted_cumulative_probabilities(cuts: dict[str, Any]) -> None:
     """Draws equal those from sorted cumulative sums, for flat and sharp distributions, alone and in a batch."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, 50, 3000, generator=generator) * torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 9.0])[:, None, None]

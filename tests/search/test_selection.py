@@ -72,7 +72,7 @@ def test_the_n_best_come_from_the_groups_in_turn() -> None:
     assert [h.ids for h in search(4, 4, 2, 10.0)][:3] == [(A,), (B,), (C,)]
 
 
-def test_one_group_is_the_plain_beam() -> None:
+def test_diverse_selection_with_one_group_equals_beam_selection() -> None:
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(3, 4, 9, generator=generator)
     scores = torch.randn(3, 4, generator=generator)

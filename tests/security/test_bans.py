@@ -128,7 +128,7 @@ def test_the_package_runs_nothing_that_it_reads() -> None:
         "import marshal\nmarshal.loads(b'')",
     ],
 )
-def test_a_breach_is_found(text: str) -> None:
+def test_each_banned_call_is_found(text: str) -> None:
     assert list(breaches(text))
 
 
@@ -143,5 +143,5 @@ def test_a_breach_is_found(text: str) -> None:
         "load('x')",
     ],
 )
-def test_what_only_looks_like_one_is_none(text: str) -> None:
+def test_harmless_code_that_resembles_a_banned_call_is_accepted(text: str) -> None:
     assert list(breaches(text)) == []

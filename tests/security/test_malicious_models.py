@@ -398,12 +398,12 @@ def outcomes(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return dict(zip(ATTACKS, map(json.loads, run.stdout.strip().split("\n")), strict=True))
 
 
-def test_there_are_attacks_enough() -> None:
+def test_at_least_25_attacks_are_tested() -> None:
     assert len(ATTACKS) >= 25
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_is_refused_in_one_sentence(outcomes: dict[str, Any], name: str) -> None:
+def test_each_malicious_folder_is_refused_in_one_sentence(outcomes: dict[str, Any], name: str) -> None:
     said, _, _ = outcomes[name]
     assert re.search(ATTACKS[name][1], said), said
     assert "\n" not in said
@@ -411,13 +411,15 @@ def test_it_is_refused_in_one_sentence(outcomes: dict[str, Any], name: str) -> N
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_takes_no_memory_and_reaches_nothing(outcomes: dict[str, Any], name: str) -> None:
+def test_each_malicious_folder_uses_little_memory_and_reads_nothing_outside(
+    outcomes: dict[str, Any], name: str
+) -> None:
     _, kilobytes, outside = outcomes[name]
     assert kilobytes < 200_000
     assert outside == []
 
 
-def test_the_hook_and_the_bomb_work(tmp_path: Path) -> None:
+def test_the_audit_hook_detects_unpickling_and_foreign_files(tmp_path: Path) -> None:
     """The audit hook records forbidden accesses if they happen."""
     code = _VICTIM.replace("read_model_folder(Path(folder))", "open('/dev/null'); __import__('pickle').loads(BOMB)")
     code = code.replace("load(sound)", f"BOMB = {pickle.dumps(Bomb())!r}", 1)

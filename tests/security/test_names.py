@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_there_are_thirty() -> None:
+def test_at_least_30_hostile_names_are_tested() -> None:
     assert len(HOSTILE) >= 30
 
 
@@ -69,20 +69,20 @@ def test_a_hostile_name_is_refused(folder: Path, name: str) -> None:
 
 # Encoded names are not decoded, so they name files that do not exist.
 @pytest.mark.parametrize("name", ["%2e%2e%2fsecret", "..%2fsecret", "%252e%252e%252fsecret", "~", "$HOME", "..;"])
-def test_an_encoded_name_is_only_a_name(folder: Path, name: str) -> None:
+def test_url_encoded_names_are_not_decoded(folder: Path, name: str) -> None:
     assert file_inside(folder, name) == folder / name
     with pytest.raises(TransduceError, match="there is no such file"):
         read_bounded(folder, name, 100)
 
 
 @pytest.mark.parametrize("target", ["../secret", "../model-evil/secret", "/dev/zero", "/etc/hostname", ".."])
-def test_a_link_out_is_not_followed(folder: Path, target: str) -> None:
+def test_a_link_that_leads_out_of_the_folder_is_refused(folder: Path, target: str) -> None:
     (folder / "link").symlink_to(target)
     with pytest.raises(TransduceError, match=r"link is a link that leads out of its folder, so it is not read"):
         read_bounded(folder, "link", 100)
 
 
-def test_what_stays_inside_is_read(folder: Path) -> None:
+def test_names_and_links_inside_the_folder_are_read(folder: Path) -> None:
     (folder / "link").symlink_to("config.json")
     (folder.parent / "latest").symlink_to("model")
     assert read_bounded(folder, "config.json", 2) == b"{}"

@@ -85,7 +85,7 @@ def test_a_long_text_does_not_keep_short_ones_waiting(model: Any) -> None:
     assert not long.future.done()
 
 
-def test_different_ways_to_search_and_models_are_kept_apart(model: Any, gated_model: Any) -> None:
+def test_jobs_with_different_settings_or_models_are_not_batched_together(model: Any, gated_model: Any) -> None:
     batcher = make()
     first, second, third = job(model, 4), job(model, 4, beam_size=2), job(gated_model(), 4)
     for each in (first, second, third):
@@ -105,7 +105,7 @@ def test_answers_are_in_the_order_of_the_request(model: Any) -> None:
     assert [result.source for result in request.future.result()] == list(request.sentences)
 
 
-def test_capacity_is_counted_exactly(model: Any) -> None:
+def test_free_slots_are_counted_exactly(model: Any) -> None:
     batcher = make(max_running=2, max_waiting=3)
     jobs = [job(model, 4) for _ in range(5)]
     for each in jobs:
@@ -137,7 +137,7 @@ def test_the_jobs_of_one_request_are_admitted_together_or_not_at_all(model: Any)
     assert batcher.waiting == 2
 
 
-def test_nobody_waits_for_company_that_would_find_no_capacity(model: Any) -> None:
+def test_a_full_batcher_does_not_wait_to_gather_more_requests(model: Any) -> None:
     batcher = make(max_running=2, gather_seconds=3600.0)
     for _ in range(2):
         batcher.submit(job(model, 4))
@@ -145,9 +145,7 @@ def test_nobody_waits_for_company_that_would_find_no_capacity(model: Any) -> Non
 
 
 @pytest.mark.parametrize(("sentences", "shares"), [(40, [20, 20]), (33, [17, 16]), (31, [31]), (1, [1])])
-def test_idle_workers_share_what_is_worth_sharing(
-    model: Any, wait_until: Any, sentences: int, shares: list[int]
-) -> None:
+def test_idle_workers_divide_large_batches(model: Any, wait_until: Any, sentences: int, shares: list[int]) -> None:
     batcher, taken = make(), []
 
     def work() -> None:
@@ -267,7 +265,7 @@ def test_a_batch_that_failed_reports_its_requests(model: Any) -> None:
     assert (batcher.running, batcher.waiting) == (0, 0)
 
 
-def test_after_the_end_nothing_is_taken_in_and_the_rest_is_worked_on(model: Any) -> None:
+def test_a_closed_batcher_refuses_new_jobs_and_finishes_accepted_ones(model: Any) -> None:
     batcher = make()
     request = job(model, 4)
     batcher.submit(request)

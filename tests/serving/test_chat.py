@@ -101,7 +101,7 @@ def test_a_stream_adds_up_to_the_answer(serve: Any, gated_model: Any) -> None:
     assert text_of(several[:-1]) == "EINS\nZWEI"
 
 
-def test_text_that_is_certain_comes_at_once(serve: Any, gated_model: Any) -> None:
+def test_final_text_is_streamed_immediately(serve: Any, gated_model: Any) -> None:
     model = gated_model(steps=4, is_open=False)
     body = {"model": "de-en", "messages": [{"role": "user", "content": "ein Satz"}], "stream": True}
     with serve(model) as live, closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)) as connection:
@@ -147,14 +147,14 @@ def test_other_addresses_of_this_api_are_answered_in_its_form(live: Any) -> None
     assert fault(other)
 
 
-def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None:
+def test_an_error_during_streaming_is_an_event(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(is_open=False, steps=10), deadline_seconds=0.4) as live:
         live.service.routes.model("de", "en").let_through(1)
         found = chunks(live, "ein Satz")
     assert found[-1]["error"]["type"] == "server_error"
 
 
-def test_limits_and_keys_hold(serve: Any, gated_model: Any) -> None:
+def test_chat_requests_respect_limits_and_api_keys(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), api_keys=("secret",), max_characters=10) as live:
         assert ask(live).status == 403
         assert fault(ask(live))
@@ -165,7 +165,7 @@ def test_limits_and_keys_hold(serve: Any, gated_model: Any) -> None:
         assert "exceeds text limit" in fault(live.ask("POST", ADDRESS, body, key))
 
 
-def test_openai(serve: Any, gated_model: Any) -> None:
+def test_the_openai_client_library_translates(serve: Any, gated_model: Any) -> None:
     openai = pytest.importorskip("openai")
     model = gated_model()
     model.decode = lambda ids: "EIN"[: len(ids)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 
-def test_libretranslatepy(live: Any) -> None:
+def test_the_libretranslatepy_library_translates_and_detects(live: Any) -> None:
     client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(live.url)
     assert client.translate("ein süßer Tee & mehr", "de", "en") == "EIN SÜSSER TEE & MEHR"
     assert client.translate("茶 tea", "auto", "en", timeout=10) == "茶 TEA"
@@ -26,7 +26,7 @@ def test_libretranslatepy_with_a_key(serve: Any, gated_model: Any) -> None:
         refused.value.close()
 
 
-def test_deep_translator(live: Any) -> None:
+def test_the_deep_translator_library_translates(live: Any) -> None:
     deep_translator = pytest.importorskip("deep_translator")
     client = deep_translator.LibreTranslator(source="de", target="en", api_key="any", custom_url=f"{live.url}/")
     assert client.translate("ein süßer Tee & mehr") == "EIN SÜSSER TEE & MEHR"
@@ -38,7 +38,7 @@ def test_deep_translator(live: Any) -> None:
         )
 
 
-def test_deepl(live: Any) -> None:
+def test_the_deepl_library_translates_text(live: Any) -> None:
     deepl = pytest.importorskip("deepl")
     client = deepl.Translator("any", server_url=live.url)
     result = client.translate_text("ein süßer Tee", source_lang="DE", target_lang="EN-US")
@@ -60,7 +60,7 @@ def test_deepl(live: Any) -> None:
     client.close()
 
 
-def test_deepl_glossaries(serve: Any, gated_model: Any) -> None:
+def test_the_deepl_library_manages_glossaries(serve: Any, gated_model: Any) -> None:
     deepl = pytest.importorskip("deepl")
     with serve(gated_model()) as live:
         client = deepl.DeepLClient("any", server_url=live.url)
@@ -78,7 +78,7 @@ def test_deepl_glossaries(serve: Any, gated_model: Any) -> None:
         client.close()
 
 
-def test_deepl_documents(live: Any, tmp_path: Any) -> None:
+def test_the_deepl_library_translates_documents(live: Any, tmp_path: Any) -> None:
     deepl = pytest.importorskip("deepl")
     client = deepl.DeepLClient("any", server_url=live.url)
     (tmp_path / "a.txt").write_text("eins\n\nzwei\n")
@@ -134,7 +134,7 @@ def test_openai_completions_and_usage(serve: Any, gated_model: Any) -> None:
         client.close()
 
 
-def test_ollama(serve: Any, gated_model: Any) -> None:
+def test_the_ollama_library_chats_and_lists_models(serve: Any, gated_model: Any) -> None:
     ollama = pytest.importorskip("ollama")
     model = gated_model()
     model.decode = lambda ids: "EIN"[: len(ids)]

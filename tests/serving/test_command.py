@@ -84,7 +84,7 @@ def test_the_command_serves_until_it_is_stopped(trained: Path, translator: Trans
         assert process.stderr.read() == ""
 
 
-def test_options_become_settings(tmp_path: Path) -> None:
+def test_command_line_options_become_serving_settings(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n", "utf-8")
     arguments = ["model", "--port", "7000", "--api-keys", str(keys), "--max-running", "3", "--queue-seconds", "1.5"]
@@ -121,7 +121,7 @@ def test_a_setting_out_of_its_range_is_reported(settings: dict[str, Any], senten
         ServingSettings(**settings)
 
 
-def test_answers_by_examples(
+def test_a_server_with_a_datastore_answers_as_offline(
     serve: Any, trained: Path, translator: Translator, toy_corpus: Path, tmp_path: Path
 ) -> None:
     sources, targets = ((toy_corpus / f"train.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))

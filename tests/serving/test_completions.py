@@ -93,7 +93,9 @@ def test_a_text_is_completed_by_its_translation(live: Any) -> None:
         ({"tools": [], "response_format": {"type": "text"}, "top_logprobs": 0}, "EINS ZWEI DREI", "stop", 3),
     ],
 )
-def test_where_a_translation_ends(fields: dict[str, Any], text: str, reason: str, tokens: int, live: Any) -> None:
+def test_token_limits_and_stop_sequences_end_a_translation(
+    fields: dict[str, Any], text: str, reason: str, tokens: int, live: Any
+) -> None:
     reply = chat(live, "eins zwei drei", **fields).json
     choice = reply["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
@@ -342,7 +344,7 @@ def working() -> Iterator[Batcher]:
         workers.join(30)
 
 
-def test_requests_join_those_that_are_running_and_get_what_they_would_get_alone(generator: ServedGenerator) -> None:
+def test_requests_that_join_a_running_batch_equal_each_alone(generator: ServedGenerator) -> None:
     """The first request is running when the others come; it is the last to be answered."""
 
     def jobs() -> list[GenerationJob]:
@@ -393,7 +395,7 @@ def test_a_short_translation_overtakes_a_long_continuation(generator: ServedGene
         assert prompt.future.result(60)
 
 
-def test_a_request_that_nobody_waits_for_leaves_the_others(generator: ServedGenerator) -> None:
+def test_an_abandoned_completion_leaves_the_batch_and_others_continue(generator: ServedGenerator) -> None:
     requests = [CompletionRequest("letters", ["ab"], max_tokens=most, sampling={"seed": 1}) for most in (500, 40, 40)]
     jobs = [GenerationJob(generator, request, ServingSettings()) for request in requests]
     with working() as batcher:
@@ -458,7 +460,7 @@ def test_requests_to_a_language_model_are_checked(fields: dict[str, Any], senten
     assert sentence in reply.json["error"]["message"]
 
 
-def test_language_models_alone(serve: Any, generator: ServedGenerator) -> None:
+def test_a_server_without_translation_models_offers_completions_only(serve: Any, generator: ServedGenerator) -> None:
     with serve(generators=[generator]) as live:
         assert chat(live, "ab", model="letters", max_tokens=3).status == 200
         assert live.ask("GET", "/languages").json == []
@@ -469,7 +471,7 @@ def test_language_models_alone(serve: Any, generator: ServedGenerator) -> None:
 # --- Ollama ---
 
 
-def test_ollama_chat(live: Any) -> None:
+def test_ollama_chat_returns_translation_and_token_counts(live: Any) -> None:
     body = {"model": "de-en:latest", "messages": [{"role": "user", "content": "ein Satz"}], "stream": False}
     reply = live.ask("POST", "/api/chat", body).json
     assert (reply["model"], reply["message"]) == ("de-en:latest", {"role": "assistant", "content": "EIN SATZ"})

@@ -77,7 +77,7 @@ def test_a_request_whose_own_timeout_ends_in_the_queue_is_told_so(
     assert list(model.batches) == [["eins"]]
 
 
-def test_a_late_requests_neighbours_go_on(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_other_requests_continue_when_one_exceeds_its_deadline(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False, steps=3)
     with serve(model) as live:
         first = live.in_background(lambda: live.translate("vorweg"))

@@ -29,7 +29,9 @@ def close(connection: socket.socket, *, abruptly: bool) -> None:
 
 @pytest.mark.parametrize("abruptly", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_its_decoding_stops(serve: Any, gated_model: Any, wait_until: Any, abruptly: bool, stream: bool) -> None:
+def test_decoding_stops_when_the_client_disconnects(
+    serve: Any, gated_model: Any, wait_until: Any, abruptly: bool, stream: bool
+) -> None:
     model = gated_model(is_open=False, steps=1000)
     with serve(model) as live:
         for _ in range(5):
@@ -52,7 +54,9 @@ def test_its_decoding_stops(serve: Any, gated_model: Any, wait_until: Any, abrup
             model.close()
 
 
-def test_waiting_requests_of_those_who_left_are_never_begun(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_waiting_requests_of_disconnected_clients_are_never_decoded(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=1, max_waiting=8) as live:
         held = live.in_background(lambda: live.translate("der erste"))
@@ -70,7 +74,7 @@ def test_waiting_requests_of_those_who_left_are_never_begun(serve: Any, gated_mo
     assert list(model.batches) == [["der erste"], ["der letzte"]]
 
 
-def test_its_neighbours_go_on(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_other_requests_of_the_batch_continue_after_a_disconnect(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False, steps=10)
     with serve(model) as live:
         first = live.in_background(lambda: live.translate("vorweg"))
@@ -89,7 +93,7 @@ def test_its_neighbours_go_on(serve: Any, gated_model: Any, wait_until: Any) -> 
         assert other.reply().json == {"translatedText": "DER ANDERE"}
 
 
-def test_a_hundred_of_them_leave_nothing_behind(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_a_hundred_disconnects_leave_no_running_requests(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(steps=100_000)
     with serve(model) as live:
         for _ in range(100):

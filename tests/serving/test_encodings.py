@@ -29,12 +29,12 @@ def test_unknown_fields_are_ignored() -> None:
 @pytest.mark.parametrize(
     "body", [b'{"q":"a","source":"de","target":"en","q":"b"}', b'{"q":"a","x":1,"source":"de","target":"en","x":1}']
 )
-def test_a_key_stands_once(body: bytes) -> None:
+def test_repeated_keys_of_a_json_object_are_refused(body: bytes) -> None:
     with pytest.raises(RequestError, match=r"each key of the JSON object must occur once"):
         read_json(body, TranslateRequest)
 
 
-def test_keys_may_stand_twice_further_down_and_white_space_does_not_matter() -> None:
+def test_nested_objects_may_repeat_keys_and_white_space_is_ignored() -> None:
     body = b'{ "q" : "a\\u00e9" ,\n"source":"de","target":"en", "x": {"a":1, "b":{"a": 2}}}'
     assert read_json(body, TranslateRequest).q == "aé"
 
@@ -60,12 +60,12 @@ def test_a_field_of_the_form_goes_before_one_of_the_query() -> None:
         ("q[]=a&q[]=b", "q", ["a", "b"]),
     ],
 )
-def test_what_a_form_says_is_converted(said: str, name: str, value: Any) -> None:
+def test_form_values_are_converted_to_field_types(said: str, name: str, value: Any) -> None:
     fields = "&".join([said, *(f"{key}={text}" for key, text in FIELDS.items() if key != name)])
     assert getattr(read_message(fields.encode(), FORM, "", TranslateRequest), name) == value
 
 
-def test_a_field_that_is_no_list_stands_once() -> None:
+def test_repeated_form_fields_that_are_no_list_are_refused() -> None:
     with pytest.raises(RequestError, match=r"the field `source` must occur once, but occurs 2 times"):
         read_message(b"q=a&source=de&source=fr&target=en", FORM, "", TranslateRequest)
 

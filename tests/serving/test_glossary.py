@@ -16,7 +16,7 @@ from transduce.text.glossary import Glossary, Term, contains_phrase
 OWN = Glossary([Term("Hund", ("dog",))])
 
 
-def test_the_servers_glossary_holds_for_all_requests(serve: Any, gated_model: Any) -> None:
+def test_the_servers_glossary_applies_to_all_requests(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=OWN)) as live:
         assert live.translate("ein Hund").json["translatedText"] == "EIN HUND dog"
         asked = {"text": ["ein Hund"], "source_lang": "DE", "target_lang": "EN"}
@@ -24,7 +24,7 @@ def test_the_servers_glossary_holds_for_all_requests(serve: Any, gated_model: An
         assert reply.json["translations"][0]["text"] == "EIN HUND dog"
 
 
-def test_a_requests_terms_replace_it(serve: Any, gated_model: Any) -> None:
+def test_the_terms_of_a_request_replace_the_servers_glossary(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=OWN)) as live:
         asked = {"glossary": {"Satz": "phrase", "ein": ["a", "one"]}}
         assert live.translate("ein Satz, ein Hund", **asked).json["translatedText"] == "EIN SATZ, EIN HUND a phrase"
@@ -32,7 +32,7 @@ def test_a_requests_terms_replace_it(serve: Any, gated_model: Any) -> None:
         assert live.translate("ein Hund", glossary=None).json["translatedText"] == "EIN HUND dog"
 
 
-def test_what_is_not_there_causes_a_warning(serve: Any, gated_model: Any) -> None:
+def test_a_missing_glossary_term_causes_a_quality_warning(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
         assert live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"] == []
     model = gated_model(glossary=OWN)
@@ -55,7 +55,7 @@ def test_what_is_not_there_causes_a_warning(serve: Any, gated_model: Any) -> Non
         ({"Satz": "x" * 20_000}, "Invalid request: request (20012) exceeds text limit (20000 characters)"),
     ],
 )
-def test_what_cannot_be_is_reported(serve: Any, gated_model: Any, glossary: Any, sentence: str) -> None:
+def test_malformed_glossaries_are_refused(serve: Any, gated_model: Any, glossary: Any, sentence: str) -> None:
     with serve(gated_model()) as live:
         reply = live.translate("ein Satz", glossary=glossary)
     assert reply.status == 400
@@ -72,7 +72,7 @@ def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: A
     assert not first.is_compatible_with(none)
 
 
-def test_nothing_is_certain_of_a_sentence_with_terms_before_its_end(serve: Any, gated_model: Any) -> None:
+def test_sentences_with_terms_stream_only_their_final_translation(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=OWN, steps=5)) as live:
         body = live.translate("ein Hund\nein Satz", stream=True).body.decode()
     assert '"line":1' in body

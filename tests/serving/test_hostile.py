@@ -23,7 +23,7 @@ def peak_bytes() -> int:
 
 
 @pytest.mark.slow
-def test_all_are_refused_in_a_sentence(serve: Any, gated_model: Any, hostile: Any) -> None:
+def test_every_hostile_request_is_refused_in_a_sentence(serve: Any, gated_model: Any, hostile: Any) -> None:
     """Requests of thirty megabytes have three here; benchmarks/serving.py measures full sizes, and memory."""
     requests = hostile.hostile_requests(megabytes=3)
     assert len(requests) == 68

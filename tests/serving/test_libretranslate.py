@@ -105,7 +105,7 @@ def test_chinese_has_several_names(live: Any, source: str) -> None:
     assert live.translate("茶 tea", source=source).json["translatedText"] == "茶 TEA"
 
 
-def test_regions_find_their_language(live: Any) -> None:
+def test_codes_with_regions_select_their_language(live: Any) -> None:
     assert live.translate("eins", source="de-AT", target="en-GB").json["translatedText"] == "EINS"
     assert live.translate("one", source="EN", target="pt").json["translatedText"] == "ONE"
 
@@ -114,7 +114,7 @@ def test_a_text_in_the_target_language_stays_as_it_is(live: Any) -> None:
     assert live.translate("one  two", source="en").json["translatedText"] == "one  two"
 
 
-def test_languages(live: Any) -> None:
+def test_languages_lists_sources_with_their_targets(live: Any) -> None:
     assert live.ask("GET", "/languages").json == [
         {"code": "de", "name": "German", "targets": ["de", "en"]},
         {"code": "en", "name": "English", "targets": ["en", "pt_BR"]},
@@ -133,7 +133,7 @@ def test_detect_names_the_likeliest_language_first(live: Any) -> None:
     assert {entry["language"] for entry in found} == {"de", "en", "pt_BR", "zh"}
 
 
-def test_what_a_page_must_know(live: Any) -> None:
+def test_frontend_settings_report_limits_and_default_languages(live: Any) -> None:
     assert live.ask("GET", "/frontend/settings").json == {
         "charLimit": 20_000,
         "frontendTimeout": 500,
@@ -146,7 +146,7 @@ def test_what_a_page_must_know(live: Any) -> None:
     }
 
 
-def test_health(live: Any) -> None:
+def test_health_answers_ok(live: Any) -> None:
     assert live.ask("GET", "/health").json == {"status": "ok"}
     assert live.ask("HEAD", "/health").status == 200
 
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_translated_is_refused(
     assert reply.error.startswith(sentence)
 
 
-def test_limits_on_files(serve: Any, gated_model: Any) -> None:
+def test_files_beyond_limits_are_refused(serve: Any, gated_model: Any) -> None:
     languages = {"source": "de", "target": "en"}
     limits = {"max_upload_bytes": 1000, "max_documents": 2, "max_document_characters": 500, "file_seconds": 0.2}
     with serve(gated_model(), **limits) as live:
@@ -318,7 +318,7 @@ def test_there_is_no_other_address_or_method(live: Any) -> None:
     assert live.ask("POST", "/translate/").status == 404
 
 
-def test_browsers_may_ask_from_any_page(live: Any) -> None:
+def test_cors_preflight_requests_are_allowed(live: Any) -> None:
     reply = live.ask("OPTIONS", "/translate", headers={"Origin": "http://a", "Access-Control-Request-Method": "POST"})
     assert reply.status == 204
     assert reply.headers["access-control-allow-methods"] == "DELETE, GET, POST"

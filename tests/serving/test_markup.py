@@ -10,7 +10,7 @@ from transduce.serving.models import ServedModel
 from transduce.text.word_spans import Span
 
 
-def test_tags_of_nobody_who_waits_are_not_looked_for(gated_model: Any) -> None:
+def test_tags_of_expired_requests_are_not_aligned(gated_model: Any) -> None:
     model = gated_model()
     spans = {0: [Span(0, 3)]}
     jobs = [Job(model, ["ein Satz"], model.search, seconds=seconds, marks=spans) for seconds in (60.0, 1e-9)]

@@ -114,7 +114,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="there are no Unix domain sockets")
-def test_a_unix_domain_socket(gated_model: Any, wait_until: Any, tmp_path: Path) -> None:
+def test_the_server_answers_on_a_unix_domain_socket(gated_model: Any, wait_until: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     settings = ServingSettings(unix_socket=path, requests_per_minute=2)
     opened = open_unix_socket(path)
@@ -162,7 +162,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return files
 
 
-def test_https(gated_model: Any, wait_until: Any, certificate: tuple[str, str]) -> None:
+def test_the_server_answers_over_https(gated_model: Any, wait_until: Any, certificate: tuple[str, str]) -> None:
     settings = ServingSettings(port=0, tls_certificate=certificate[0], tls_key=certificate[1])
     opened = open_socket(settings.host, 0)
     port = opened.getsockname()[1]
@@ -180,7 +180,7 @@ def test_https(gated_model: Any, wait_until: Any, certificate: tuple[str, str]) 
             assert raw.recv(100).startswith(b"HTTP/1.1 400 Bad Request")
 
 
-def test_a_certificate_must_be_one(gated_model: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_no_certificate_is_refused(gated_model: Any, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("text")
     settings = ServingSettings(tls_certificate=str(tmp_path / "a"), tls_key=str(tmp_path / "a"))
     with pytest.raises(TransduceError, match="must be a certificate and its key in PEM"):
@@ -192,7 +192,7 @@ def test_a_certificate_must_be_one(gated_model: Any, tmp_path: Path) -> None:
 # --- root path ---
 
 
-def test_a_root_path(serve: Any, gated_model: Any) -> None:
+def test_a_root_path_prefixes_all_addresses(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), root_path="/mt") as live:
         for path in ("/mt/translate", "/translate"):  # whether the proxy removes it or not
             reply = live.ask("POST", path, {"q": "eins", "source": "de", "target": "en"})

@@ -16,7 +16,7 @@ from transduce.serving.limits import ApiKeys, RateLimiter, read_api_keys
 from transduce.serving.messages import RequestError
 
 
-def test_a_burst_finds_exactly_the_capacity_there_is(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_a_burst_of_100_requests_is_accepted_up_to_the_capacity(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=2, max_waiting=8) as live:
         burst = [live.in_background(lambda: live.translate("ein Satz", timeout=20)) for _ in range(100)]
@@ -123,7 +123,7 @@ def test_a_large_request_that_has_to_wait_a_moment_is_read_whole(serve: Any, gat
             connection.close()
 
 
-def test_capacity_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_capacity_of_answered_requests_is_available_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model()
     with serve(model, max_running=1, max_waiting=0) as live:
         for _ in range(20):
@@ -217,7 +217,7 @@ def test_keys_are_read_from_a_file(tmp_path: Any) -> None:
         read_api_keys(tmp_path / "missing")
 
 
-def test_no_keys_let_everybody_in() -> None:
+def test_without_configured_keys_every_request_is_accepted() -> None:
     ApiKeys([]).check({}, "whatever")
 
 

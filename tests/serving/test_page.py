@@ -104,7 +104,7 @@ def outcome(page: "Page", number: int) -> str:
 # --- what is sent ------------------------------------------------------------------------------------------------
 
 
-def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
+def test_the_page_is_one_file_and_connects_to_its_server_only(live: Any) -> None:
     reply = live.ask("GET", "/")
     assert reply.status == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
@@ -120,7 +120,7 @@ def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
     assert len(reply.body) < 100_000
 
 
-def test_it_knows_what_it_must_of_the_server(serve: Any, translator: Translator) -> None:
+def test_the_page_contains_limits_and_models_of_the_server(serve: Any, translator: Translator) -> None:
     model = ServedModel(translator, languages=("zh", "en"), samples=("我吃鱼",))
     limits = {"max_characters": 500, "max_alternatives": 1, "api_keys": ("k",)}
     with serve(model, views=inspection_views(), **limits) as live:
@@ -150,7 +150,7 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
 # --- translating -------------------------------------------------------------------------------------------------
 
 
-def test_typing_is_translating(page: "Page", live: Any, translator: Translator) -> None:
+def test_typed_text_is_translated(page: "Page", live: Any, translator: Translator) -> None:
     page.locator("#text").press_sequentially(SENTENCE)
     page.locator(".token").first.wait_for()
     answer = live.translate(SENTENCE, source="zh", alternatives=3).json
@@ -205,9 +205,7 @@ def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, g
         page.close()
 
 
-def test_going_on_typing_gives_up_what_was_asked_before(
-    opened: Opened, serve: Any, gated_model: Any, wait_until: Any
-) -> None:
+def test_typing_on_cancels_the_previous_request(opened: Opened, serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(steps=3, is_open=False)
     with serve(model, views=inspection_views()) as live:
         page = opened(live.url)
@@ -222,7 +220,7 @@ def test_going_on_typing_gives_up_what_was_asked_before(
         page.close()
 
 
-def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
+def test_each_line_is_inspected_separately(page: "Page") -> None:
     write(page, f"{SENTENCE}\n\n{OTHER}")
     first = page.locator(".token span").all_inner_texts()
     page.get_by_label("Line to inspect").select_option(f"2: {OTHER}")
@@ -300,7 +298,7 @@ def look_inside(page: "Page", text: str = SENTENCE) -> None:
     page.locator(".heads button").first.wait_for()
 
 
-def test_all_heads_and_the_tree_are_there(page: "Page", translator: Translator) -> None:
+def test_the_inspection_shows_all_heads_and_the_search_tree(page: "Page", translator: Translator) -> None:
     look_inside(page)
     inspection = inspect_sentence(translator, SENTENCE)
     layers, heads = inspection.memory.shape[:2]
@@ -378,7 +376,7 @@ def test_a_word_of_the_source_can_be_changed(page: "Page", translator: Translato
     assert page.locator("#output").inner_text() == outcome(page, 0)
 
 
-def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
+def test_new_text_resets_interventions(page: "Page") -> None:
     write(page, SENTENCE)
     page.get_by_role("button", name="forbid this token").click()
     page.locator(".comparison").wait_for()
@@ -386,7 +384,7 @@ def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
     assert page.locator(".changes").is_hidden()
 
 
-def test_a_sentence_of_two_hundred_tokens(page: "Page", translator: Translator) -> None:
+def test_a_sentence_of_200_tokens_can_be_inspected(page: "Page", translator: Translator) -> None:
     pieces = len(translator.tokenizer.source.encode(OTHER))
     text = OTHER * (200 // pieces + 1)
     count = len(translator.tokenizer.source.encode(text)) + 1
@@ -400,7 +398,7 @@ def test_a_sentence_of_two_hundred_tokens(page: "Page", translator: Translator) 
 # --- for everybody -----------------------------------------------------------------------------------------------
 
 
-def test_the_keyboard_is_enough(page: "Page") -> None:
+def test_the_page_can_be_used_by_keyboard(page: "Page") -> None:
     keyboard = page.keyboard
     keyboard.insert_text(OTHER)  # the field has the focus initially
     keyboard.press("Control+Enter")
@@ -444,7 +442,7 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     keyboard.press("Enter")
 
 
-def test_it_speaks_the_browsers_language_and_the_other_one(opened: Opened, live: Any) -> None:
+def test_the_page_follows_the_browsers_language_and_can_switch_it(opened: Opened, live: Any) -> None:
     page = opened(live.url, locale="zh-CN")
     assert page.locator("html").get_attribute("lang") == "zh"
     assert page.get_by_role("button", name="翻译").is_visible()
@@ -457,7 +455,7 @@ def test_it_speaks_the_browsers_language_and_the_other_one(opened: Opened, live:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_has_the_systems_colours_and_the_other_ones(opened: Opened, live: Any, scheme: Any) -> None:
+def test_the_page_follows_the_color_scheme_and_can_switch_it(opened: Opened, live: Any, scheme: Any) -> None:
     page = opened(live.url, color_scheme=scheme)
     brightness = "Math.max(...getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number))"
     assert (page.evaluate(brightness) > 128) == (scheme == "light")
@@ -466,7 +464,7 @@ def test_it_has_the_systems_colours_and_the_other_ones(opened: Opened, live: Any
 
 
 @pytest.mark.parametrize("width", [340, 1400])
-def test_nothing_sticks_out_at_any_width(opened: Opened, live: Any, width: int) -> None:
+def test_the_page_never_scrolls_horizontally(opened: Opened, live: Any, width: int) -> None:
     page = opened(live.url, viewport={"width": width, "height": 800})
     look_inside(page)
     page.get_by_role("button", name="Switch this layer's heads off").click()

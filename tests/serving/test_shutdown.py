@@ -110,7 +110,7 @@ def test_two_signals_let_accepted_requests_be_answered_and_refuse_new_ones() -> 
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_takes_too_long_or_is_interrupted_again_is_reported(
+def test_requests_unfinished_at_shutdown_are_reported(
     serve: Any, gated_model: Any, wait_until: Any, interrupted: bool
 ) -> None:
     model = gated_model(is_open=False)

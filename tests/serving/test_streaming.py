@@ -61,12 +61,12 @@ def test_each_line_of_each_text_has_its_progress(serve: Any, gated_model: Any) -
     assert found[-1] == ("result", {"translatedText": ["EINS\n\nZWEI", "DREI"]})
 
 
-def test_html_is_not_shown_in_the_making(serve: Any, gated_model: Any) -> None:
+def test_html_is_streamed_only_as_a_whole_result(serve: Any, gated_model: Any) -> None:
     with serve(gated_model()) as live:
         assert events(live, q="<b>eins</b>", format="html") == [("result", {"translatedText": "<b>EINS</b>"})]
 
 
-def test_what_is_refused_at_once_has_its_status(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_streaming_requests_refused_at_once_have_an_http_status(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=1, max_waiting=0) as live:
         assert live.translate(stream=True, source="zz").status == 400
@@ -78,7 +78,7 @@ def test_what_is_refused_at_once_has_its_status(serve: Any, gated_model: Any, wa
         assert events(live, q=[""]) == [("result", {"translatedText": [""]})]
 
 
-def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None:
+def test_an_error_during_streaming_is_an_event(serve: Any, gated_model: Any) -> None:
     model = gated_model(is_open=False, steps=10)
     with serve(model, deadline_seconds=0.4) as live:
         model.let_through(1)
@@ -90,7 +90,7 @@ def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None
     assert data["error"].startswith("The translation exceeded its time limit")
 
 
-def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: Any) -> None:
+def test_a_beam_streams_the_common_prefix_of_its_hypotheses(gated_model: Any) -> None:
     import torch
 
     from transduce.serving.batching import Batcher, BatchObserver, JobBatch

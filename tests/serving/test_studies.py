@@ -51,7 +51,7 @@ def test_an_inspection_is_what_the_library_gives(live: Any, translator: Translat
     assert found.translation == live.translate(SENTENCE).json["translatedText"]
 
 
-def test_as_many_alternatives_make_the_same_beam_as_in_translating(live: Any, model: ServedModel) -> None:
+def test_inspection_and_translation_use_the_same_beam_for_alternatives(live: Any, model: ServedModel) -> None:
     assert model.search.beam_size == 4
     greedy = ServedModel(model.translator, search=SearchSettings(beam_size=1), languages=("de", "en"))
     assert greedy.search.beam_size == 1
@@ -119,7 +119,7 @@ def test_an_intervention_is_what_the_library_gives(
         ("/intervene", {"changed": "我吃鱼。" * 200}, "`changed` must have at most 256 tokens to be inspected"),
     ],
 )
-def test_what_makes_no_sense_is_reported_in_a_sentence(
+def test_invalid_inspections_and_interventions_are_refused_in_a_sentence(
     live_small: Any, path: str, fields: dict[str, Any], sentence: str
 ) -> None:
     reply = study(live_small, path, **fields)
@@ -138,7 +138,7 @@ def assert_matches(said: str, pattern: str) -> None:
         raise AssertionError(said)
 
 
-def test_special_tokens_do_no_harm(live: Any) -> None:
+def test_forcing_special_tokens_is_answered_or_refused(live: Any) -> None:
     for piece in ("<pad>", "</s>", "<unk>", "<s>"):
         reply = study(live, "/intervene", step=1, force=piece)
         assert reply.status in (200, 400)
@@ -151,7 +151,7 @@ def test_a_model_that_can_only_translate_says_so(serve: Any, gated_model: Any) -
         assert study(live, "/inspect").error == "This model cannot be inspected: it can only translate."
 
 
-def test_keys_are_asked_for(serve: Any, model: ServedModel) -> None:
+def test_inspect_and_intervene_require_the_api_key(serve: Any, model: ServedModel) -> None:
     with serve(model, views=inspection_views(), api_keys=("secret",)) as live:
         for path in ("/inspect", "/intervene"):
             assert study(live, path).status == 403
@@ -248,7 +248,7 @@ def test_translations_wait_for_an_intervention_and_are_not_changed_by_it(
     assert len(views.inside) == 1
 
 
-def test_an_inspection_changes_nothing_and_keeps_nobody_waiting(serve: Any, model: ServedModel) -> None:
+def test_translations_are_answered_during_an_inspection(serve: Any, model: ServedModel) -> None:
     with gated(serve, model, workers=2) as (live, views):
         inspecting = live.in_background(lambda: study(live, "/inspect"))
         assert views.begun.wait(10)
@@ -258,7 +258,7 @@ def test_an_inspection_changes_nothing_and_keeps_nobody_waiting(serve: Any, mode
         assert inspecting.reply().status == 200
 
 
-def test_they_wait_in_the_queue_that_all_wait_in(serve: Any, model: ServedModel, wait_until: Any) -> None:
+def test_inspections_wait_in_the_common_request_queue(serve: Any, model: ServedModel, wait_until: Any) -> None:
     with gated(serve, model, max_running=1, max_waiting=1) as (live, views):
         first = live.in_background(lambda: study(live, "/inspect"))
         assert views.begun.wait(10)
@@ -275,7 +275,7 @@ def test_they_wait_in_the_queue_that_all_wait_in(serve: Any, model: ServedModel,
         assert (first.reply().status, second.reply().status) == (200, 200)
 
 
-def test_a_deadline_is_kept(serve: Any, model: ServedModel) -> None:
+def test_an_inspection_beyond_its_deadline_is_refused(serve: Any, model: ServedModel) -> None:
     with gated(serve, model) as (live, views):
         expired = study(live, "/inspect", timeout=0.2)
         assert expired.status == 504
@@ -285,7 +285,9 @@ def test_a_deadline_is_kept(serve: Any, model: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("path", ["/inspect", "/intervene"])
-def test_whose_client_has_gone_is_not_searched_for(serve: Any, model: ServedModel, wait_until: Any, path: str) -> None:
+def test_studies_of_disconnected_clients_are_not_computed(
+    serve: Any, model: ServedModel, wait_until: Any, path: str
+) -> None:
     with gated(serve, model) as (live, views):
         connection = http.client.HTTPConnection("127.0.0.1", live.port)
         body = json.dumps({"q": SENTENCE, "source": "de", "target": "en"})
@@ -310,7 +312,7 @@ def test_a_failing_study_says_nothing_of_its_inside(serve: Any, model: ServedMod
         assert live.translate(SENTENCE).status == 200
 
 
-def test_who_wants_a_model_alone_goes_before_those_who_come_later(wait_until: Any) -> None:
+def test_exclusive_access_precedes_later_shared_access(wait_until: Any) -> None:
     access, order, leave = ReadersWriterLock(), list[str](), threading.Event()
     threads = []
 

@@ -92,7 +92,7 @@ def threads_stay() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("threads", [[4], [2, 2], [2, 1, 1]])
-def test_those_who_compute_share_the_threads(threads_stay: None, threads: list[int]) -> None:  # noqa: ARG001
+def test_computing_workers_share_the_threads(threads_stay: None, threads: list[int]) -> None:  # noqa: ARG001
     batches = len(threads)
     model = Meeting(batches)
     batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=1, gather_seconds=0.0)

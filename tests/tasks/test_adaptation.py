@@ -93,7 +93,7 @@ def forget_after(folder: Path, step: int) -> None:
 # --- LoRA ------------------------------------------------------------------------------------------------------
 
 
-def test_a_trained_model_adapts_from_where_it_stood(
+def test_lora_adaptation_starts_from_the_trained_weights(
     lora_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = loss_per_token(trained, lora_settings)
@@ -179,7 +179,7 @@ def test_a_dry_run_reports_how_much_would_learn(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_known_already_is_learnt_in_small_steps(
+def test_training_from_a_base_model_uses_a_lower_learning_rate(
     lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del lora_settings["training.learning_rate"]
@@ -215,7 +215,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
         ({"training.sharded": True}, r"but `training.lora_rank` \(4\) makes it negligible: leave one of them out"),
     ],
 )
-def test_what_lora_cannot_do_is_refused(
+def test_settings_that_contradict_lora_are_refused(
     lora_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -249,7 +249,7 @@ def read_vectors(glove: Path) -> dict[str, list[float]]:
     return {word: [float(number) for number in numbers] for word, *numbers in lines}
 
 
-def test_vectors_that_stay_are_in_the_model_that_is_kept_and_the_rest_learns(
+def test_frozen_word_vectors_stay_and_other_embeddings_are_trained(
     vector_settings: dict[str, Any], glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -330,7 +330,7 @@ def test_each_side_has_its_own_vectors(
         ({"word_vectors.frozen": True, "training.sharded": True}, "which `training.sharded` would not: leave one"),
     ],
 )
-def test_what_word_vectors_cannot_do_is_refused(
+def test_settings_that_contradict_word_vectors_are_refused(
     vector_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -351,7 +351,7 @@ def test_a_task_of_one_text_has_no_target_vectors(toy_corpus: Path, glove: Path,
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
 
 
-def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
+def test_a_run_with_only_damaged_checkpoints_does_not_resume_with_random_weights(
     lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = lora_settings | {"training.lora_rank": 0, "training.steps": 1}

@@ -41,7 +41,9 @@ def tagged(folder: Path) -> int:
     return int((sources.ids[sources.offsets[:-1]] == tokenizer.source.id(BACK_TRANSLATED)).sum())
 
 
-def test_a_run_learns_from_tagged_pairs_goes_on_and_translates_without(files: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_trains_on_tagged_pairs_resumes_and_translates_untagged_text(
+    files: dict[str, Any], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     machine = files["source"][1]
     train(out=out, **files, back_translated=machine, **SHORT)
@@ -85,7 +87,9 @@ def test_a_file_that_is_not_among_the_sources_is_reported() -> None:
 
 
 @pytest.mark.parametrize("task", ["language-model", "denoising", "classification", "parsing"])
-def test_other_tasks_have_no_use_for_it(task: str, files: dict[str, Any], tmp_path: Path) -> None:
+def test_tasks_other_than_translation_refuse_back_translated_pairs(
+    task: str, files: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(TransduceError, match=f"`data.back_translated` means nothing where `task.kind` is {task}"):
         train(
             source=files["source"],

@@ -78,7 +78,9 @@ def test_parameters_are_those_of_table_3() -> None:
         (0.01, 1e9, "tiny"),
     ],
 )
-def test_in_little_time_a_smaller_model_learns_more(minutes: float, operations_per_second: float, preset: str) -> None:
+def test_a_short_time_budget_selects_a_smaller_preset(
+    minutes: float, operations_per_second: float, preset: str
+) -> None:
     chosen = choose_preset_in_time(
         Choice("big", "many pairs"),
         minutes=minutes,
@@ -90,7 +92,7 @@ def test_in_little_time_a_smaller_model_learns_more(minutes: float, operations_p
     assert (f"{minutes:g} minutes" in chosen.reason) == (preset != "big")
 
 
-def test_all_the_time_in_the_world_makes_no_model_greater_than_suits_the_corpus() -> None:
+def test_an_unlimited_time_budget_keeps_the_preset_of_the_corpus() -> None:
     suited = choose_preset(165_000)
     chosen = choose_preset_in_time(suited, minutes=1e6, operations_per_second=1e14, vocabulary_size=8_600)
     assert chosen is suited
@@ -113,7 +115,7 @@ def test_presets_grow_with_the_corpus() -> None:
         (10**9, 0, 40_000),
     ],
 )
-def test_vocabulary_size(pairs: int, unspaced: int, vocabulary: int) -> None:
+def test_vocabulary_size_for_corpora_of_each_size(pairs: int, unspaced: int, vocabulary: int) -> None:
     assert choose_vocabulary_size(CorpusSize(pairs=pairs, unspaced_characters=unspaced)).value == vocabulary
 
 
@@ -137,7 +139,7 @@ def test_vocabulary_grows_with_pairs_and_with_characters() -> None:
         (240_000, "cuda:1", 4_800),
     ],
 )
-def test_batch_tokens(epoch_tokens: int, device: str, tokens: int) -> None:
+def test_batch_tokens_for_corpora_and_devices(epoch_tokens: int, device: str, tokens: int) -> None:
     assert choose_batch_tokens(epoch_tokens, device).value == tokens
 
 
@@ -156,7 +158,7 @@ def test_language_models_take_larger_steps() -> None:
         (30, 300, 512, 300),
     ],
 )
-def test_steps(pairs: int, epoch_tokens: int, batch_tokens: int, steps: int) -> None:
+def test_steps_for_corpora_of_each_size(pairs: int, epoch_tokens: int, batch_tokens: int, steps: int) -> None:
     assert choose_steps(pairs, epoch_tokens, batch_tokens).value == steps
 
 
@@ -278,7 +280,7 @@ def test_the_papers_schedule_has_the_papers_peak() -> None:
     ("steps", "warmup"),
     [(None, 500), (1, 1), (20, 10), (100, 50), (499, 50), (500, 50), (6_699, 669), (40_000, 4_000), (300_000, 4_000)],
 )
-def test_warmup(steps: int | None, warmup: int) -> None:
+def test_warmup_steps_for_runs_of_each_length(steps: int | None, warmup: int) -> None:
     assert choose_warmup_steps(steps).value == warmup
 
 
@@ -289,7 +291,7 @@ def test_warmup_grows_and_leaves_half_of_any_run() -> None:
 
 
 @pytest.mark.parametrize(("steps", "window"), [(None, 500), (100, 10), (1_000, 50), (200_000, 5_000)])
-def test_average_window(steps: int | None, window: int) -> None:
+def test_averaging_window_for_runs_of_each_length(steps: int | None, window: int) -> None:
     choice = choose_average_decay(steps)
     assert choice.value == pytest.approx(1.0 - 1.0 / window)
     assert f"{window:,}" in choice.reason

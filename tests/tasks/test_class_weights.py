@@ -85,7 +85,7 @@ def test_the_loss_of_a_text_has_the_weight_of_its_class() -> None:
     assert weighted.divisor == repeated.divisor == 3
 
 
-def test_the_run_states_the_weights_and_scores_every_label(trained: Path) -> None:
+def test_a_run_stores_class_weights_and_scores_every_label(trained: Path) -> None:
     events = map(json.loads, (trained / "run" / "metrics.jsonl").read_text("utf-8").splitlines())
     validations = [event for event in events if event["event"] == "validation"]
     assert all(0.0 <= event["scores"]["macro_f1"] <= event["scores"]["accuracy"] for event in validations)
@@ -161,7 +161,7 @@ def test_labels_may_have_dots_and_spaces_in_settings() -> None:
     assert '"a.b" = 2.0' in to_toml(settings)
 
 
-def test_python_refuses_options_of_translations(trained: Path) -> None:
+def test_evaluating_a_classifier_refuses_options_of_translation(trained: Path) -> None:
     classifier = transduce.load(trained / "run", task="classification")
     assert isinstance(classifier, Classifier)
     with pytest.raises(TransduceError, match="are for translations, but the model is a classifier"):

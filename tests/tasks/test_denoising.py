@@ -32,7 +32,7 @@ def pretrained(toy_corpus: Path, small: dict[str, Any], tmp_path_factory: pytest
     return folder
 
 
-def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> None:
+def test_denoising_pretraining_stores_its_loss_and_a_mask_token(pretrained: Path) -> None:
     score = json.loads((pretrained / "dev_score.json").read_bytes())
     assert 0.0 < score["loss"] < 6.0
     content = read_encoder_decoder_folder(pretrained)
@@ -42,7 +42,7 @@ def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> N
     assert "transduce train --init-from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")
 
 
-def test_a_stopped_run_ends_as_one_that_was_not(pretrained: Path, tmp_path: Path) -> None:
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(pretrained: Path, tmp_path: Path) -> None:
     shutil.copytree(pretrained, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000006")
     train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
@@ -73,7 +73,7 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
-def test_what_frames_a_text_is_not_corrupted(pretrained: Path, kind: Any) -> None:
+def test_special_tokens_around_a_text_are_not_noised(pretrained: Path, kind: Any) -> None:
     """Special tokens such as BART's start symbol and the languages of mBART and NLLB are not noised."""
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source
@@ -139,7 +139,7 @@ def test_translation_goes_on_from_its_weights(
         ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
     ],
 )
-def test_what_contradicts_the_folder_is_refused(
+def test_settings_that_contradict_the_base_model_are_refused(
     pretrained: Path, toy_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}

@@ -62,7 +62,7 @@ def test_the_student_learns_what_the_teacher_writes(request_: dict[str, Any], tr
     assert written[:20] == [each.text for each in teacher(sources[:20])]
 
 
-def test_several_teachers_translate_together(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+def test_several_teachers_translate_as_an_ensemble(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
     other, first = tmp_path / "other", open_translator(trained, precision="fp32", device="cpu", threads=1)
     changed = copy.deepcopy(first.model)
     with torch.no_grad():
@@ -76,7 +76,9 @@ def test_several_teachers_translate_together(request_: dict[str, Any], trained: 
     assert written[:20] != [each.text for each in open_translator(trained, device="cpu", threads=1)(sources[:20])]
 
 
-def test_flagged_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translations_with_quality_warnings_are_left_out(
+    request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each second one, say."""
     monkeypatch.setattr(
         writing, "estimate_quality", lambda _, translations: [(), ("doubt",)] * (len(translations) // 2)
@@ -85,7 +87,7 @@ def test_flagged_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytes
     assert not any(list(read_lines(request_["out"] / MADE))[1::2])
 
 
-def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
+def test_a_run_stopped_while_the_teacher_translates_resumes_there(
     request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(**request_)
@@ -147,7 +149,7 @@ def stopping(_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
+def test_a_run_resumes_with_the_same_teacher_or_none_named(request_: dict[str, Any]) -> None:
     teacher = request_["out"].with_name("teacher")
     shutil.copytree(request_["distill_from"], teacher)
     request_["distill_from"] = teacher
@@ -183,7 +185,7 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
         ),
     ],
 )
-def test_what_cannot_be_is_reported_before_anything_is_translated(
+def test_contradictory_distillation_settings_are_refused_before_translating(
     changes: dict[str, Any], message: str, request_: dict[str, Any]
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -198,7 +200,7 @@ def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: py
     assert not request_["out"].exists()
 
 
-def test_a_prepared_corpus_has_no_teacher(request_: dict[str, Any], tmp_path: Path) -> None:
+def test_preparing_a_corpus_with_a_teacher_is_refused(request_: dict[str, Any], tmp_path: Path) -> None:
     data = {name: [str(request_[name])] for name in ("source", "distill_from")}
     request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
     with pytest.raises(TransduceError, match=r"`data.distill_from` is for `transduce train` .*: leave it out"):

@@ -97,7 +97,7 @@ def pronouns(translator: Translator, texts: Sequence[Sequence[tuple[str, str]]],
     return sum(right) / len(right)
 
 
-def test_pronouns_need_the_sentence_before(trained: Path) -> None:
+def test_pronouns_are_translated_right_only_with_the_previous_sentence(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32")
     texts = documents(30, 3)
     assert pronouns(translator, texts, document=True) > 0.9
@@ -160,7 +160,7 @@ def test_a_teacher_reads_the_context_across_portions(trained: Path, tmp_path: Pa
         assert [line.split()[0] for line in lines[1::3]] == [each[1][1].split()[0] for each in texts]
 
 
-def test_units_of_a_document_keep_their_context(trained: Path) -> None:
+def test_equal_units_of_a_document_are_translated_by_their_context(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     units = [Unit("lamp is old"), Unit("it is big"), Unit("tree is new"), Unit("it is big")]
     translate = ModelTexts(translator)
@@ -172,7 +172,7 @@ def test_units_of_a_document_keep_their_context(trained: Path) -> None:
     assert [text.split()[0] for text in parts[1::2]] == expected
 
 
-def test_length_limits_count_no_context(trained: Path) -> None:
+def test_length_limits_do_not_count_the_context(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     lines = ["lamp is old", "it is big", "", "tree is new"]
     free, short = translator(lines, document=True), translator(lines, document=True, max_length=8)
@@ -226,7 +226,7 @@ def test_no_translation_contains_the_separator(trained: Path, beam_size: int, mo
     assert forbidden not in vocabulary.encode(found[1].text)
 
 
-def test_streams_have_the_context_of_their_text(trained: Path) -> None:
+def test_a_streamed_text_equals_its_translation_with_context(trained: Path) -> None:
     translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
     text = "cat is old. it is red"
     assert "".join(translator.stream(text)) == translator(text).text
@@ -364,7 +364,7 @@ def prepared(files: dict[str, Any], folder: Path, **more: Any) -> tuple[Prepared
     return prepare(corpus, tokenizer, FilterSettings(max_length_ratio=20.0), folder), tokenizer
 
 
-def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_row_holds_the_previous_sentences_of_its_document(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("transduce.text.corpus.BLOCK_LINES", 4)  # documents cross blocks
     texts = [
         [(f"{name} {n}", f"{name.upper()} {n}") for n in range(length)]
@@ -505,7 +505,7 @@ def test_a_prepared_corpus_keeps_documents(files: dict[str, Any], tmp_path: Path
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_contradictory_context_settings_are_refused(
     files: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -519,7 +519,9 @@ def test_documents_need_a_dev_set_of_documents(files: dict[str, Any], tmp_path: 
         )
 
 
-def test_what_would_lose_the_context_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharding_and_re_decoding_of_context_models_are_refused(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for options in (["--shard", "1/2"], ["--redecode"]):
         assert main(["translate", str(trained), "/dev/null", *options]) == 2
         assert "separates lines of a document from those before them" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_hidden_tokens_are_found_after_pretraining(pretrained: Path) -> None:
     assert "[MASK]" not in filling.text
 
 
-def test_the_folder_opens_as_what_it_is(pretrained: Path) -> None:
+def test_a_masked_language_model_opens_as_a_filler_only(pretrained: Path) -> None:
     opened = load(pretrained, precision="fp32", device="cpu", threads=1)
     assert isinstance(opened, Filler)
     assert transduce.Filler is Filler
@@ -102,7 +102,9 @@ def test_the_folder_opens_as_what_it_is(pretrained: Path) -> None:
         load_parser(pretrained)
 
 
-def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_mask_command_prints_candidates_as_text_and_json(
+    pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["fill-mask", str(pretrained), "The [MASK] sings.", "--candidates", "2", *COMPUTING]) == 0
     text, candidates = capsys.readouterr().out.strip().split("\n")
     assert text.startswith("The")
@@ -147,7 +149,9 @@ def test_embed_command_writes_the_vectors_of_the_embedder(
         (["[MASK]", "--candidates", "0"], "`--candidates` must be at least 1, but is 0"),
     ],
 )
-def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: list[str], message: str) -> None:
+def test_texts_without_a_mask_or_too_long_are_refused(
+    pretrained: Path, capsys: Capture, arguments: list[str], message: str
+) -> None:
     assert main(["fill-mask", str(pretrained), *arguments, *COMPUTING]) == 2
     captured = capsys.readouterr().err
     with pytest.raises(AssertionError, match=message):
@@ -195,7 +199,7 @@ def test_a_pretrained_model_learns_to_classify(classifier_folder: Path, pretrain
     assert classifier("Who sings? The cow eats, 7").probabilities == pytest.approx(found[0].probabilities, abs=1e-5)
 
 
-def test_labels_are_no_text_and_an_encoder_has_no_decoder(
+def test_a_classification_run_reports_no_target_text_and_no_decoder(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report of a run mentions neither target text nor a decoder."""
@@ -248,7 +252,7 @@ def test_the_classifier_comes_from_a_model_of_the_same_labels_alone(pretrained: 
     assert not torch.allclose(others, first, atol=1e-2)
 
 
-def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Path, tmp_path: Path) -> None:
+def test_lora_trains_the_whole_head_and_keeps_the_embeddings(pretrained: Path, tmp_path: Path) -> None:
     settings = classify_settings(labelled(tmp_path), init_from=str(pretrained))
     settings["training"] = settings["training"] | {"lora_rank": 4}
     run(tmp_path / "run", settings)
@@ -259,7 +263,7 @@ def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Pat
     assert score["scores"]["accuracy"] >= 60.0  # one in four by chance; a frozen head would stay there
 
 
-def test_classification_from_scratch(tmp_path: Path) -> None:
+def test_a_classifier_trains_from_scratch_and_accepts_long_texts(tmp_path: Path) -> None:
     settings = classify_settings(labelled(tmp_path), **FROM_SCRATCH)
     run(tmp_path / "run", settings)
     classifier = load_classifier(tmp_path / "run")
@@ -268,7 +272,9 @@ def test_classification_from_scratch(tmp_path: Path) -> None:
     assert long.label in classifier.labels
 
 
-def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
+def test_classify_command_prints_labels_and_accuracy(
+    classifier_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any
+) -> None:
     files = {name: paths[0] for name, paths in labelled(tmp_path).items()}
     model = str(classifier_folder)
     assert main(["classify", model, files["dev_source"], *COMPUTING]) == 0
@@ -298,7 +304,7 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
         assert re.search(message, capsys.readouterr().err)
 
 
-def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pretrained: Path, tmp_path: Path) -> None:
+def test_the_number_of_rows_per_batch_follows_from_the_task_context(pretrained: Path, tmp_path: Path) -> None:
     shutil.copytree(pretrained, tmp_path / "run")
     begun = Run(RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1))
     resolved, corpus = begun.resume()
@@ -317,7 +323,7 @@ def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pre
             begun.kind.adapt_model(classes, corpus, resolved.task)
 
 
-def test_the_loss_of_rows_is_the_same_however_they_are_shared_out(pretrained: Path, tmp_path: Path) -> None:
+def test_the_pretraining_loss_is_the_same_for_any_division_among_processes(pretrained: Path, tmp_path: Path) -> None:
     shutil.copytree(pretrained, tmp_path / "run")
     begun = Run(RunRequest(settings={}, out=tmp_path / "run", resume=True, device="cpu", threads=1))
     resolved, corpus = begun.resume()
@@ -351,7 +357,7 @@ def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(t
     assert load_classifier(tmp_path / "two").model.pooler is not None
 
 
-def test_only_an_encoder_is_taught_to_classify(trained: Path, tmp_path: Path) -> None:
+def test_classification_from_a_translation_model_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"is transformer, but `task.kind` = classification takes encoder"):
         run(tmp_path / "run", classify_settings(labelled(tmp_path), init_from=str(trained)))
 
@@ -410,7 +416,7 @@ def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder: Path, beam_size: int) -> None:
+def test_any_sentence_gets_a_valid_tree_over_exactly_its_words(parser_folder: Path, beam_size: int) -> None:
     parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
     sentences = ["( ) ( )", "zebra", "", "Ünïcödé ，。 -LRB- (NP", "the " * 60, "a/b /NN [MASK] ) the cat"]
     parser = Parser(parser.model, parser.tokenizer, search=SearchSettings(beam_size=beam_size))
@@ -425,7 +431,9 @@ def test_whatever_comes_in_has_a_valid_tree_over_exactly_its_words(parser_folder
         assert len(read_tree(str(parse)).words()) == len(words)
 
 
-def test_words_that_look_like_symbols_are_words(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parser_restores_words_that_look_like_brackets_and_labels(
+    parser_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever stands in a word, what a model writes is read as it was written."""
     tree = read_tree("(S (NP (DT -RRB-) (NN S-LRB-)) (VP (VBZ x/)) (. ⟩))")
     parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
@@ -457,7 +465,7 @@ def test_a_label_that_no_symbol_can_have_is_named_with_its_tree_and_file(tmp_pat
         run(tmp_path / "run", settings)
 
 
-def test_of_lines_the_one_that_cannot_be_filled_is_named(
+def test_a_line_without_a_mask_is_reported_with_its_number(
     pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The cow [MASK].\n\nno mask\n")))
@@ -467,7 +475,7 @@ def test_of_lines_the_one_that_cannot_be_filled_is_named(
     assert captured.out == ""
 
 
-def test_text_without_a_sentence_is_named(tmp_path: Path) -> None:
+def test_a_text_file_without_sentences_is_refused_by_name(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_bytes(b"")
     settings = {"task.kind": "masked-language-model"}
@@ -526,7 +534,7 @@ def test_a_batch_of_texts_is_described_by_its_labels(classifier_folder: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["language-model", "denoising"])
-def test_one_text_has_one_vocabulary(kind: str, tmp_path: Path) -> None:
+def test_separate_vocabularies_for_tasks_on_one_text_are_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "text.en").write_text("The dog runs.\n" * 50, encoding="utf-8")
     settings = {"task": {"kind": kind}, "data": {"source": [str(tmp_path / "text.en")]}, "tokenizer": {"joint": False}}
     with pytest.raises(TransduceError, match=r"`tokenizer\.joint` = false is for separate vocabularies"):
@@ -544,7 +552,7 @@ def test_brackets_may_be_written_as_the_treebank_has_them(parser_folder: Path, c
     assert str(parser("the -LRB- dog -RRB- .")) == str(parser("the ( dog ) .")) == first
 
 
-def test_a_sentence_of_words_is_no_text_and_its_words_have_no_spaces(parser_folder: Path) -> None:
+def test_parse_refuses_strings_and_words_with_spaces(parser_folder: Path) -> None:
     parser = load_parser(parser_folder, precision="fp32", device="cpu", threads=1)
     with pytest.raises(TransduceError, match="`the dog` is a text, whose words would be its characters"):
         parser.parse(["the dog"])
@@ -553,13 +561,15 @@ def test_a_sentence_of_words_is_no_text_and_its_words_have_no_spaces(parser_fold
             parser.parse([["the", word]])
 
 
-def test_a_parser_is_no_translator(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_the_translate_command_refuses_a_parser(parser_folder: Path, capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the dog .\n", encoding="utf-8")
     assert main(["translate", str(parser_folder), str(tmp_path / "text.txt"), *COMPUTING]) == 2
     assert "holds a parser: `transduce parse` uses it" in capsys.readouterr().err
 
 
-def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any) -> None:
+def test_parse_command_prints_trees_and_scores(
+    parser_folder: Path, capsys: Capture, tmp_path: Path, monkeypatch: Any
+) -> None:
     dev = treebank(tmp_path / "dev.trees", 20, 3)
     arguments = ["--reference", str(dev), "--output", str(tmp_path / "out.trees"), "--json", "-", "--beam-size", "1"]
     assert main(["parse", str(parser_folder), *arguments, *COMPUTING]) == 0
@@ -595,7 +605,7 @@ def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:
     assert {leaf.label for leaf in tree.leaves()} == {"XX"}
 
 
-def test_the_loss_of_pretraining_is_the_sum_of_two_means_however_short_rows_are(pretrained: Path) -> None:
+def test_the_pretraining_loss_adds_the_means_of_masking_and_next_sentence(pretrained: Path) -> None:
     model = load_filler(pretrained, precision="fp32", device="cpu", threads=1).model
     ids = torch.tensor([[3, 20, 21, 4, 22, 4], [3, 23, 4, 24, 4, 0], [3, 25, 4, 26, 4, 0]]).numpy()
     labels, types = np.zeros_like(ids), np.zeros_like(ids)
@@ -622,7 +632,7 @@ def records_of(folder: Path, counts: list[int]) -> dict[str, Any]:
     }
 
 
-def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: Path) -> None:
+def test_next_sentence_prediction_on_documents_of_one_segment_is_refused(tmp_path: Path) -> None:
     settings = records_of(tmp_path, [1] * 60)
     with pytest.raises(TransduceError, match=r"each document of this text is a single segment: .*next_sentence=false"):
         run(tmp_path / "run", settings)
@@ -630,7 +640,7 @@ def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: 
     run(tmp_path / "run", settings | {"task": settings["task"] | {"next_sentence": False}})
 
 
-def test_the_choice_log_reports_a_text_whose_stretches_hardly_follow(tmp_path: Path, capsys: Capture) -> None:
+def test_the_choice_log_reports_that_few_segments_have_a_next_one(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path / "run", records_of(tmp_path, [2] * 2 + [1] * 60), dry_run=True)
     assert re.search(r"task.next_sentence +True +but 3% of segments have another after them", capsys.readouterr().err)
     run(tmp_path / "run", records_of(tmp_path, [3] * 60), dry_run=True)
@@ -663,7 +673,7 @@ def test_a_text_of_too_few_sentences_is_refused_with_their_number(tmp_path: Path
         run(tmp_path / "run", settings)
 
 
-def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: Path) -> None:
+def test_files_left_by_a_failed_run_are_not_used_as_its_text(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     (tmp_path / "bad.trees").write_text("(S (NN a)) (S\n", encoding="utf-8")
@@ -706,7 +716,9 @@ def test_what_a_run_that_failed_left_behind_is_not_taken_for_the_text(tmp_path: 
         ({"task": {"kind": "classification"}, "model": {"output_scale": 2.0}}, r"`model.output_scale` means nothing"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_parsing_and_encoders_cannot_use_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TransduceError, match=message):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()

@@ -215,7 +215,7 @@ def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:
         ({"grid": {"model.d_model": []}}, "`grid.model.d_model` has no values"),
     ],
 )
-def test_wrong_experiments_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_malformed_experiments_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         expand(make_experiment({"out": str(tmp_path), "variants": [{"name": "a"}]} | changes))
 
@@ -263,7 +263,7 @@ def test_test_files_that_do_not_match_are_refused_before_training(tmp_path: Path
     assert not (tmp_path / "out" / "a").exists()
 
 
-def test_bleu_s_tokenizer_is_checked_before_training(tmp_path: Path) -> None:
+def test_the_tokenizer_for_bleu_is_checked_before_training(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\n", "utf-8")
     path = str(tmp_path / "a.de")
     for kind, tokenize, message in (
@@ -367,7 +367,9 @@ def test_a_deleted_folder_is_trained_and_tested_again(
     assert [command[0] for command in commands] == ["train", "tag"]
 
 
-def test_another_training_text_is_refused(files: dict[str, Path], started: tuple[Any, list[list[str]]]) -> None:
+def test_an_experiment_continued_with_another_training_text_is_refused(
+    files: dict[str, Path], started: tuple[Any, list[list[str]]]
+) -> None:
     start, _ = started
     start(files["dev"])
     files["dev"].write_text("a\tA\n", "utf-8")  # tested again
@@ -414,7 +416,7 @@ def test_the_columns_of_a_tagged_test_set_are_those_of_its_format(
     assert _test_command(run, experiments.TestSettings(source=name))[1] == options
 
 
-def test_a_failure_is_told_by_its_error_and_not_by_lines_of_another_process(
+def test_a_failed_run_is_reported_with_its_own_error_only(
     tmp_path: Path, files: dict[str, Path], plugin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training that outlives an experiment that was killed writes to the same log."""
@@ -439,7 +441,7 @@ def test_a_failure_is_told_by_its_error_and_not_by_lines_of_another_process(
 # --- statistics -------------------------------------------------------------------------------------------------
 
 
-def test_permutations_of_cases_worked_out_by_hand() -> None:
+def test_permutation_p_values_equal_hand_computed_ones() -> None:
     # Of the 20 divisions of six runs, the observed one and its opposite differ as much.
     assert permutation_p_value([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
     # Of 4 divisions of {1, 2, 3} into one and two... only {3} differs from the others by as much as 1.5.
@@ -450,14 +452,14 @@ def test_permutations_of_cases_worked_out_by_hand() -> None:
     assert min_p_value(1, 3) == 0.25
 
 
-def test_permutations_of_many_runs_hold_their_level() -> None:
+def test_permutation_p_values_keep_the_significance_level() -> None:
     generator = np.random.default_rng(1)
     small = [permutation_p_value(*generator.normal(size=(2, 5)).tolist()) < 0.05 for _ in range(300)]
     assert 0.01 < np.mean(small) < 0.09
     assert permutation_p_value(list(range(12)), list(range(20, 32))) < 0.001
 
 
-def test_one_run_each_is_the_ordinary_bootstrap() -> None:
+def test_with_one_run_each_the_bootstrap_is_the_ordinary_one() -> None:
     counts = np.random.default_rng(1).integers(1, 9, size=(2, 50, 10)).astype(np.float64)
     options: dict[str, Any] = {"resamples": 200, "seed": 7}
     single = bootstrap_differences(counts[0], counts[1], bleu_from_counts, **options)

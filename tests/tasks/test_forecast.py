@@ -52,7 +52,7 @@ class Keeper(Callback):
         self.forecasts.append(event)
 
 
-def test_the_parts_of_a_run_add_up(training: Any) -> None:
+def test_the_forecast_time_is_the_sum_of_steps_validations_and_saves(training: Any) -> None:
     durations = Durations(first_step=9.0, step=0.5, validation=3.0, keep=0.25, save=0.125)
     forecast = forecast_run(
         durations, training, parameters=1000, elapsed_seconds=10.0, step=1, end_validations=2.0, validated=True
@@ -68,7 +68,7 @@ def test_the_parts_of_a_run_add_up(training: Any) -> None:
         assert later.peak_memory - forecast.peak_memory >= 6 * 1000  # the inference copy of a first validation
 
 
-def test_steps_are_timed_without_the_first() -> None:
+def test_step_times_exclude_the_first_step() -> None:
     timer = StepTimer()
     assert [timer.add(seconds) for seconds in [9.0, *[0.5] * 9]] == [None] * 10
     assert timer.add(0.5) == 0.5
@@ -137,7 +137,9 @@ def test_slow_steps_are_forecast_from_micro_batches(
     assert "single micro-batches (3 to a step)" in capfd.readouterr().err
 
 
-def test_a_forecast_as_json(toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_its_forecast_as_json(
+    toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = toy_settings | {"training.kernels": "torch", "training.steps": 30}
     options = ["train", "--out", str(tmp_path / "m"), *_options(settings), "--device", "cpu", "--threads", "1"]
     assert main([*options, "--dry-run", "--json", "-"]) == 0
@@ -150,7 +152,7 @@ def _options(settings: dict[str, Any]) -> list[str]:
     return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
-def test_sizes_are_readable() -> None:
+def test_format_bytes_uses_mib_and_gib() -> None:
     assert [format_bytes(870 * 2**20), format_bytes(5 * 2**29)] == ["870 MiB", "2.5 GiB"]
 
 
@@ -189,7 +191,7 @@ def test_curves_like_the_recorded_ones_are_forecast() -> None:
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 
-def test_the_recorded_runs_are_runs() -> None:
+def test_recorded_training_curves_are_well_formed() -> None:
     for run in read_records():
         steps = [point.step for point in run.points]
         assert steps == sorted(set(steps))

@@ -61,7 +61,7 @@ def generator(model: Path) -> Generator:
     return load_generator(model, precision="fp32", device="cpu", threads=1)
 
 
-def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> None:
+def test_validations_report_perplexity_and_bits_per_character(model: Path) -> None:
     events = [json.loads(line) for line in (model / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
     first, last = (event for event in events if event["event"] == "validation")
     assert last["loss"] < first["loss"] < math.log(20)
@@ -91,19 +91,19 @@ def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_trans
     assert 'transduce generate THIS_FOLDER "the beginning"' in (model / "README.md").read_text("utf-8")
 
 
-def test_the_model_is_gpt2s(model: Path) -> None:
+def test_the_default_architecture_is_that_of_gpt2(model: Path) -> None:
     config = read_decoder_folder(model).model.config
     assert (config.positions, config.max_positions, config.activation) == ("learned", 16, "gelu-tanh")
     assert (config.d_ff, config.norm_order, config.scale_embeddings, config.tie_output) == (128, "pre", False, True)
     assert config.start_id == config.eos_id
 
 
-def test_the_stream_is_the_text_to_the_last_space(model: Path, generator: Generator, text: Path) -> None:
+def test_the_token_stream_decodes_to_the_exact_text(model: Path, generator: Generator, text: Path) -> None:
     stream = read_stream(PreparedCorpus.open(model / "corpus"))
     assert decode_with_line_feeds(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
 
 
-def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_path: Path) -> None:
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(model: Path, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(out=folder, source=text, settings=SETTINGS | {"training.steps": 60}, device="cpu", threads=1, dry_run=True)
     assert not folder.exists()
@@ -118,7 +118,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_pat
     assert read_stored(folder / "settings.toml").task.context == 16
 
 
-def test_with_tokens_and_a_dev_text_of_its_own(
+def test_a_run_with_bpe_and_a_dev_text_reports_scores_per_character(
     text: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dev = write_lines("dev.en", LINES * 3)
@@ -190,7 +190,9 @@ def test_the_context_is_that_of_the_model_it_begins_with(
         ({"model.max_positions": 8}, r"`task\.context` is 16, but the model has 8 positions"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_language_models_cannot_use_are_refused(
+    text: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "m", settings=SETTINGS | {"data.source": [str(text)]} | settings, device="cpu", threads=1)
 
@@ -218,7 +220,7 @@ def test_a_run_that_fails_before_its_first_step_can_be_begun_again_in_its_folder
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), RuntimeError("a fault of ours"), TransduceError("No room: make some.")], ids=repr
 )
-def test_what_is_no_fault_of_settings_or_text_leaves_a_run_that_can_be_resumed(
+def test_interruptions_and_internal_errors_leave_a_run_that_can_be_resumed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: Any) -> None:
@@ -233,7 +235,7 @@ def test_what_is_no_fault_of_settings_or_text_leaves_a_run_that_can_be_resumed(
     assert result.step == 2
 
 
-def test_after_the_first_step_a_mistake_removes_nothing(
+def test_an_error_after_the_first_step_keeps_the_run_folder(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:

@@ -109,7 +109,7 @@ def test_an_earlier_run_is_mixed_into_new_text(text: dict[str, tuple[str, str]],
         ({"nowhere": 1.5}, "a share between 0 and 1, such as models/old:0.3, but was given nowhere:1.5"),
     ],
 )
-def test_other_mixtures_are_refused(
+def test_mixing_with_unknown_runs_or_shares_out_of_range_is_refused(
     text: dict[str, tuple[str, str]], mix: dict[str, float], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -159,7 +159,9 @@ def test_mix_refuses_text_that_the_run_did_not_read(text: dict[str, tuple[str, s
         transduce.train(source=new[0], target=new[1], mix={str(old): 0.3}, out=tmp_path / "m")
 
 
-def test_tags_choose_the_domain(text: dict[str, tuple[str, str]], tmp_path: Path, capsys: Any) -> None:
+def test_a_source_tag_selects_the_translation_of_its_domain(
+    text: dict[str, tuple[str, str]], tmp_path: Path, capsys: Any
+) -> None:
     """One source has two translations, which only the tag tells apart."""
     arguments = ["--corpus", *text["old"], "--corpus", *text["new"], "tag=reversed", "share=0.5"]
     settings = SETTINGS | {
@@ -195,7 +197,7 @@ def noised(kind: str, source: str, target: str, number: float = 0.0) -> tuple[st
     return noise_pair(source, target, TextNoiseSettings(**{kind: 1.0}), lambda: number)
 
 
-def test_each_kind_of_noise_by_hand() -> None:
+def test_each_kind_of_text_noise_equals_hand_made_examples() -> None:
     assert noised("uppercase", "a dog.", "ein hund.") == ("A DOG.", "EIN HUND.")
     assert noised("uppercase", "一只狗。", "a dog.") == ("一只狗。", "a dog.")
     assert noised("lowercase", "The Dog.", "Der Hund.") == ("the dog.", "Der Hund.")

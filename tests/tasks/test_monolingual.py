@@ -60,7 +60,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str, Any]) -> None:
+def test_one_command_trains_on_pairs_and_back_translations(request_: dict[str, Any]) -> None:
     result = train(**request_)
     assert result is not None
     assert result.step == 3
@@ -88,7 +88,7 @@ def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str,
 
 
 @pytest.mark.usefixtures("short")
-def test_it_goes_on_where_it_stopped_while_it_translated(
+def test_a_run_stopped_while_back_translating_resumes_there(
     request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(**request_)
@@ -120,7 +120,7 @@ def test_it_goes_on_where_it_stopped_while_it_translated(
 
 
 @pytest.mark.usefixtures("short")
-def test_translations_are_not_put_beside_another_text(
+def test_back_translations_of_another_text_are_refused_on_resume(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally many lines in another order would be trained on as translations of each other."""
@@ -151,7 +151,7 @@ def stopping_before(out: Path, train_run: Any) -> Any:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_run_that_has_begun_is_gone_on_with_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
+def test_a_run_resumes_with_the_same_arguments_or_none(request_: dict[str, Any]) -> None:
     train(**request_)
     made = (request_["out"] / MADE).read_bytes()
     result = train(**(request_ | {"steps": 4}), resume=True)
@@ -199,7 +199,7 @@ def test_flagged_translations_are_left_out(request_: dict[str, Any], monkeypatch
         ({"preset": "huge"}, "`preset` must be one of"),
     ],
 )
-def test_what_cannot_be_is_reported_before_anything_is_trained(
+def test_contradictory_monolingual_settings_are_refused_before_training(
     changes: dict[str, Any], message: str, request_: dict[str, Any]
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -214,7 +214,7 @@ def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: py
     assert not request_["out"].exists()
 
 
-def test_who_does_not_train_says_so(request_: dict[str, Any], tmp_path: Path) -> None:
+def test_prepare_and_dry_run_resume_refuse_monolingual_text(request_: dict[str, Any], tmp_path: Path) -> None:
     data = {name: [str(request_[name])] for name in ("source", "target", "monolingual")}
     request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
     with pytest.raises(TransduceError, match=r"`data.monolingual` is for `transduce train` .*: leave it out"):
@@ -226,7 +226,7 @@ def test_who_does_not_train_says_so(request_: dict[str, Any], tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("short")
-def test_the_other_direction_may_be_deleted_once_the_run_has_begun(request_: dict[str, Any]) -> None:
+def test_a_run_resumes_after_its_reverse_model_was_deleted(request_: dict[str, Any]) -> None:
     train(**request_)
     shutil.rmtree(request_["out"] / REVERSE_FOLDER)
     result = train(**(request_ | {"steps": 4}), resume=True)
@@ -234,7 +234,7 @@ def test_the_other_direction_may_be_deleted_once_the_run_has_begun(request_: dic
     assert result.step == 4
 
 
-def test_another_run_is_not_written_over(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+def test_the_folder_of_another_run_is_refused(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "other")
     with pytest.raises(TransduceError, match="holds a run already"):
         train(**(request_ | {"out": tmp_path / "other"}))

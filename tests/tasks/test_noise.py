@@ -32,7 +32,7 @@ def restored_text(found: Noised) -> list[int]:
 
 
 @given(st.integers(1, 300), st.integers(0, 1000), st.floats(0.05, 0.9), st.floats(1.0, 8.0))
-def test_spans_put_instead_of_their_marks_are_the_text(length: int, seed: int, share: float, mean: float) -> None:
+def test_the_target_spans_restore_the_text_of_span_noise(length: int, seed: int, share: float, mean: float) -> None:
     found = noised(length, seed, kind="spans", share=share, mean_span=mean)
     assert restored_text(found) == list(range(3, 3 + length))
     marks = [piece for piece in found.source.tolist() if piece >= 1000]
@@ -79,14 +79,14 @@ def test_texts_without_tokens_stay_empty() -> None:
         assert [piece for piece in found.source.tolist() if piece < 1000] == []
 
 
-def test_the_usual_shares_and_marks() -> None:
+def test_each_kind_of_noise_has_its_default_share_and_special_tokens() -> None:
     assert [noise_share(NoiseSettings(kind=kind)) for kind in ("infilling", "spans")] == [0.3, 0.15]
     assert noise_tokens(NoiseSettings()) == (MASK,)
     assert noise_tokens(NoiseSettings(kind="spans")) == SPAN_MARKS
     assert noise_tokens(NoiseSettings(kind="deletion")) == ()
 
 
-def test_numbers_out_of_range_are_refused() -> None:
+def test_noise_settings_out_of_range_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`task\.noise\.share` must be between 0 and 1, but is 1\.5"):
         NoiseSettings(share=1.5)
     with pytest.raises(TransduceError, match=r"`task\.noise\.mean_span` must be at least 1, but is 0\.5"):

@@ -57,7 +57,9 @@ def stop_after(folder: Path, step: int) -> None:
         {"training.bpe_dropout": 0.2, "tokenizer.user_symbols": ["<2x>"]},
     ],
 )
-def test_such_a_run_resumes_exactly(short: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_with_a_word_vocabulary_or_bpe_dropout_resumes_exactly(
+    short: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
     source = tmp_path / "train.zh"
     undecodable = "茶".encode()[:2] + " 茶".encode()
     source.write_bytes(Path(short["data.source"][0]).read_bytes().replace("茶".encode(), undecodable, 1))
@@ -223,7 +225,7 @@ def test_an_extended_run_trains_and_resumes(short: dict[str, Any], trained: Path
         ({"training.unigram_alpha": -1.0}, r"`training.unigram_alpha` must be greater than 0"),
     ],
 )
-def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_vocabulary_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     content: dict[str, Any] = {}
     for name, value in settings.items():
         put_setting(content, name, value)
@@ -248,7 +250,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_vocabulary_settings_that_contradict_the_run_are_refused(
     short: dict[str, Any], trained: Path, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     kept = short if "init_from" not in settings else {

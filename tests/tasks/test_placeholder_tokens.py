@@ -40,24 +40,26 @@ def settings_of(settings: dict[str, Any]) -> Settings:
         ({"tokenizer.placeholders": 0}, 10_000, 0),
     ],
 )
-def test_the_default_is_for_translations_of_some_size(settings: dict[str, Any], pairs: int, expected: int) -> None:
+def test_placeholders_are_the_default_only_for_larger_translation_corpora(
+    settings: dict[str, Any], pairs: int, expected: int
+) -> None:
     files = {"data.source": ["a.zh"], "data.target": ["a.en"], "data.languages": ["zh", "en"]}
     made = settings_of(files | settings)
     assert resolve_tokenizer(made, CorpusSize(pairs=pairs, unspaced_characters=0), ChoiceLog()).placeholders == expected
 
 
-def test_other_tasks_refuse_them() -> None:
+def test_tasks_other_than_translation_refuse_placeholders() -> None:
     made = settings_of({"task.kind": "language-model", "data.source": ["a.txt"], "tokenizer.placeholders": 2})
     with pytest.raises(TransduceError, match=r"only `task.kind` = translation learns to copy"):
         resolve_tokenizer(made, CorpusSize(pairs=10_000, unspaced_characters=0), ChoiceLog())
 
 
-def test_a_number_out_of_range_is_refused() -> None:
+def test_a_number_of_placeholders_out_of_range_is_refused() -> None:
     with pytest.raises(TransduceError, match=r"`tokenizer.placeholders` must be from 0 to 8, but is 9"):
         settings_of({"tokenizer.placeholders": 9})
 
 
-def test_a_run_with_them_resumes_exactly(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_with_placeholders_resumes_exactly(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     constant = {"schedule": "constant", "warmup_steps": 2, "weight_decay": 0.0, "average_decay": 0.9}
     settings = toy_settings | {f"training.{name}": value for name, value in constant.items()}
     settings |= {"tokenizer.placeholders": 4, "training.placeholder_rate": 0.5, "training.steps": 20}

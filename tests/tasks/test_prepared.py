@@ -67,7 +67,9 @@ def test_a_prepared_corpus_may_move(toy_settings: dict[str, Any], prepared: Path
         train(out=tmp_path / "m", settings={"training.steps": 4}, resume=True, device="cpu", threads=1)
 
 
-def test_other_kinds_of_task_cannot_use_it(toy_settings: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
+def test_a_corpus_prepared_for_translation_is_refused_for_other_tasks(
+    toy_settings: dict[str, Any], prepared: Path, tmp_path: Path
+) -> None:
     settings = without_files(toy_settings) | {"data.prepared": str(prepared), "task.kind": "denoising"}
     with pytest.raises(TransduceError, match=r"was prepared for `task\.kind` = translation, .* --task denoising"):
         train(out=tmp_path / "out", settings=settings, device="cpu", threads=1)

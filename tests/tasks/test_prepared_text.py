@@ -67,7 +67,7 @@ def losses(out: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_trains_as_from_its_files(kind: str, book: Path, tmp_path: Path) -> None:
+def test_training_from_prepared_text_gives_the_losses_of_its_files(kind: str, book: Path, tmp_path: Path) -> None:
     assert prepare(book, tmp_path / "prepared", kind) == 0
     settings = SETTINGS | OF_KIND[kind] | {"task.kind": kind}
     train(out=tmp_path / "files", source=book, settings=settings, device="cpu", threads=1)
@@ -129,7 +129,7 @@ def test_shards_of_different_tasks_are_not_merged(book: Path, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("kind", ["parsing", "classification", "time-series"])
-def test_other_tasks_make_their_corpus_themselves(kind: str, book: Path, tmp_path: Path, capsys: Any) -> None:
+def test_preparing_text_for_other_tasks_is_refused(kind: str, book: Path, tmp_path: Path, capsys: Any) -> None:
     assert prepare(book, tmp_path / "prepared", kind) == 2
     assert f"`--task` is {kind}, whose corpus is prepared when training starts" in capsys.readouterr().err
     assert not (tmp_path / "prepared").exists()

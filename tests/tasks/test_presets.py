@@ -84,7 +84,7 @@ def test_the_presets_of_the_paper_follow_section_5(
     assert said.count("set by you") == 1  # the preset
 
 
-def test_the_settings_of_a_preset_read_back_and_give_way_to_the_users() -> None:
+def test_settings_of_the_user_override_those_of_a_preset() -> None:
     content = {"preset": "paper-base", "training": {"clip_norm": 1.0, "steps": 1_000}, "tokenizer": {"kind": "word"}}
     settings = make_settings(content)
     assert settings.training.clip_norm == 1.0

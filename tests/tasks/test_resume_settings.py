@@ -65,7 +65,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on_with_adam(trained: Path, tmp
     assert read_stored(trained / "settings.toml").training.optimizer == "muon"
 
 
-def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
+def test_repeating_unchanged_settings_on_resume_is_accepted(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}
     assert apply_changes(stored, said) == stored
@@ -94,7 +94,7 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
         ),
     ],
 )
-def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
+def test_changing_model_data_or_seed_on_resume_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         apply_changes(read_stored(trained / "settings.toml"), said)
 
@@ -139,7 +139,7 @@ def test_a_run_resumes_with_its_files_elsewhere_and_under_other_names(
         go_on(14, "second/{}.gz")
 
 
-def test_while_nothing_was_saved_model_and_training_may_change(trained: Path) -> None:
+def test_model_and_training_settings_may_change_before_the_first_checkpoint(trained: Path) -> None:
     """The largest batch did not fit: the same folder may be tried with a smaller one."""
     stored = read_stored(trained / "settings.toml")
     changed = apply_changes(

@@ -86,7 +86,7 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
     assert all(len(line.split(maxsplit=2)) == 3 for line in choices)  # name, value, reason
 
 
-def test_what_was_set_is_shown_as_set(
+def test_the_choice_log_marks_settings_that_were_set(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(out=tmp_path / "m", settings=toy_settings, dry_run=True, device="cpu", threads=1)
@@ -122,7 +122,7 @@ def test_what_was_set_is_shown_as_set(
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
     ],
 )
-def test_a_mistake_leaves_nothing_behind(
+def test_a_refused_run_leaves_no_folder(
     toy_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     settings = toy_settings | settings
@@ -133,7 +133,7 @@ def test_a_mistake_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parents_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
+def test_undoing_a_run_folder_keeps_parents_with_other_content(tmp_path: Path) -> None:
     new = RunFolder(tmp_path / "a" / "b" / "model")
     (new.make().parent.parent / "another").mkdir()
     new.undo()
@@ -242,7 +242,7 @@ def test_the_languages_are_reported_with_how_to_name_them(
     assert re.search(r"data\.languages +zh en  set by you\n", capsys.readouterr().err)
 
 
-def test_words_one_by_one_are_judged_by_characters(
+def test_references_of_single_words_are_scored_by_chrf(
     write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """BLEU of single words is 0, whatever the model has learnt."""
@@ -270,9 +270,7 @@ def test_dropout_that_somebody_asked_for_is_not_turned_off(
     assert read_stored(tmp_path / "run" / "settings.toml").training.adapt_dropout is adapts
 
 
-def test_dev_lines_that_are_no_text_are_left_out_of_all_that_is_judged(
-    toy_settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_dev_lines_that_are_not_utf_8_are_left_out_of_validation(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     lines = Path(toy_settings["data.dev_source"][0]).read_bytes().split(b"\n")
     (tmp_path / "dev.zh").write_bytes(b"\n".join([b"caf\xe9", *lines[1:]]))
     settings = toy_settings | {"data.dev_source": [str(tmp_path / "dev.zh")], "training.steps": 2}
@@ -305,7 +303,7 @@ def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[
 # --- what a run leaves -----------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_a_run(trained: Path) -> None:
+def test_a_run_folder_holds_all_files_of_a_model_and_no_partial_ones(trained: Path) -> None:
     for name in (
         "config.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "generation_config.json",
         "settings.toml", "manifest.json", "README.md", "metrics.jsonl", "dev_score.json",
@@ -314,7 +312,7 @@ def test_the_folder_of_a_run(trained: Path) -> None:
     assert not [path for path in trained.rglob("*") if "partial" in path.name]
 
 
-def test_metrics_have_each_report_once(trained: Path) -> None:
+def test_metrics_jsonl_holds_each_report_and_validation_once(trained: Path) -> None:
     events = train_events(trained)
     assert [event["step"] for event in events] == list(range(5, 81, 5))
     assert events[-1]["loss"] < events[0]["loss"] / 1.5
@@ -345,7 +343,7 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     assert event.scores == {"exact_match": (sentences - wrong) / sentences}
 
 
-def test_tensorboard_shows_the_same(trained: Path) -> None:
+def test_tensorboard_holds_the_losses_and_scores_of_the_run(trained: Path) -> None:
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
@@ -364,7 +362,7 @@ def test_the_card_reports_languages_data_and_score_with_its_signature(trained: P
     assert "PegasusForConditionalGeneration" in card
 
 
-def test_the_best_validation_is_what_the_folder_holds(trained: Path) -> None:
+def test_the_checkpoint_records_the_best_validation(trained: Path) -> None:
     checkpoint, refused = load_newest(trained / "checkpoints")
     assert checkpoint is not None
     assert refused == []
@@ -500,7 +498,7 @@ def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
+def test_a_resumed_run_keeps_its_number_of_threads_if_cores_allow(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of sums depends on it. A number that is set, or a machine with fewer cores, overrides it with a
@@ -675,7 +673,7 @@ def test_minutes_become_steps_that_are_kept(
     assert "minutes are" not in capsys.readouterr().err
 
 
-def test_seed_and_precision_are_arguments(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_train_accepts_seed_and_precision_as_arguments(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {
         name: value for name, value in toy_settings.items() if name not in ("training.seed", "training.precision")
     }
@@ -687,7 +685,7 @@ def test_seed_and_precision_are_arguments(toy_settings: dict[str, Any], tmp_path
         train(out=tmp_path / "other", settings=few, precision="half", device="cpu", threads=1)
 
 
-def test_the_same_run_gives_the_same_model(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_equal_settings_give_bit_equal_models(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "again"
     few = toy_settings | {"training.steps": 4, "training.validate_every": 4, "training.translate_dev": 0}
     train(out=folder, settings=few, device="cpu", threads=1)
@@ -719,7 +717,7 @@ def test_a_corpus_in_one_file_of_pairs_with_its_dev_set(
     assert json.loads((tmp_path / "run" / "dev_score.json").read_bytes())["sentences"] == 50
 
 
-def test_a_run_on_long_texts_is_judged_by_whole_ones(
+def test_validation_of_a_run_on_long_texts_does_not_split_them(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dev = [str(tmp_path / "dev.zh")], [str(tmp_path / "dev.en")]
@@ -749,7 +747,7 @@ def test_the_display_writes_lines_where_there_is_no_terminal(capsys: pytest.Capt
     assert captured.out == ""
 
 
-def test_a_model_brings_what_distinguishes_its_languages(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_stores_language_profiles_with_its_model(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     train(out=tmp_path / "model", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
     profiles = LanguageProfiles.load(tmp_path / "model")
     assert profiles is not None

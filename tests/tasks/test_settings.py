@@ -27,7 +27,7 @@ def test_a_broken_assignment_is_reported_before_a_file_is_looked_for() -> None:
         read_settings(Path("5"), ["training.steps"])
 
 
-def test_a_file_and_assignments_in_turn(write_lines: WriteLines) -> None:
+def test_assignments_override_the_settings_file_in_order(write_lines: WriteLines) -> None:
     path = write_lines("settings.toml", ['preset = "small"', "[training]", "steps = 100", "seed = 3"])
     content = read_settings(path, ["training.steps=200", "training.steps = 300", "model.dropout=0.25", "preset=tiny"])
     settings = make_settings(content)
@@ -63,12 +63,12 @@ def test_an_unknown_key_is_refused_with_the_nearest(assignment: str, nearest: st
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
-def test_what_no_file_could_keep_is_refused(value: str) -> None:
+def test_non_finite_settings_are_refused(value: str) -> None:
     with pytest.raises(TransduceError, match=rf"`data\.filters\.max_length_ratio` must be finite, but is {value}"):
         make_settings(read_settings(None, [f"data.filters.max_length_ratio={value}"]))
 
 
-def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
+def test_an_unknown_key_without_a_similar_one_gets_no_suggestion() -> None:
     with pytest.raises(TransduceError, match=r"There is no setting `zzzz`: docs/settings\.md lists all there are\.$"):
         make_settings({"zzzz": 1})
 
@@ -96,7 +96,7 @@ def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
         ("search.beam_size=0", r"`beam_size` must be at least 1, but is 0"),
     ],
 )
-def test_a_wrong_value_is_refused_by_the_settings_name(assignment: str, message: str) -> None:
+def test_a_wrong_value_is_refused_with_the_name_of_its_setting(assignment: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         make_settings(read_settings(None, [assignment]))
 
@@ -142,7 +142,7 @@ def test_written_settings_read_back() -> None:
     assert "steps" not in content["training"]  # TOML has no null: what is open is left out
 
 
-def test_setting_names_are_those_that_scripts_rely_on() -> None:
+def test_setting_names_include_those_used_in_scripts() -> None:
     promised = {
         "training.seed", "training.steps", "training.minutes", "training.save_every", "training.validate_every",
         "training.report_every", "training.batch_tokens", "model.kind", "model.positions", "model.attention_score",
@@ -156,7 +156,7 @@ def test_settings_are_frozen() -> None:
         Settings().preset = "tiny"  # type: ignore[misc]
 
 
-def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: Path) -> None:
+def test_tied_embeddings_of_two_vocabularies_are_refused(toy_corpus: Path, tmp_path: Path) -> None:
     settings = {"tokenizer.joint": False, "model.tie_source_target": True, "tokenizer.vocabulary_size": 300}
     with pytest.raises(TransduceError, match="but source and target have separate vocabularies"):
         train(
@@ -168,7 +168,7 @@ def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: 
         )
 
 
-def test_a_table_joins_what_is_written_already(write_lines: WriteLines) -> None:
+def test_an_assigned_table_is_merged_into_the_present_one(write_lines: WriteLines) -> None:
     path = write_lines("settings.toml", ["[model]", "d_model = 32", "num_heads = 2"])
     content = read_settings(path, ["model={dropout=0.05, num_heads=4}", "training={steps=5}"])
     assert content == {"model": {"d_model": 32, "num_heads": 4, "dropout": 0.05}, "training": {"steps": 5}}
@@ -190,12 +190,12 @@ def test_a_table_joins_what_is_written_already(write_lines: WriteLines) -> None:
         ({"training": {"lora_projections": ["attention-output"]}}, "`training.lora_projections` means nothing where"),
     ],
 )
-def test_what_would_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         make_settings(settings)
 
 
-def test_numbers_of_numpy_and_paths_are_taken_as_what_they_say() -> None:
+def test_numpy_numbers_and_paths_are_accepted_as_settings() -> None:
     content: dict[str, Any] = {}
     for name, value in (
         ("training.steps", np.int64(10)),
@@ -239,7 +239,7 @@ def test_a_mistake_in_a_file_comes_with_its_line(
 
 
 @pytest.mark.parametrize("value", ["x", "0"])
-def test_a_mistake_in_an_assignment_is_not_the_files(write_lines: WriteLines, value: str) -> None:
+def test_an_error_in_an_assignment_does_not_name_the_settings_file(write_lines: WriteLines, value: str) -> None:
     path = write_lines("run.toml", ["[training]", "steps = 5"])
     with pytest.raises(TransduceError, match=r"^`training.steps` must be "):
         make_settings(read_settings(path, [f"training.steps={value}"]))
@@ -251,9 +251,7 @@ def test_a_mistake_in_an_assignment_is_not_the_files(write_lines: WriteLines, va
         make_settings(content)
 
 
-def test_a_weight_decay_that_a_file_has_by_default_is_chosen_again_for_other_steps(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_a_default_weight_decay_of_a_run_is_chosen_anew_for_other_steps(trained: Path, tmp_path: Path) -> None:
     path = trained / "settings.toml"
     assert "weight_decay" in read_settings(path)["training"]
     for assignments, kept in (

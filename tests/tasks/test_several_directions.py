@@ -192,7 +192,7 @@ def test_the_token_of_the_target_language_starts_each_source(
     )
 
 
-def test_small_corpora_are_repeated(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
+def test_repeated_corpora_contain_each_pair_by_its_factor(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
     files = CorpusFiles(
         source=tuple(table["source"][0] for table in corpora),
         target=tuple(table["target"][0] for table in corpora),
@@ -326,7 +326,7 @@ def test_hugging_face_chooses_the_language_by_its_token(trained: Path, tmp_path:
             assert tokenizer.decode(ids[0], skip_special_tokens=True) == ours
 
 
-def test_what_would_lose_the_token_of_the_target_language_is_refused(
+def test_exports_and_preparation_without_the_target_language_are_refused(
     trained: Path, corpora: list[dict[str, list[str]]], tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match="translates to de, cs: choose one by `target_language`"):

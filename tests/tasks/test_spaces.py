@@ -26,7 +26,9 @@ def test_texts_whose_spaces_change_are_counted(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_reports_them(toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_reports_space_marks_in_its_text(
+    toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path, capsys: Any
+) -> None:
     odd = tmp_path / "odd.zh"
     odd.write_text((toy_corpus / "train.zh").read_text("utf-8").replace("\n", "\u2581\n", 1), "utf-8", newline="\n")
     settings = toy_settings | {"data.source": [str(odd)]}

@@ -151,7 +151,7 @@ def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict
 
 
 @pytest.mark.parametrize(("kind", "factor"), [(TaggingKind(), 1.0), (ClassificationKind(), 0.5)])
-def test_muons_rate_is_for_random_weights_alone(kind: LabelChoices, factor: float) -> None:
+def test_the_muon_learning_rate_is_lower_from_a_base_model(kind: LabelChoices, factor: float) -> None:
     for init_from, expected in ((None, factor), ("base", 0.05)):
         settings = make_settings({"task": {"kind": kind.name}, "data": {"source": ["x"], "target": ["y"]}})
         settings = msgspec.structs.replace(settings, init_from=init_from)
@@ -159,7 +159,9 @@ def test_muons_rate_is_for_random_weights_alone(kind: LabelChoices, factor: floa
         assert rate == pytest.approx(expected / 128)
 
 
-def test_the_command(folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+def test_tag_command_writes_tags_and_scores(
+    folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture
+) -> None:
     assert main(["tag", str(folder), str(files["dev"]), "--score", "--json", "-", *OPTIONS]) == 0
     report = json.loads(capsys.readouterr().out)
     dev = json.loads((folder / "dev_score.json").read_text("utf-8"))
@@ -207,7 +209,7 @@ def test_labels_stand_at_the_first_token_of_each_word(folder: Path) -> None:
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def test_scores_of_a_case_worked_out_by_hand() -> None:
+def test_tag_scores_equal_hand_computed_ones() -> None:
     right = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
     found = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "B-LOC"]]
     report = score_tags(found, right)
@@ -244,7 +246,7 @@ def test_scores_of_random_tags_equal_those_of_seqeval(marks: str, f1: float, pre
     assert report.accuracy == pytest.approx(100 * accuracy)
 
 
-def test_bilou_means_what_bioes_means() -> None:
+def test_bilou_and_bioes_tags_give_the_same_spans() -> None:
     assert spans_of(["U-A", "B-B", "I-B", "L-B", "O"]) == spans_of(["S-A", "B-B", "I-B", "E-B", "O"])
 
 
@@ -269,7 +271,9 @@ UD = (
         ("a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n', None, [(("a", "b"), ("O", "B-X"))]),
     ],
 )
-def test_columns(tmp_path: Path, name: str, text: str, columns: Any, sentences: list[Any]) -> None:
+def test_column_files_are_read_into_words_and_tags(
+    tmp_path: Path, name: str, text: str, columns: Any, sentences: list[Any]
+) -> None:
     found = read_tagged(written(tmp_path / name, text), columns)
     assert found == [TaggedSentence(*each) for each in sentences]
 
@@ -287,7 +291,9 @@ def test_columns(tmp_path: Path, name: str, text: str, columns: Any, sentences: 
         ("a.jsonl", '{"words": ["a", "b"], "tags": ["O"]}\n', None, "a.jsonl:1: Each word needs one tag"),
     ],
 )
-def test_bad_columns(tmp_path: Path, name: str, text: str, columns: Any, message: str) -> None:
+def test_malformed_column_files_are_refused_with_their_line(
+    tmp_path: Path, name: str, text: str, columns: Any, message: str
+) -> None:
     with pytest.raises(TransduceError, match=message):
         read_tagged(written(tmp_path / name, text), columns)
 

@@ -60,7 +60,9 @@ def losses(out: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", LINES_ALONE)
-def test_texts_are_learnt_as_their_lines(kind: str, records: Path, lines: Path, tmp_path: Path) -> None:
+def test_training_on_json_lines_equals_training_on_their_texts(
+    kind: str, records: Path, lines: Path, tmp_path: Path
+) -> None:
     dev = write(tmp_path / "dev.ndjson", ({"text": text} for text in TEXTS[:30]))
     for name, source in (("records", records), ("lines", lines)):
         train(out=tmp_path / name, source=source, dev_source=dev, settings=settings_of(kind), **COMPUTING)
@@ -70,7 +72,9 @@ def test_texts_are_learnt_as_their_lines(kind: str, records: Path, lines: Path, 
 
 
 @pytest.mark.parametrize("kind", LINES_ALONE)
-def test_texts_are_prepared_as_their_lines(kind: str, records: Path, lines: Path, tmp_path: Path) -> None:
+def test_preparing_json_lines_equals_preparing_their_texts(
+    kind: str, records: Path, lines: Path, tmp_path: Path
+) -> None:
     for name, source in (("records", records), ("lines", lines)):
         asked = ["--task", kind, "--source", str(source), "--set", "tokenizer.kind=character"]
         assert main(["prepare", *asked, "--out", str(tmp_path / f"prepared-{name}")]) == 0
@@ -102,7 +106,7 @@ def test_to_a_masked_language_model_each_text_is_a_document(records: Path, tmp_p
         ("a.tsv", "a\tb\n", r"a\.tsv has columns, but this task learns from text only: extract one \(cut -f1 "),
     ],
 )
-def test_other_files_are_refused_by_name_and_line(
+def test_malformed_text_records_are_refused_by_name_and_line(
     kind: str, name: str, content: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content, "utf-8")

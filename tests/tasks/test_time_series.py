@@ -74,7 +74,7 @@ def forecaster(model: Path) -> Forecaster:
     return load_forecaster(model, device="cpu", threads=1)
 
 
-def test_it_learns_to_foretell_better_than_the_last_season(model: Path) -> None:
+def test_a_trained_forecaster_beats_repeating_the_last_season(model: Path) -> None:
     score = json.loads((model / "dev_score.json").read_text("utf-8"))
     assert score["season"] == SEASON
     assert score["skill"] > 30.0
@@ -101,7 +101,7 @@ def test_a_longer_forecast_begins_like_a_shorter_one_and_takes_itself_as_past(fo
     np.testing.assert_allclose(long[6:12], forecaster(np.concatenate([known, short]), 6).values, rtol=1e-5)
 
 
-def test_windows_together_are_predicted_as_alone(forecaster: Forecaster) -> None:
+def test_windows_in_one_batch_are_forecast_as_each_alone(forecaster: Forecaster) -> None:
     values = wave(300)
     past = np.stack([values[place : place + 24] for place in (0, 100, 250)])
     together = forecaster.forecast_windows(past, 6).values
@@ -126,7 +126,7 @@ class Frame:
         return np.stack([np.asarray(column) for column in self._columns.values()], axis=1).astype(dtype)
 
 
-def test_of_a_table_with_names_the_series_are_read_by_them(forecaster: Forecaster) -> None:
+def test_columns_of_a_named_table_are_selected_by_name(forecaster: Forecaster) -> None:
     known = wave(60)
     table = {"date": ["2026-01-01"] * 60, "heat": known[:, 1], "load": known[:, 0]}
     np.testing.assert_array_equal(forecaster(Frame(table), 6).values, forecaster(known, 6).values)
@@ -134,11 +134,11 @@ def test_of_a_table_with_names_the_series_are_read_by_them(forecaster: Forecaste
         forecaster(Frame({"Heat": known[:, 1], "load": known[:, 0]}))
 
 
-def test_load_gives_a_forecaster(model: Path) -> None:
+def test_loading_a_time_series_model_gives_a_forecaster(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Forecaster)
 
 
-def test_a_run_that_was_stopped_goes_on_without_the_table_as_if_it_had_not_been(model: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_bit_by_bit_without_its_table(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     shutil.copytree(model, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000000240")
@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_without_the_table_as_if_it_had_not_been(
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
-def test_a_gaussian_reports_the_range_of_sampled_courses(table: Path, tmp_path: Path) -> None:
+def test_a_gaussian_forecaster_reports_quantiles_of_sampled_forecasts(table: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gaussian"
     train(
         out=folder,
@@ -198,7 +198,7 @@ def test_the_command_scores_the_tables_own_points(
     assert report["skill"] > 30.0
 
 
-def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Forecaster) -> None:
+def test_scoring_covers_the_newest_whole_windows(forecaster: Forecaster) -> None:
     def skill(values: Numbers, *options: str) -> float:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
@@ -223,7 +223,7 @@ def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Fore
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to forecast"),
     ],
 )
-def test_what_the_command_cannot_do_it_says(
+def test_forecast_command_refuses_options_that_do_not_apply(
     options: list[str], message: str, model: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["forecast", str(model), str(table), *options, "--device", "cpu"]) == 2
@@ -249,7 +249,7 @@ def test_what_the_command_cannot_do_it_says(
         ({"task.series.columns": ["wind"]}, r"table\.csv:1: there is no column `wind`"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(
+def test_settings_that_time_series_do_not_use_are_refused(
     settings: dict[str, Any], message: str, table: Path, tmp_path: Path
 ) -> None:
     content = SETTINGS | {"data.source": [str(table)]} | settings
@@ -264,7 +264,7 @@ def test_files_of_different_columns_are_refused(table: Path, write_lines: WriteL
         train(out=tmp_path / "out", source=[table, other], settings=SETTINGS, device="cpu", threads=1)
 
 
-def test_a_table_without_numbers_needs_no_run(tmp_path: Path) -> None:
+def test_a_run_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"A forecaster learns from tables of numbers: name them by `data.source`"):
         train(out=tmp_path / "out", settings=SETTINGS, device="cpu", threads=1)
 
@@ -303,7 +303,7 @@ def test_windows_that_cannot_be_read_are_refused(past: Any, message: str, foreca
         forecaster.forecast_windows(past, 3)
 
 
-def test_other_readers_say_what_the_folder_is_for(model: Path) -> None:
+def test_opening_a_forecaster_as_a_text_model_names_the_forecast_command(model: Path) -> None:
     with pytest.raises(TransduceError, match="but a model of text is needed here: `transduce forecast` uses it"):
         read_any_model_folder(model)
 
@@ -331,7 +331,7 @@ def test_stored_numbers_that_were_changed_are_refused(model: Path, tmp_path: Pat
         train(out=folder, settings={"training.steps": 300}, resume=True, device="cpu", threads=1)
 
 
-def test_steps_are_counted_in_whole_windows() -> None:
+def test_the_number_of_steps_counts_whole_windows() -> None:
     kind = TimeSeriesKind()
     assert kind.choose_steps(421, 421 * 24 * 100, 1_024).value == 20 * 421  # a window is more than a step's numbers
     assert kind.choose_steps(8_400, 8_400 * 24, 1_024).value == 20 * 200  # 42 windows a step

@@ -61,7 +61,7 @@ def test_a_process_without_a_window_of_its_own_has_one_without_labels() -> None:
     assert batch.target_tokens == 0
 
 
-def test_no_batch_is_larger_than_the_largest() -> None:
+def test_largest_batches_has_the_shape_of_a_full_batch() -> None:
     windows = plan()
     assert windows.largest_batches().source.shape == windows.batch(0, 0).source.shape == (7, 10)
 

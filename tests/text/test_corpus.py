@@ -93,7 +93,7 @@ def test_several_files_are_paired_in_their_order(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("name", "format"), [("a.tsv", "auto"), ("a.txt", "tsv")])
-def test_tab_separated_columns(write: Write, name: str, format: Format) -> None:
+def test_pairs_of_tsv_files_are_read(write: Write, name: str, format: Format) -> None:
     files = CorpusFiles(source=(write(name, "我\tI\n\thello\n".encode()),), format=format)
     assert texts(files) == [("我", "I"), ("", "hello")]
 
@@ -108,7 +108,7 @@ def test_tab_separated_columns(write: Write, name: str, format: Format) -> None:
         '{"zh": 1, "en": 2, "source": "我", "target": "I"}',
     ],
 )
-def test_json_lines(write: Write, line: str) -> None:
+def test_pairs_of_json_lines_are_read_from_each_form_of_object(write: Write, line: str) -> None:
     files = CorpusFiles(source=(write("a.jsonl.gz", gzip.compress(line.encode())),), languages=("zh", "en"))
     assert texts(files) == [("我", "I")]
 
@@ -136,7 +136,7 @@ def test_carriage_returns_alone_end_no_line_and_are_reported(write: Write) -> No
         list(read_pairs(two_files(write("short.en", b"x\n"), mixed)))
 
 
-def test_bytes_that_are_not_utf_8(write: Write) -> None:
+def test_bytes_that_are_not_utf_8_are_refused_with_their_offset(write: Write) -> None:
     with pytest.raises(TransduceError, match=r"latin:2: files must be UTF-8, but the byte at offset 8 "):
         list(read_lines(write("latin", b"\xef\xbb\xbfab\nba\xe9r\n")))
     with pytest.raises(TransduceError, match=r"marked:1: files must be UTF-8, but the byte at offset 4 "):
@@ -155,7 +155,7 @@ def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
         list(read_lines(f"{file}/below"))
 
 
-def test_an_empty_side_is_named(write: Write) -> None:
+def test_an_empty_file_is_refused_by_name(write: Write) -> None:
     empty, full = write("empty.zh", b""), write("full.en", b"a\n")
     for files in (two_files(empty, full), two_files(full, empty), two_files(empty, empty)):
         with pytest.raises(TransduceError, match=r"empty\.zh is empty, but a corpus needs at least one line"):
@@ -164,7 +164,7 @@ def test_an_empty_side_is_named(write: Write) -> None:
         list(read_pairs(CorpusFiles(source=(write("empty.tsv", b""),))))
 
 
-def test_broken_gzip(write: Write) -> None:
+def test_incomplete_and_false_gzip_files_are_refused(write: Write) -> None:
     whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(20_000)))
     with pytest.raises(TransduceError, match=r"cut\.gz is an incomplete gzip file, which ends at about line [1-9]"):
         list(read_lines(write("cut.gz", whole[: len(whole) // 2])))
@@ -175,7 +175,9 @@ def test_broken_gzip(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("compress", "suffix", "kind"), [(lzma.compress, "xz", "xz"), (bz2.compress, "bz2", "bzip2")])
-def test_other_compressions(compress: Callable[[bytes], bytes], suffix: str, kind: str, write: Write) -> None:
+def test_xz_and_bzip2_files_are_read_and_incomplete_ones_refused(
+    compress: Callable[[bytes], bytes], suffix: str, kind: str, write: Write
+) -> None:
     """The content shows the compression, whatever the name; a name that promises another one is refused."""
     packed = compress(b"".join(b"line %d\n" % number for number in range(20_000)))
     assert list(read_lines(write("text.en", compress(b"a\nb\n")))) == ["a", "b"]
@@ -187,19 +189,19 @@ def test_other_compressions(compress: Callable[[bytes], bytes], suffix: str, kin
         list(read_lines(write(f"plain.{suffix}", b"a\n")))
 
 
-def test_zip_is_named(write: Write) -> None:
+def test_a_zip_archive_is_refused_by_name(write: Write) -> None:
     with pytest.raises(TransduceError, match=r"text\.en is a zip archive, which may hold several files: unpack it"):
         list(read_lines(write("text.en", b"PK\x03\x04...")))
 
 
-def test_capital_suffixes_and_empty_lines_of_pairs(write: Write) -> None:
+def test_suffixes_in_capitals_and_empty_lines_of_pair_files_are_accepted(write: Write) -> None:
     files = CorpusFiles(source=(write("a.TSV", b"x\ty\n\n"),))
     assert [pair[:2] for pair in read_pairs(files)] == [("x", "y"), ("", "")]
     files = CorpusFiles(source=(write("a.jsonl", b'{"source": "x", "target": "y"}\n\n'),))
     assert [pair[:2] for pair in read_pairs(files)] == [("x", "y"), ("", "")]
 
 
-def test_broken_pair_lines(write: Write) -> None:
+def test_malformed_lines_of_pair_files_are_refused_with_their_number(write: Write) -> None:
     def read(name: str, content: str) -> None:
         path = write(name, content.encode())
         list(read_pairs(CorpusFiles(source=(path,), languages=("zh", "en"), strict=True)))
@@ -271,7 +273,7 @@ def test_line_feeds_of_json_texts_become_spaces_and_are_reported(write: Write) -
     assert notes.notices()[0].startswith("2 texts had line feeds, which became spaces")
 
 
-def test_no_field_of_json_lines_passes_silently(write: Write) -> None:
+def test_unused_fields_of_json_lines_are_reported(write: Write) -> None:
     notes = LineNotes()
     lines = (
         b'{"source": "a", "target": "A"}\n{"source": "b", "target": "B", "id": 1}\n'
@@ -286,7 +288,7 @@ def test_no_field_of_json_lines_passes_silently(write: Write) -> None:
         texts(CorpusFiles(source=(weighted,)))
 
 
-def test_files_that_do_not_fit_together(write: Write) -> None:
+def test_files_of_unequal_number_or_form_are_refused(write: Write) -> None:
     a, b = write("a.zh", b"x\n"), write("b.en", b"x\n")
     with pytest.raises(TransduceError, match=r"equally many files, but there are 2 and 1: name them"):
         list(read_pairs(CorpusFiles(source=(a, b), target=(b,))))
@@ -317,15 +319,15 @@ def test_files_that_do_not_fit_together(write: Write) -> None:
         ("train.1", None),
     ],
 )
-def test_language_of_a_file_name(path: str, language: str | None) -> None:
+def test_the_language_is_read_from_the_file_name(path: str, language: str | None) -> None:
     assert language_of(path) == language
 
 
-def test_language_codes() -> None:
+def test_valid_language_accepts_codes_with_script_and_region() -> None:
     assert all(map(valid_language, ["zh", "deu", "zh-Hans", "zh-Hant-TW", "pt_BR", "es-419"]))
     assert not any(map(valid_language, ["", "z", "german", "ZH", "zh-", "zh hans"]))
 
 
-def test_large_scripts() -> None:
+def test_text_in_a_large_script_is_recognized() -> None:
     assert all(map(is_in_large_script, ["我爱你 OK", "ひらがな", "한국어 문장", "ภาษาไทย"]))
     assert not any(map(is_in_large_script, ["", "。！", "English 字", "Привет", "Ελληνικά"]))

@@ -22,11 +22,11 @@ def test_control_characters_are_dropped(character: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["\t", "\r", "\u0085", "\u2028", "\u200d", "\ufeff"])
-def test_rare_but_sound_characters_stay(character: str) -> None:
+def test_tabs_separators_and_joiners_are_kept(character: str) -> None:
     assert reason(f"a{character}b", "c") is None
 
 
-def test_identical_sides_are_dropped_unless_wanted() -> None:
+def test_identical_sides_are_dropped_unless_drop_identical_is_off() -> None:
     assert reason("Tom", "Tom ") == "source and target identical"
     assert reason("Tom", "tom") is None
     assert reason("Tom", "Tom", FilterSettings(drop_identical=False)) is None
@@ -66,7 +66,7 @@ def test_the_report_counts_and_shows_the_first_of_each() -> None:
     ]
 
 
-def test_one_pair_is_one_pair() -> None:
+def test_reports_use_singular_and_plural() -> None:
     assert FilterReport(read=1, kept=1).lines() == ["1 pair read, 1 kept"]
     assert FilterReport(read=2, kept=2).lines("line") == ["2 lines read, 2 kept"]
 
@@ -81,7 +81,7 @@ def test_settings_out_of_range() -> None:
 
 
 @pytest.mark.parametrize(("read", "told"), [(2_000, False), (1_000, True)])
-def test_many_pairs_that_go_with_the_held_out_ones_are_reported_with_a_remedy(read: int, told: bool) -> None:
+def test_losing_many_pairs_to_held_out_sources_is_reported_with_a_remedy(read: int, told: bool) -> None:
     dropped = dict.fromkeys(REASONS, 0) | {HELD_OUT: 60}
     report = FilterReport(read=read, kept=read - 70, held_out=10, dropped=dropped, examples={HELD_OUT: "a:1"})
     assert any("name a dev set (--dev-source)" in line for line in report.lines()) == told

@@ -70,7 +70,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("language", "sentences"), CASES, ids=lambda case: case if isinstance(case, str) else case[0])
-def test_sentences(language: str, sentences: list[str]) -> None:
+def test_sentences_of_each_language_are_found(language: str, sentences: list[str]) -> None:
     text = "".join(sentences) if language in ("zh", "ja") else " ".join(sentences)
     if language == "ja":
         text = text.replace("終わり｡", "終わり｡ ")
@@ -106,7 +106,7 @@ def test_long_texts_take_linear_time(piece: str) -> None:
 
 
 @given(st.text(alphabet="Aab1 .!?。！？…»«“”\"' \n\t\u3000😆", max_size=60))
-def test_nothing_is_lost(text: str) -> None:
+def test_found_sentences_cover_all_characters_but_spaces(text: str) -> None:
     spans = find_sentences(text)
     ends, starts = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
     assert not "".join(text[end:start] for end, start in zip(ends, starts, strict=True)).strip()

@@ -31,7 +31,7 @@ def test_terms_are_found_as_whole_words(text: str, found: list[str]) -> None:
     assert [term.source for term in terms.find(text)] == found
 
 
-def test_the_longest_is_found_in_any_case() -> None:
+def test_the_longest_term_is_found_in_any_case() -> None:
     terms = glossary(Apple="A", apple_pie="B")
     assert [term.source for term in terms.find("Apple pie is an Apple, apple")] == ["apple pie", "Apple"]
 
@@ -41,7 +41,7 @@ def test_terms_without_spaces_are_found_anywhere_the_longest_first() -> None:
     assert [term.source for term in terms.find("我喝苹果汁和果汁，吃苹果。")] == ["苹果汁", "果汁", "苹果"]
 
 
-def test_other_spellings_of_one_text_are_one() -> None:
+def test_composed_and_decomposed_letters_are_the_same_term() -> None:
     terms = Glossary([Term("e\u0301le\u0300ve", ("pupil",))])
     assert [term.targets for term in terms.find("L'\u00c9l\u00e8ve, un \u00e9l\u00e8ve")] == [("pupil",)]
 
@@ -56,12 +56,29 @@ def test_other_spellings_of_one_text_are_one() -> None:
         ("A hound", ["Hund"]),
     ],
 )
-def test_what_stands_for_a_term_is_looked_for_in_all_its_forms(translation: str, missing: list[str]) -> None:
+def test_a_term_counts_as_translated_in_any_of_its_forms(translation: str, missing: list[str]) -> None:
     terms = glossary(Hund="dog/dogs", Katze="cat")
     assert [term.source for term in terms.missing("Ein Hund", translation)] == missing
 
 
-def test_a_name_has_no_other_form() -> None:
+def test_a_text_is_a_term_only_as_a_whole() -> None:
+    """A longer term with another case of the first letter must not hide a term at the end of a text."""
+    terms = glossary(Vertrag="contract", vertragsnummer="contract number")
+    found = {
+        text: terms.term_of(text) for text in ("Vertrag", " Vertrag\n", "Vertragsnummer", "Vertrag.", "ein Vertrag", "")
+    }
+    assert [each and each.source for each in found.values()] == [
+        "Vertrag",
+        "Vertrag",
+        "vertragsnummer",
+        None,
+        None,
+        None,
+    ]
+    assert [(start, end) for start, end, _ in terms.occurrences("Ein Vertrag")] == [(4, 11)]
+
+
+def test_names_with_capitals_have_no_other_forms() -> None:
     terms = glossary(苹果="Apple", 爱="iPhone")
     assert [term.forms for term in terms.terms] == [("Apple",), ("iPhone",)]
     assert [term.source for term in terms.missing("苹果爱", "apple IPhone")] == ["苹果", "爱"]
@@ -87,14 +104,14 @@ def test_a_file_is_read_with_its_locations(tmp_path: Path) -> None:
         ("\n\n", "A glossary needs terms, but .*terms.tsv has none"),
     ],
 )
-def test_a_file_with_something_else_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_glossary_files_are_refused_with_their_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "terms.tsv"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TransduceError, match=message):
         read_glossary(path)
 
 
-def test_a_tally_counts_terms_and_names_the_first_that_are_missing() -> None:
+def test_a_tally_counts_terms_and_lists_the_first_missing_ones() -> None:
     tally = TermTally(glossary(Hund="dog", Katze="cat/cats"))
     tally.add(1, "Hund und Katze", "dog and cats")
     assert str(tally) == "glossary: 2 terms in the sources, 2 of them in the translations"
@@ -107,7 +124,7 @@ def test_a_tally_counts_terms_and_names_the_first_that_are_missing() -> None:
     assert told[-1] == "  and 2 more"
 
 
-def test_a_large_glossary_is_looked_up_at_once() -> None:
+def test_terms_of_a_large_glossary_are_found() -> None:
     terms = Glossary(Term(f"Wort{number}", (f"word{number}",)) for number in range(100_000))
     assert len(terms) == 100_000
     assert [term.targets for term in terms.find("Ein Wort99999 und Wort7")] == [("word99999",), ("word7",)]

@@ -38,11 +38,11 @@ def test_a_text_without_letters_has_no_language(profiles: LanguageProfiles) -> N
     assert set(profiles.probabilities("").values()) == {1 / 3}
 
 
-def test_only_some_languages_may_be_looked_at(profiles: LanguageProfiles) -> None:
+def test_detection_may_be_restricted_to_some_languages(profiles: LanguageProfiles) -> None:
     assert set(profiles.probabilities("今天", ["en", "de"])) == {"en", "de"}
 
 
-def test_what_is_saved_is_what_is_read(profiles: LanguageProfiles, tmp_path: Path) -> None:
+def test_saved_profiles_read_back_equal(profiles: LanguageProfiles, tmp_path: Path) -> None:
     profiles.save(tmp_path)
     first = (tmp_path / FILE_NAME).read_bytes()
     assert LanguageProfiles.load(tmp_path) == profiles
@@ -69,7 +69,7 @@ def test_a_broken_file_is_reported(tmp_path: Path, content: bytes, sentence: str
         LanguageProfiles.load(tmp_path)
 
 
-def test_profiles_of_several_models_go_together(profiles: LanguageProfiles) -> None:
+def test_profiles_of_several_models_are_merged(profiles: LanguageProfiles) -> None:
     other = learn_profiles({"en": ["something else"], "fr": ["Il fait beau aujourd'hui."]})
     merged = merge_profiles([profiles, other])
     assert set(merged.runs) == {"en", "de", "zh", "fr"}
@@ -78,7 +78,7 @@ def test_profiles_of_several_models_go_together(profiles: LanguageProfiles) -> N
 
 
 @pytest.mark.slow
-def test_held_out_sentences_are_distinguished(data_folder: Path) -> None:
+def test_languages_of_held_out_sentences_are_detected_at_98_percent(data_folder: Path) -> None:
     """98 % is the bar; chance alone would tell a third."""
 
     def lines(name: str, most: int) -> list[str]:

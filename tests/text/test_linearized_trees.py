@@ -84,14 +84,14 @@ def test_endless_opening_brackets_are_bounded() -> None:
     assert read_tree(str(tree)) == tree
 
 
-def test_all_between_two_words_is_one_run() -> None:
+def test_symbols_between_two_words_are_one_run() -> None:
     rows = ["S(NP(DT/NN/)VP(VBZ/))"] * 3 + ["S(NP(NN/)VP(VBZ/NP(NN/)))"]
     assert frequent_runs(rows, 3) == {")VP(VBZ/", "))", "S(NP(DT/"}
     assert frequent_runs(rows, 100) == {")VP(VBZ/", "))", "S(NP(DT/", ")))", "NP(NN/", "S(NP(NN/"}
     assert frequent_runs(rows, 0) == frozenset()
 
 
-def test_a_line_has_each_word_and_then_what_leads_up_to_it() -> None:
+def test_a_line_holds_each_word_followed_by_its_symbols() -> None:
     row = linearize(TREE)
     line = write_line(TREE.words(), row, frequent_runs([row], 100))
     assert line == "we⟩S(NP(PRP/ go⟩)VP(VBP/ ,⟩-COMMA-/ home⟩ADVP(RB/⟩)))"
@@ -118,7 +118,7 @@ def test_a_tree_comes_back_from_its_line(tree: Tree, other: Tree) -> None:
             rest = rest.removeprefix(max(filter(rest.startswith, known), key=len))
 
 
-def test_marks_in_words() -> None:
+def test_the_separator_and_brackets_in_words_are_escaped() -> None:
     tree = Tree("S", (Tree("NN", (), "a⟩S("), Tree("NN", (), "⟩")))
     line = write_line(tree.words(), linearize(tree), frozenset())
     assert line == f"{plain('a⟩S(')}⟩S(⟩NN/ {plain('⟩')}⟩NN/⟩)"
@@ -126,7 +126,7 @@ def test_marks_in_words() -> None:
     assert plain("go") == "go"
 
 
-def test_errors() -> None:
+def test_empty_sentences_and_labels_with_brackets_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"the sentence has none"):
         build_tree(["S("], [])
     with pytest.raises(TransduceError, match=r'or have a space, bracket, /, ▁ or ⟩, but one is "N/P" in \(N/P x\)'):

@@ -19,7 +19,7 @@ from transduce.text.sentences import find_lost_sentences
         ("मैं घर जा रहा हूँ। तुम कहाँ हो अभी।", "I am going home.", (2, 1)),
     ],
 )
-def test_a_lost_sentence_is_found(source: str, translation: str, expected: tuple[int, int]) -> None:
+def test_a_translation_with_fewer_sentences_is_found(source: str, translation: str, expected: tuple[int, int]) -> None:
     assert find_lost_sentences(source, translation) == expected
 
 
@@ -48,5 +48,5 @@ def test_a_lost_sentence_is_found(source: str, translation: str, expected: tuple
         ("", "Nothing was there. Nothing at all."),
     ],
 )
-def test_a_faithful_translation_is_not(source: str, translation: str) -> None:
+def test_a_translation_with_all_sentences_is_not_reported(source: str, translation: str) -> None:
     assert find_lost_sentences(source, translation) is None

@@ -60,7 +60,7 @@ def found(text: str, *patterns: str) -> list[str]:
         ("😆 👨‍👩‍👧‍👦 🇩🇪👍🏽 1️⃣ ❤️", ["😆", "👨‍👩‍👧‍👦", "🇩🇪👍🏽", "1️⃣", "❤️"]),
     ],
 )
-def test_what_must_stay_is_found(text: str, spans: list[str]) -> None:
+def test_placeholders_tags_and_addresses_are_protected(text: str, spans: list[str]) -> None:
     assert found(text) == spans
 
 
@@ -82,11 +82,11 @@ def test_what_must_stay_is_found(text: str, spans: list[str]) -> None:
         "他住在北京（Beijing），data: 10:30。",
     ],
 )
-def test_prose_stays_prose(text: str) -> None:
+def test_ordinary_prose_has_no_protected_spans(text: str) -> None:
     assert found(text) == []
 
 
-def test_a_users_expressions_come_first() -> None:
+def test_regular_expressions_of_the_user_take_precedence() -> None:
     assert found("Order AB 12345 now", r"AB \d+") == ["AB 12345"]
     assert find_protected("x Foo y", ["Foo"]) == [Span(2, 5)]
 

@@ -73,12 +73,12 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         ("no end", ["no end"]),
     ],
 )
-def test_sentences(paragraph: str, sentences: list[str]) -> None:
+def test_a_paragraph_is_split_into_sentences(paragraph: str, sentences: list[str]) -> None:
     assert split_sentences(paragraph) == sentences
     assert "".join(sentences).replace(" ", "") == paragraph.replace(" ", "")
 
 
-def test_only_what_was_wrapped_by_width_is_taken_for_it() -> None:
+def test_only_lines_wrapped_by_width_count_as_hard_wrapped() -> None:
     assert is_hard_wrapped(WRAPPED.split("\n"))
     assert not is_hard_wrapped(
         ["a short line", "then a much longer one that goes on and on", "short", "mid length here"]
@@ -169,7 +169,7 @@ def test_paragraphs_are_joined_with_spaces_except_after_a_dash() -> None:
     assert list(join_lines(["  a", "b--", "c", "", "", "d-", "e"])) == ["a b--c", "d-e"]
 
 
-def test_every_novel_is_seen_to_be_wrapped(data_folder: Path) -> None:
+def test_hard_wrapping_of_novels_is_detected(data_folder: Path) -> None:
     novels = sorted((data_folder / "gutenberg").glob("*.gz"))[:2]
     for novel in novels:
         (document,) = read_documents(novel)

@@ -23,7 +23,7 @@ def vocabulary(marks: tuple[str, ...] = SPECIAL_TOKENS) -> Vocabulary:
     return Vocabulary(train_model(lambda: LINES, settings, adjust=True))
 
 
-def test_a_text_is_framed_and_cut() -> None:
+def test_frame_adds_cls_and_sep_and_truncates_the_text() -> None:
     marks = SpecialTokens(cls=3, sep=4, mask=5)
     assert marks.frame([7, 8], 10) == [3, 7, 8, 4]
     assert marks.frame([7, 8, 9, 10], 5) == [3, 7, 8, 9, 4]
@@ -46,7 +46,7 @@ def test_a_mask_stands_for_a_token_with_its_space() -> None:
     assert made.decode(inside[:-1]) == "the ca"
 
 
-def test_an_unknown_word_before_a_mask_stays() -> None:
+def test_an_unknown_word_before_a_mask_is_kept() -> None:
     """BERT's vocabulary has no token for a space, so looking it up gives the unknown token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
     record = ImportedVocabularyRecord(
@@ -72,6 +72,6 @@ def test_ordinary_tokens_are_all_but_the_special_ones() -> None:
     assert {made.token(id) for id in special} == {"<pad>", "</s>", "<unk>", *SPECIAL_TOKENS}
 
 
-def test_a_vocabulary_without_marks_is_refused() -> None:
+def test_a_vocabulary_without_a_mask_token_is_refused() -> None:
     with pytest.raises(TransduceError, match=r"this vocabulary has no \[MASK\]"):
         special_tokens_of(vocabulary(("[CLS]", "[SEP]")))

@@ -11,11 +11,11 @@ def cut(text: str, most: int, *, gathers: bool = False) -> list[str]:
     return split_text(text, lambda part: len(part) <= most, gathers=gathers)
 
 
-def test_what_fits_stays_whole() -> None:
+def test_a_text_within_the_limit_is_not_split() -> None:
     assert cut(" One. Two. ", 20) == [" One. Two. "]
 
 
-def test_sentences_stay_apart() -> None:
+def test_a_text_beyond_the_limit_is_split_at_sentence_ends() -> None:
     assert cut("One is here. Two is there! Three?", 14) == ["One is here.", "Two is there!", "Three?"]
     assert cut("我爱你。你爱我吗？是的。", 6) == ["我爱你。", "你爱我吗？", "是的。"]
 
@@ -40,12 +40,12 @@ def test_sentences_are_gathered_as_far_as_they_fit() -> None:
         ["値は３．５です．", "終わり｡"],
     ],
 )
-def test_sentences_of_other_scripts_stay_apart(sentences: list[str]) -> None:
+def test_sentences_of_other_scripts_are_split(sentences: list[str]) -> None:
     text = " ".join(sentences)
     assert cut(text, len(text) - 1) == sentences
 
 
-def test_a_full_stop_within_a_number_ends_nothing() -> None:
+def test_a_full_stop_within_a_number_is_no_sentence_end() -> None:
     assert cut("It costs 3.50 or so. Buy it.", 21) == ["It costs 3.50 or so.", "Buy it."]
 
 
@@ -61,14 +61,14 @@ def test_a_long_sentence_is_cut_at_commas_then_at_spaces_then_anywhere() -> None
 
 @pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("text", ["x" * 100_000, "词" * 100_000, "word " * 20_000, "。" * 10_000])
-def test_huge_texts(text: str, gathers: bool) -> None:
+def test_huge_texts_are_split_within_the_limit_without_loss(text: str, gathers: bool) -> None:
     parts = cut(text, 200, gathers=gathers)
     assert max(map(len, parts)) <= 200 or text.startswith("。")
     assert "".join(parts).replace(" ", "") == text.replace(" ", "")
 
 
 @given(st.text(alphabet="ab ,.。！”　", min_size=1, max_size=60), st.integers(1, 20), st.booleans())
-def test_nothing_but_spaces_is_lost(text: str, most: int, gathers: bool) -> None:
+def test_splitting_loses_only_spaces(text: str, most: int, gathers: bool) -> None:
     parts = cut(text, most, gathers=gathers)
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert len(text) <= most or all(len(part) <= most for part in parts)

@@ -32,10 +32,10 @@ FINDER = SymbolSplitter(
         ("a new NEW", ["a ", "[NEW]", " ", "[NEW]"]),
     ],
 )
-def test_symbols_and_what_stands_between_them(text: str, parts: list[str]) -> None:
+def test_text_is_split_into_symbols_and_the_parts_between_them(text: str, parts: list[str]) -> None:
     assert [f"[{part}]" if is_symbol else part for part, is_symbol in FINDER.parts(text)] == parts
 
 
 @pytest.mark.timeout(20)  # where every space began a search, it took a minute
-def test_a_text_of_spaces_takes_no_longer_than_another() -> None:
+def test_a_long_text_of_spaces_is_split_in_linear_time() -> None:
     assert "".join(part for part, _ in FINDER.parts(" " * 200_000)) == " " * 200_000

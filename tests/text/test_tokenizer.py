@@ -43,7 +43,7 @@ def joint() -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("text", ODD)
-def test_every_text_comes_back(kind: str, text: str) -> None:
+def test_decoding_restores_every_encoded_text(kind: str, text: str) -> None:
     tokenizer = Tokenizer.train(read_sentences, TokenizerSettings(kind=kind, vocabulary_size=325))  # type: ignore[arg-type]
     assert tokenizer.source.decode(tokenizer.source.encode(text)) == text
 
@@ -54,7 +54,7 @@ def test_spaces_are_trimmed_and_collapsed_and_nothing_else(joint: Tokenizer) -> 
     assert vocabulary.encode("I   love") == vocabulary.encode(" I love ")
 
 
-def test_special_ids_come_first_and_are_never_spoken(joint: Tokenizer) -> None:
+def test_special_ids_come_first_and_decode_to_nothing(joint: Tokenizer) -> None:
     vocabulary = joint.target
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
@@ -67,7 +67,7 @@ def test_text_cannot_spell_a_special_token(joint: Tokenizer) -> None:
     assert not {0, 1, 2} & set(joint.source.encode("<pad></s><unk>"))
 
 
-def test_a_line_feed_is_spoken_as_a_space(joint: Tokenizer) -> None:
+def test_a_line_feed_is_decoded_as_a_space(joint: Tokenizer) -> None:
     assert joint.source.decode(joint.source.encode("I\nlove")) == "I love"
 
 
@@ -77,7 +77,7 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(joint: Tokenizer) -
     assert vocabulary.decode(vocabulary.encode("\ud83d\ude00")) == "😀"
 
 
-def test_tokens_and_ids_correspond(joint: Tokenizer) -> None:
+def test_tokens_and_ids_convert_into_each_other(joint: Tokenizer) -> None:
     vocabulary = joint.source
     ids = vocabulary.encode("我爱你 dogs")
     assert "".join(vocabulary.tokens(ids)).replace("▁", " ") == " 我爱你 dogs"
@@ -185,13 +185,13 @@ def test_a_vocabulary_must_hold_the_characters() -> None:
     assert grown.source.decode(grown.source.encode("I love cats.")) == "I love cats."
 
 
-def test_no_text_no_vocabulary() -> None:
+def test_a_corpus_without_text_is_refused() -> None:
     for lines in ([], ["", "  "]):
         with pytest.raises(TransduceError, match="A vocabulary is learned from text, but the corpus has none"):
             train_model(lambda lines=lines: lines, TokenizerSettings())  # type: ignore[misc]
 
 
-def test_long_lines_are_learned_from_too() -> None:
+def test_long_lines_contribute_to_the_vocabulary() -> None:
     # The trainer alone would skip both sentences: they have more than 4,192 bytes.
     long_sentence, without_spaces = " ".join(["dogs"] * 1_500), "我们明天去学校" * 300
     model = train_model(lambda: [long_sentence, without_spaces], TokenizerSettings(vocabulary_size=290))
@@ -213,7 +213,7 @@ def test_large_corpora_are_sampled_evenly() -> None:
     assert [pair.line for pair in _sample(pairs, 10, 10)] == list(range(10))
 
 
-def test_settings_out_of_range() -> None:
+def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` must be at least 4, but is 3"):
         TokenizerSettings(vocabulary_size=3)
     with pytest.raises(TransduceError, match=r"`tokenizer\.character_coverage` must be from 0\.98 to 1, but is 0\.5"):
@@ -223,7 +223,7 @@ def test_settings_out_of_range() -> None:
             TokenizerSettings(user_symbols=symbols)
 
 
-def test_folders_that_hold_no_tokenizer(tmp_path: Path, joint: Tokenizer) -> None:
+def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path, joint: Tokenizer) -> None:
     with pytest.raises(TransduceError, match=r"tokenizer_settings\.json does not exist: .* holds no tokenizer"):
         Tokenizer.load(tmp_path)
     joint.save(tmp_path)

@@ -44,7 +44,7 @@ def both_ids(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[list[int]], l
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("name", ["tatoeba-zh-en", "tatoeba-de-en"])
-def test_ids_agree_on_thousands_of_real_sentences(data_folder: Path, name: str, kind: Any) -> None:
+def test_ids_equal_sentencepieces_on_thousands_of_real_sentences(data_folder: Path, name: str, kind: Any) -> None:
     tokenizer = train(data_folder / name, TokenizerSettings(kind=kind, vocabulary_size=4_000))
     texts = []
     for path in ("tatoeba-zh-en/train.zh.gz", "tatoeba-de-en/train.de.gz", "tatoeba-de-en/train.en.gz"):
@@ -60,7 +60,7 @@ def test_ids_agree_on_thousands_of_real_sentences(data_folder: Path, name: str, 
     ("byte_fallback", "nfc", "user_symbols"),
     [(True, False, ()), (True, True, ()), (False, False, ()), (True, False, ("<2de>", "<2deu>"))],
 )
-def test_ids_agree_on_odd_texts(
+def test_ids_equal_sentencepieces_on_unusual_texts(
     data_folder: Path, kind: Any, byte_fallback: bool, nfc: bool, user_symbols: tuple[str, ...]
 ) -> None:
     settings = TokenizerSettings(
@@ -98,7 +98,7 @@ def test_the_names_of_special_tokens_can_be_plain_characters(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_decoding_agrees(data_folder: Path, kind: Any) -> None:
+def test_decoded_texts_equal_sentencepieces(data_folder: Path, kind: Any) -> None:
     vocabulary = train(data_folder / "tatoeba-zh-en", TokenizerSettings(kind=kind, vocabulary_size=4_000)).source
     other: Any = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary)))
     for text in ODD:
@@ -119,7 +119,7 @@ def spaced_texts() -> list[str]:
 
 @pytest.mark.parametrize("nfc", [False, True])
 @pytest.mark.parametrize(("kind", "byte_fallback"), [("bpe", True), ("unigram", True), ("character", True)])
-def test_a_vocabulary_that_keeps_spaces_spells_every_line_and_the_other_library_agrees(
+def test_a_vocabulary_that_keeps_spaces_restores_each_line_in_both_libraries(
     kind: Any, byte_fallback: bool, nfc: bool
 ) -> None:
     pairs = [Pair(line.replace("x", f"x{number % 9}"), "", 1) for number in range(60) for line in CODE]

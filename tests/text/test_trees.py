@@ -11,7 +11,7 @@ from transduce.text.trees import MAX_DEPTH, Tree, clean, draw, plain_label, read
 CAT = "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"
 
 
-def test_a_tree_knows_its_words_and_is_written_as_it_was_read() -> None:
+def test_a_tree_has_its_words_and_prints_as_it_was_read() -> None:
     tree = read_tree(CAT)
     assert tree.words() == ["the", "cat", "sleeps"]
     assert [leaf.label for leaf in tree.leaves()] == ["DT", "NN", "VBZ"]
@@ -54,12 +54,12 @@ def test_what_is_no_tree_is_refused_with_its_location(tmp_path: Path, content: s
 
 
 @pytest.mark.parametrize("text", ["", "cat", "(NP", f"{CAT} {CAT}"])
-def test_a_text_must_be_one_tree(text: str) -> None:
+def test_a_text_that_is_not_exactly_one_tree_is_refused(text: str) -> None:
     with pytest.raises(TransduceError, match=r"must be one tree|a tree begins"):
         read_tree(text)
 
 
-def test_a_tag_with_several_words_is_each_ones() -> None:
+def test_a_tag_with_several_words_becomes_one_leaf_per_word() -> None:
     assert str(read_tree("(NML (NN Xpd TTD) (HYPH /))")) == "(NML (NN Xpd) (NN TTD) (HYPH /))"
 
 
@@ -74,7 +74,7 @@ def test_cleaning_takes_traces_function_tags_and_the_outer_bracket() -> None:
     ("label", "plain"),
     [("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("-LRB-", "-LRB-"), ("PRP$", "PRP$"), ("NP|<x>", "NP|<x>"), ("S", "S")],
 )
-def test_plain_labels(label: str, plain: str) -> None:
+def test_plain_label_removes_function_tags_and_indices(label: str, plain: str) -> None:
     assert plain_label(label) == plain
 
 

@@ -59,7 +59,7 @@ def test_splitting_loses_nothing_but_spaces(text: str) -> None:
         (["▁a", "<0xE6>", "b"], "a\ufffdb", ["a", "\ufffd", "b"]),
     ],
 )
-def test_each_token_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:
+def test_token_spans_gives_the_characters_of_each_token(pieces: list[str], text: str, spelt: list[str]) -> None:
     assert [text[start:end] for start, end in token_spans(pieces, text)] == spelt
 
 

@@ -32,7 +32,7 @@ from transduce.text.languages import detect_other_language
         ("Kot siedzi na macie i śpi.", "en", "another language"),
     ],
 )
-def test_another_language_is_found(text: str, language: str, expected: str) -> None:
+def test_text_clearly_in_another_language_is_detected(text: str, language: str, expected: str) -> None:
     assert detect_other_language(text, language) == expected
 
 
@@ -64,5 +64,5 @@ def test_another_language_is_found(text: str, language: str, expected: str) -> N
         ("Dzisiaj idziemy do szkoły razem.", "pl"),
     ],
 )
-def test_what_may_be_right_is_not(text: str, language: str) -> None:
+def test_names_and_short_texts_are_not_taken_for_another_language(text: str, language: str) -> None:
     assert detect_other_language(text, language) is None

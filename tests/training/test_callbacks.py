@@ -117,7 +117,7 @@ def test_a_tracker_without_its_package_is_refused_up_front(monkeypatch: pytest.M
         WandbTracker()
 
 
-def test_weights_and_biases_offline(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_wandb_tracker_logs_validations_offline(settings: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     run(tmp_path / "m", settings, WandbTracker(mode="offline", dir=str(tmp_path)))
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
@@ -125,7 +125,9 @@ def test_weights_and_biases_offline(settings: dict[str, Any], tmp_path: Path) ->
     assert b"dev/bleu" in log.read_bytes()
 
 
-def test_mlflow_in_a_folder(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_tracker_logs_each_validation_to_a_folder(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
@@ -137,7 +139,7 @@ def test_mlflow_in_a_folder(settings: dict[str, Any], tmp_path: Path, monkeypatc
     assert [(int(row[2]), pytest.approx(float(row[1]))) for row in rows] == expected
 
 
-def test_trackio_on_this_machine(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_trackio_tracker_logs_to_a_local_folder(settings: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     code = (
         "import json, sys, transduce\n"

@@ -40,7 +40,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints(folder)]
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_loads_equal(tmp_path: Path) -> None:
     saved = make(7)
     loaded = load_checkpoint(save_checkpoint(tmp_path, saved, keep=2))
     assert loaded.state == saved.state
@@ -59,7 +59,7 @@ def test_views_of_one_vector_can_be_saved(tmp_path: Path) -> None:
     assert torch.equal(loaded["b"], torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (9, 10, 100, 1000):
         save_checkpoint(tmp_path, make(step), keep=2)
     assert names(tmp_path) == ["step-000001000", "step-000000100"]
@@ -68,12 +68,12 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert (newest.state.step, refused) == (1000, [])
 
 
-def test_nothing_was_saved(tmp_path: Path) -> None:
+def test_load_newest_of_a_missing_folder_is_none(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "missing") == (None, [])
 
 
 @pytest.mark.parametrize("victim", ["weights.safetensors", "exp_avg.safetensors", "state.json"])
-def test_one_changed_byte_is_found_and_the_previous_checkpoint_taken(tmp_path: Path, victim: str) -> None:
+def test_a_changed_byte_is_detected_and_the_previous_checkpoint_loaded(tmp_path: Path, victim: str) -> None:
     save_checkpoint(tmp_path, make(10), keep=2)
     damaged = save_checkpoint(tmp_path, make(20), keep=2)
     content = bytearray((damaged / victim).read_bytes())
@@ -89,7 +89,7 @@ def test_one_changed_byte_is_found_and_the_previous_checkpoint_taken(tmp_path: P
 
 
 @pytest.mark.parametrize("victim", ["weights.safetensors", "state.json", "manifest.json"])
-def test_a_missing_file_is_found(tmp_path: Path, victim: str) -> None:
+def test_a_checkpoint_with_a_missing_file_is_refused(tmp_path: Path, victim: str) -> None:
     path = save_checkpoint(tmp_path, make(10), keep=2)
     (path / victim).unlink()
     with pytest.raises(TransduceError, match=rf"step-000000010 is damaged: .*{victim}"):
@@ -119,7 +119,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_the_format_before_is_read(tmp_path: Path) -> None:
+def test_the_previous_checkpoint_format_is_read(tmp_path: Path) -> None:
     """The previous format has no sums, no window and no surroundings."""
     path = save_checkpoint(tmp_path, make(3), keep=2)
     state = msgspec.json.decode((path / "state.json").read_bytes())

@@ -75,7 +75,7 @@ def test_steps_longer_than_the_budget_end_the_run_at_the_second() -> None:
     assert end == 300.0
 
 
-def test_a_single_decision_gives_the_schedule_of_as_many_steps(make_settings: Make) -> None:
+def test_one_decided_number_of_steps_gives_the_schedule_of_that_number(make_settings: Make) -> None:
     plan = [Decision(12, 100, 2)]
     settings = make_settings(steps=None, minutes=1.0, schedule="linear", warmup_steps=10, learning_rate=0.01)
     for step in range(13, 101):

@@ -96,12 +96,12 @@ def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytes
     loss().total.backward()
 
 
-def test_layers_in_parts_are_not_compiled() -> None:
+def test_compile_and_sharded_together_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"`training.compile` and `training.sharded` do not go together"):
         TrainingSettings(compile=True, sharded=True)
 
 
-def test_it_is_for_gpus() -> None:
+def test_compiling_layers_on_the_cpu_is_refused() -> None:
     with pytest.raises(TransduceError, match=r"`training.compile` is true, but the device is cpu: it is for GPUs"):
         compile_layers(small_model(), "cpu")
 
@@ -127,7 +127,7 @@ class Counted:
         return Pair(epoch, position)
 
 
-def test_batches_made_ahead_are_the_same_batches() -> None:
+def test_prefetched_batches_are_the_batches_that_are_requested() -> None:
     counted = Counted()
     ahead = PrefetchedBatches(counted)
     wanted = [divmod(number, 3) for number in range(7)]
@@ -139,7 +139,7 @@ def test_batches_made_ahead_are_the_same_batches() -> None:
     assert len(ahead) == 3
 
 
-def test_each_batch_is_looked_at_in_another_thread() -> None:
+def test_the_loss_prefetches_each_batch_in_another_thread() -> None:
     seen: list[tuple[Pair, bool]] = []
     own = threading.current_thread()
 
@@ -158,6 +158,6 @@ def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
         PrefetchedBatches(Counted()).batch(0, 3)
 
 
-def test_arrays_become_tensors() -> None:
+def test_to_device_converts_arrays_to_tensors() -> None:
     array = np.array([[1, 2], [3, 0]])
     assert torch.equal(to_device(array, torch.device("cpu")), torch.tensor([[1, 2], [3, 0]]))

@@ -71,7 +71,9 @@ def test_dropout_that_does_harm_is_turned_off_and_why_is_reported(tmp_path: Path
 
 
 @pytest.mark.parametrize("without", [0.5, 1.04, float("nan"), float("inf")])
-def test_dropout_that_makes_texts_harder_stays(tmp_path: Path, make_settings: Make, without: float) -> None:
+def test_dropout_without_which_the_loss_is_not_clearly_lower_stays_on(
+    tmp_path: Path, make_settings: Make, without: float
+) -> None:
     setup = Setup(tmp_path, make_settings(steps=6, validate_every=2, adapt_dropout=True), without=without)
     setup.run()
     # Each validation but the last looks at the step before it once more.
@@ -79,13 +81,13 @@ def test_dropout_that_makes_texts_harder_stays(tmp_path: Path, make_settings: Ma
     assert "Dropout" not in setup.output.getvalue()
 
 
-def test_it_stays_where_it_was_set(tmp_path: Path, make_settings: Make) -> None:
+def test_dropout_that_was_set_is_never_turned_off(tmp_path: Path, make_settings: Make) -> None:
     setup = Setup(tmp_path, make_settings(steps=6, validate_every=2), without=9.0)
     setup.run()
     assert all(noisy for _, noisy in setup.noisy)
 
 
-def test_it_stays_off_after_a_resume(tmp_path: Path, make_settings: Make) -> None:
+def test_dropout_that_was_turned_off_stays_off_after_resuming(tmp_path: Path, make_settings: Make) -> None:
     Setup(tmp_path, make_settings(steps=4, validate_every=2, adapt_dropout=True), without=2.0).run()
     resumed = Setup(tmp_path, make_settings(steps=6, validate_every=2, adapt_dropout=True), without=2.0)
     assert resumed.trainer.resume()
@@ -93,7 +95,7 @@ def test_it_stays_off_after_a_resume(tmp_path: Path, make_settings: Make) -> Non
     assert resumed.noisy == [(4, False), (5, False)]
 
 
-def test_looking_changes_nothing_of_what_is_learnt(tmp_path: Path, make_settings: Make) -> None:
+def test_monitoring_dropout_does_not_change_the_trained_weights(tmp_path: Path, make_settings: Make) -> None:
     found = []
     for adapts in (True, False):
         folder = tmp_path / str(adapts)
@@ -104,7 +106,7 @@ def test_looking_changes_nothing_of_what_is_learnt(tmp_path: Path, make_settings
     assert torch.equal(*found)
 
 
-def test_only_dropout_is_turned_off_while_it_looks() -> None:
+def test_the_monitor_disables_dropout_but_keeps_batch_norm_in_training_mode() -> None:
     noisy, norm = Noisy(), nn.BatchNorm1d(3)
     model = nn.Sequential(noisy, norm)
     watch = DropoutMonitor(model)
@@ -119,7 +121,7 @@ def test_only_dropout_is_turned_off_while_it_looks() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_nothing_is_to_be_turned_off_twice_or_where_nothing_drops() -> None:
+def test_the_monitor_is_inactive_without_dropout_and_after_turning_it_off() -> None:
     assert not DropoutMonitor(Noisy(p=0.0)).is_active
     model = Noisy()
     watch = DropoutMonitor(model)

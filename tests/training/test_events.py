@@ -45,7 +45,7 @@ def write_run(folder: Path, *, resume_at: int, last: int) -> None:
     log.close()
 
 
-def test_an_event_is_an_object_a_line(tmp_path: Path) -> None:
+def test_each_event_is_one_json_object_per_line(tmp_path: Path) -> None:
     write_run(tmp_path, resume_at=0, last=3)
     lines = (tmp_path / "metrics.jsonl").read_text("utf-8").split("\n")
     assert json.loads(lines[0]) == {
@@ -84,7 +84,7 @@ def test_a_validation_that_is_repeated_stands_there_once(tmp_path: Path) -> None
     assert steps_of(tmp_path).count(("validation", 3)) == 1
 
 
-def test_a_run_from_the_start_forgets_an_earlier_one(tmp_path: Path) -> None:
+def test_a_run_from_the_start_replaces_an_earlier_log(tmp_path: Path) -> None:
     write_run(tmp_path, resume_at=0, last=5)
     write_run(tmp_path, resume_at=0, last=2)
     assert steps_of(tmp_path) == [("train", 1), ("train", 2)]
@@ -97,7 +97,7 @@ def test_events_are_on_the_disk_at_once(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_number_that_is_none_is_still_json(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_logged_as_null(tmp_path: Path) -> None:
     log = EventLog(tmp_path, resume_at=0)
     log.write(ValidationEvent(step=1, loss=math.nan, perplexity=math.inf))
     log.close()
@@ -115,7 +115,7 @@ def show(console: Console) -> None:
     display.stop()
 
 
-def test_lines_where_there_is_no_terminal() -> None:
+def test_progress_is_printed_as_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     show(Console(file=stream, width=40))
     assert stream.getvalue().split("\n") == [
@@ -129,7 +129,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_a_bar_on_a_terminal() -> None:
+def test_progress_is_a_bar_on_a_terminal() -> None:
     stream = io.StringIO()
     show(Console(file=stream, width=120, force_terminal=True, color_system=None))
     shown = stream.getvalue()
@@ -149,5 +149,5 @@ def test_a_bar_on_a_terminal() -> None:
         (3900, "1 h 05 min"),
     ],
 )
-def test_durations_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_rounded_to_readable_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

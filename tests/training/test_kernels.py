@@ -37,13 +37,13 @@ def uncached() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uncached")
-def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llvmlite_pytorchs_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert choose_kernels("cpu", 1) == Choice("torch", "llvmlite is not installed (pip install 'transduce[fast]')")
 
 
 @pytest.mark.usefixtures("uncached")
-def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_old_llvmlite_pytorchs_kernels_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other packages hold it back; what it lacks must not be imported."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.43.0")
     monkeypatch.setitem(sys.modules, "transduce.kernels.cpu.jit.compiler", None)
@@ -77,18 +77,18 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
     assert choose_kernels("cuda", 1, compiled=True).value == "torch"
 
 
-def test_pytorch_alone() -> None:
+def test_training_kernels_torch_loads_no_kernels() -> None:
     assert kernels_for_training("torch", "cpu") is None
     assert kernels_for_training("torch", "cuda") is None
 
 
-def test_compiled_layers_have_kernels_of_theirs() -> None:
+def test_compile_and_native_kernels_together_are_refused() -> None:
     wanted = "`training.compile` and `training.kernels` = native do not go together"
     with pytest.raises(TransduceError, match=wanted):
         TrainingSettings(compile=True, kernels="native")
 
 
-def test_reported_where_there_are_none(
+def test_native_kernels_are_refused_with_the_reason_if_unavailable(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.training.choices.why_no_kernels", lambda _: "there are none")
@@ -99,21 +99,23 @@ def test_reported_where_there_are_none(
     assert not (tmp_path / "m").exists()
 
 
-def test_recording_where_there_is_no_gpu(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_recorded_steps_are_refused_without_a_gpu(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = toy_settings | {"training.record": True}
     with pytest.raises(TransduceError, match=r"`training.record` is true, but there is no GPU: leave it out"):
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "m").exists()
 
 
-def test_recording_by_pytorchs_kernels() -> None:
+def test_recorded_steps_are_refused_with_pytorchs_kernels() -> None:
     settings = check_settings({"training": {"record": True, "kernels": "torch"}})
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda")
     with pytest.raises(TransduceError, match=r"`training.record` is true, but `training.kernels` is torch: leave it"):
         check_training(settings, ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9), machine)
 
 
-def test_recording_what_is_not_packed(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_recorded_steps_are_refused_for_tasks_without_packed_batches(
+    toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
     ignored = ("model.num_encoder_layers", *TARGETS)
     settings = {name: value for name, value in toy_settings.items() if name not in ignored}
     settings |= {"task.kind": "language-model", "training.record": True}
@@ -121,7 +123,7 @@ def test_recording_what_is_not_packed(toy_settings: dict[str, Any], tmp_path: Pa
         train(out=tmp_path / "m", settings=settings, device="cpu", threads=1)
 
 
-def test_a_recorded_run_goes_on_where_nothing_can_be_recorded(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_with_recorded_steps_resumes_without_a_gpu(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     short = {"training.steps": 4, "training.save_every": 2, "training.validate_every": 4, "training.translate_dev": 0}
     train(out=tmp_path / "m", settings=toy_settings | short, device="cpu", threads=1)
     stored = tmp_path / "m" / SETTINGS_FILE
@@ -156,7 +158,7 @@ def test_steps_are_recorded_by_one_process_with_a_gpu(
     assert choose_record(device, kernels, processes).value is chosen
 
 
-def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_steps_are_allowed_in_unsharded_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.tasks.run.resolving.choose_kernels", lambda *_, **__: Choice("native", ""))
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda:0", processes=2)
     model = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
@@ -168,7 +170,7 @@ def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypat
         check_training(check_settings({"training": {"record": True}}), rotary, machine)
 
 
-def test_a_run_goes_on_where_there_are_none(
+def test_a_run_with_kernels_resumes_without_them_and_reports_it(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if choose_kernels("cpu", 1).value == "torch":
@@ -181,7 +183,7 @@ def test_a_run_goes_on_where_there_are_none(
     assert "kernels native then, torch now" in capsys.readouterr().err
 
 
-def test_a_run_from_before_the_choice_keeps_pytorchs(
+def test_a_run_stored_without_a_kernel_choice_resumes_with_pytorchs(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = {"training.steps": 4, "training.save_every": 2, "training.validate_every": 4, "training.translate_dev": 0}
@@ -228,7 +230,9 @@ def losses_by_kernels(settings: dict[str, Any], folder: Path) -> dict[str, list[
 
 @pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_with_ours_learns_as_with_pytorchs(task: str, toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_native_kernels_give_the_losses_of_pytorchs_for_each_task(
+    task: str, toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
     own, useless = TASKS[task]
     settings = toy_settings | COMPARED | {"task.kind": task} | own
     settings = {name: value for name, value in settings.items() if name not in useless}
@@ -237,7 +241,7 @@ def test_a_run_with_ours_learns_as_with_pytorchs(task: str, toy_settings: dict[s
 
 
 @pytest.mark.skipif(choose_kernels("cpu", 1).value == "torch", reason="there are no kernels of our own here")
-def test_lora_with_ours_learns_as_with_pytorchs(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_native_kernels_give_the_losses_of_pytorchs_with_lora(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     short = toy_settings | COMPARED | {"training.steps": 2}
     train(out=tmp_path / "first", settings=short, device="cpu", threads=1)
     sized = {name: value for name, value in (toy_settings | COMPARED).items() if name.split(".")[0] == "training"}

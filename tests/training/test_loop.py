@@ -272,7 +272,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path, make_se
     assert setup.trainer.step == 0
 
 
-def test_a_finished_run_does_nothing_more_and_more_steps_go_on(tmp_path: Path, make_settings: Make) -> None:
+def test_a_finished_run_resumes_only_if_more_steps_are_set(tmp_path: Path, make_settings: Make) -> None:
     Setup(tmp_path, make_settings()).trainer.run()
     again = Setup(tmp_path, make_settings())
     again.trainer.resume()
@@ -341,7 +341,7 @@ def test_a_run_without_any_finite_gradient_stops_with_advice(tmp_path: Path, mak
         setup.trainer.run()
 
 
-def test_reports_tell_means_per_token(tmp_path: Path, make_settings: Make) -> None:
+def test_reported_losses_are_means_per_token(tmp_path: Path, make_settings: Make) -> None:
     setup = Setup(tmp_path, make_settings(steps=4, schedule="linear", warmup_steps=2))
     setup.trainer.run()
     tokens = [pair[1].numel() for pair in (RandomBatches().batch(0, position) for position in range(4))]
@@ -515,7 +515,7 @@ def test_the_loss_decides_between_scores_that_differ_by_less_than_noise(tmp_path
     assert b"contributions" not in (tmp_path / "metrics.jsonl").read_bytes()
 
 
-def test_small_losses_of_the_score_do_not_add_up(tmp_path: Path, make_settings: Make) -> None:
+def test_scores_within_noise_are_compared_with_the_highest_score(tmp_path: Path, make_settings: Make) -> None:
     """Each score is within the noise of the one before, but the last is not within the noise of the highest."""
     script = Script([7.0, 6.0, 5.0, 4.0], sentences=[[10.0, 10.0], [8.0, 11.0], [9.0, 9.0], [7.4, 9.4]])
     run_validated(tmp_path, make_settings(validate_every=2, best_by="bleu"), script)
@@ -682,7 +682,7 @@ def test_the_model_trains_on_after_validation(tmp_path: Path, make_settings: Mak
     assert modes == [True] * 8
 
 
-def test_validating_changes_no_weight(tmp_path: Path, make_settings: Make) -> None:
+def test_validation_changes_no_weight(tmp_path: Path, make_settings: Make) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "validated").mkdir()
     plain = Setup(tmp_path / "plain", make_settings())

@@ -54,7 +54,7 @@ def pretrained() -> Transformer:
     return model
 
 
-def test_at_first_nothing_changes(pretrained: Transformer) -> None:
+def test_adapting_a_model_leaves_its_outputs_unchanged(pretrained: Transformer) -> None:
     model = copy.deepcopy(pretrained)
     source, target = pairs(4, 0)
     expected = model(source, target)
@@ -86,7 +86,7 @@ def test_a_new_task_is_learnt_and_merged(pretrained: Transformer) -> None:
     assert torch.equal(model.source_weight, pretrained.source_weight)
 
 
-def test_updates_are_kept_apart(pretrained: Transformer) -> None:
+def test_low_rank_updates_are_stored_and_loaded_separately(pretrained: Transformer) -> None:
     settings = LowRankSettings(rank=2)
     first, second = copy.deepcopy(pretrained), copy.deepcopy(pretrained)
     learn(first, adapt(first, settings), shift=3, steps=3)
@@ -110,7 +110,7 @@ def test_updates_are_kept_apart(pretrained: Transformer) -> None:
         ({"projections": ("gate",)}, "must name some of queries-keys-values, .* but names 'gate'"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
+def test_lora_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         LowRankSettings(**settings)  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def test_a_rank_beyond_the_narrowest_projection_is_refused(pretrained: Transform
         adapt(copy.deepcopy(pretrained), LowRankSettings(rank=width + 1))
 
 
-def test_a_model_is_adapted_once(pretrained: Transformer) -> None:
+def test_adapting_a_model_twice_is_refused(pretrained: Transformer) -> None:
     model = copy.deepcopy(pretrained)
     adapt(model, LowRankSettings())
     with pytest.raises(TransduceError, match="adapted already"):
@@ -131,7 +131,7 @@ def test_a_model_is_adapted_once(pretrained: Transformer) -> None:
         adapt(nn.Linear(2, 2), LowRankSettings(projections=("feed-forward-inner",)))
 
 
-def test_a_model_without_such_projections_is_reported(pretrained: Transformer) -> None:
+def test_a_model_without_projections_for_lora_is_refused(pretrained: Transformer) -> None:
     recurrent = Recurrent(ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9, d_model=8))
     with pytest.raises(TransduceError, match=r"no projections that LoRA adapts: leave `training\.lora_rank` out"):
         adapt(recurrent, LowRankSettings(rank=2))

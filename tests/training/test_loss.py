@@ -30,7 +30,7 @@ def gradients(loss: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_equals_pytorch_with_its_gradients(dtype: torch.dtype, smoothing: float) -> None:
+def test_loss_and_gradients_equal_pytorchs_cross_entropy(dtype: torch.dtype, smoothing: float) -> None:
     hidden, weight, labels = sample(dtype=dtype)
     ours = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=smoothing)
     criterion = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=smoothing, reduction="sum")
@@ -70,7 +70,7 @@ def test_a_frozen_row_of_the_matrix_gets_no_gradient(frozen: int | None) -> None
     assert gradient[1:].any(dim=1).all()
 
 
-def test_values_by_hand() -> None:
+def test_the_smoothed_loss_equals_the_hand_computed_value() -> None:
     """Logits (0, ln 2, ln 5) are probabilities (1/8, 2/8, 5/8)."""
     hidden = torch.ones(1, 1, 1)
     weight = torch.tensor([[0.0], [math.log(2)], [math.log(5)]])
@@ -89,7 +89,7 @@ def test_uniform_logits_cost_ln_v_a_token() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_gradcheck(smoothing: float) -> None:
+def test_gradients_pass_gradcheck(smoothing: float) -> None:
     hidden, weight, labels = sample(rows=2, length=4, width=3, pieces=7, dtype=torch.float64)
     trained = weight.detach()[1:].requires_grad_()
 
@@ -101,7 +101,7 @@ def test_gradcheck(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize(("elements", "rows"), [(1, 1), (11 * 4, 1), (11 * 7, 1), (1, 5)])
-def test_chunks_change_nothing(elements: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_loss_and_gradients_equal_the_whole(elements: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, labels = sample(dtype=torch.float64)
 
     def run() -> tuple[Loss, tuple[Tensor, ...]]:
@@ -129,7 +129,7 @@ def test_padding_counts_for_nothing() -> None:
     assert torch.equal(again.total, loss.total)
 
 
-def test_padding_alone_costs_nothing() -> None:
+def test_a_batch_of_padding_has_zero_loss_and_gradient() -> None:
     hidden, weight, labels = sample()
     loss = projected_cross_entropy(hidden, weight, torch.full_like(labels, PAD), pad_id=PAD)
     assert (loss.total.item(), loss.tokens) == (0.0, 0)
@@ -147,7 +147,7 @@ def test_sums_add_up_over_micro_batches() -> None:
     assert sum(part.tokens for part in parts) == whole.tokens
 
 
-def test_the_gradient_is_scaled_by_what_follows() -> None:
+def test_the_gradient_is_scaled_by_later_operations() -> None:
     hidden, weight, labels = sample()
     total = projected_cross_entropy(hidden, weight, labels, pad_id=PAD).total
     once = gradients(total, hidden, weight)
@@ -155,7 +155,7 @@ def test_the_gradient_is_scaled_by_what_follows() -> None:
     torch.testing.assert_close(gradients(total * 3, hidden, weight), tuple(3 * g for g in once))
 
 
-def test_the_likelihood_is_for_reading_alone() -> None:
+def test_the_unsmoothed_likelihood_carries_no_gradient() -> None:
     hidden, weight, labels = sample()
     loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
     assert not loss.negative_log_likelihood.requires_grad
@@ -205,7 +205,7 @@ def test_extreme_logits_stay_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("learns", ["hidden", "weight"])
-def test_what_is_frozen_gets_no_gradient(learns: str) -> None:
+def test_frozen_hidden_states_or_weights_leave_the_other_gradient_unchanged(learns: str) -> None:
     hidden, weight, labels = sample()
     both = projected_cross_entropy(hidden, weight, labels, pad_id=PAD, label_smoothing=0.1)
     expected = dict(zip(("hidden", "weight"), gradients(both.total, hidden, weight), strict=True))

@@ -66,7 +66,7 @@ def test_singular_values_become_nearly_one_and_the_vectors_stay(rows: int, colum
     torch.testing.assert_close(found, torch.diag(found.diagonal()), atol=1e-4, rtol=0)
 
 
-def test_a_matrix_of_one_direction_keeps_it() -> None:
+def test_orthogonalizing_a_rank_one_matrix_keeps_its_direction() -> None:
     matrix, left, right = matrix_with(torch.tensor([1e-6]), 9, 6)
     expected = left @ right.T
     found = orthogonalize(matrix[None])[0]
@@ -75,11 +75,11 @@ def test_a_matrix_of_one_direction_keeps_it() -> None:
     torch.testing.assert_close(found, scale * expected, atol=1e-4, rtol=0)
 
 
-def test_zero_stays_zero() -> None:
+def test_orthogonalizing_a_zero_matrix_gives_zero() -> None:
     assert not orthogonalize(torch.zeros(2, 4, 6)).any()
 
 
-def test_the_length_of_a_gradient_does_not_matter_nor_what_stands_beside_it() -> None:
+def test_orthogonalization_ignores_scale_and_other_matrices_of_the_batch() -> None:
     torch.manual_seed(0)
     matrices = torch.randn(3, 6, 10)
     together = orthogonalize(matrices)
@@ -96,7 +96,7 @@ def test_bfloat16_is_near_float32(columns: int) -> None:
     assert torch.linalg.matrix_norm(found, 2).max() < 1.4
 
 
-def test_many_columns_move_as_few_do() -> None:
+def test_zero_columns_do_not_change_the_orthogonalized_matrix() -> None:
     # Two matrices of 8 by 16 padded with zeros: with and without the Gram matrix.
     torch.manual_seed(0)
     narrow = torch.randn(2, 8, 16) * torch.logspace(0, -3, 8)[:, None]
@@ -139,7 +139,7 @@ class OneOfTwo(Processes):
             tensor.copy_(self._of_the_other[len(self.own) - 1])
 
 
-def test_processes_share_the_work_and_come_to_the_same(make_settings: Make) -> None:
+def test_two_processes_share_the_matrices_and_get_equal_updates(make_settings: Make) -> None:
     weights = {name: Weight(torch.Size((6, 8)), (6,)) for name in "abcd"}
     settings = make_settings(optimizer="muon")
     gradient = torch.randn(4 * 48, generator=torch.Generator().manual_seed(1))
@@ -160,18 +160,18 @@ def test_processes_share_the_work_and_come_to_the_same(make_settings: Make) -> N
     torch.testing.assert_close(second.own[0], untouched[0])
 
 
-def test_recurrent_models_have_none() -> None:
+def test_recurrent_models_have_no_matrices_for_muon() -> None:
     assert layer_matrices(make_model(kind="recurrent")) == {}
 
 
-def test_layers_that_share_weights_stand_in_the_vector_once(make_settings: Make) -> None:
+def test_shared_layers_are_stored_once_in_the_parameter_vector(make_settings: Make) -> None:
     model = make_model(num_encoder_layers=3, share_layers=True)
     optimizer = FlatOptimizer(model, make_settings(optimizer="muon"), torch.float32)
     assert optimizer.master.numel() == sum(parameter.numel() for parameter in model.parameters())
     take_step(model, optimizer)
 
 
-def test_each_matrix_moves_by_its_own_orthogonal_update(make_settings: Make) -> None:
+def test_each_matrix_is_updated_by_its_own_orthogonalized_momentum(make_settings: Make) -> None:
     """The first step, where the momentum is the gradient: each of queries, keys and values by itself."""
     model = make_model()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -192,7 +192,7 @@ def test_each_matrix_moves_by_its_own_orthogonal_update(make_settings: Make) -> 
             torch.testing.assert_close(found, size * orthogonalize(part[None])[0], atol=1e-6, rtol=1e-3)
 
 
-def test_what_is_no_layers_matrix_moves_as_under_adam(make_settings: Make) -> None:
+def test_parameters_other_than_layer_matrices_are_updated_by_adam(make_settings: Make) -> None:
     models = {}
     for name in ("adam", "muon"):
         model = models[name] = make_model()
@@ -223,7 +223,7 @@ def test_momentum_continues_with_nesterovs_look_ahead(make_settings: Make) -> No
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_state_taken_back_goes_on_bit_by_bit(make_settings: Make, precision: str) -> None:
+def test_a_restored_muon_state_continues_bit_by_bit(make_settings: Make, precision: str) -> None:
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     settings = make_settings(optimizer="muon", average_decay=0.9, clip_norm=0.1, precision=precision)
     first, second = make_model(), make_model()
@@ -277,7 +277,7 @@ def test_updates_of_low_rank_are_refused() -> None:
         TrainingSettings(optimizer="muon", lora_rank=4)
 
 
-def test_matrices_that_are_made_orthogonal_some_at_a_time_move_as_all_at_once(
+def test_orthogonalizing_in_portions_gives_the_same_updates(
     make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = []

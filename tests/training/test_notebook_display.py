@@ -48,7 +48,7 @@ def test_the_curve_has_the_points_of_finite_losses() -> None:
     assert "to 10" in picture
 
 
-def test_elsewhere_there_are_lines() -> None:
+def test_outside_notebooks_progress_is_shown_in_the_terminal() -> None:
     assert not is_in_notebook()
     assert type(make_display()) is ProgressDisplay
     assert make_display(is_first=False).console.quiet

@@ -166,7 +166,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_the_next_step_works(
     assert not torch.equal(weights_of(model), weights)
 
 
-def test_masters_keep_what_bfloat16_weights_cannot_hold(make_settings: Make) -> None:
+def test_float32_masters_accumulate_updates_too_small_for_bfloat16(make_settings: Make) -> None:
     """At 1.0 bfloat16 has steps of 1/128: updates of 0.001 would be lost one by one."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -189,7 +189,7 @@ def test_gradients_of_bfloat16_micro_batches_are_added_in_float32(make_settings:
     assert optimizer.step(tokens=1, rate=0.1) == 258.0
 
 
-def test_shared_parameters_stand_in_the_vector_once(make_settings: Make) -> None:
+def test_tied_parameters_are_stored_once_in_the_vector(make_settings: Make) -> None:
     model = tiny_transformer()
     optimizer = FlatOptimizer(model, make_settings(), torch.float32)
     assert optimizer.master.numel() == sum(parameter.numel() for parameter in model.parameters())
@@ -216,7 +216,7 @@ def test_the_average_at_the_start_is_over_what_there_is(make_settings: Make) -> 
         assert optimizer.weights_to_keep()["weight"].item() == pytest.approx(average, rel=1e-5)
 
 
-def test_an_average_that_nobody_wants_is_neither_held_nor_stored(make_settings: Make) -> None:
+def test_no_average_is_held_or_stored_if_its_decay_is_zero(make_settings: Make) -> None:
     without, kept = (
         FlatOptimizer(tiny_transformer(), make_settings(average_decay=decay), torch.float32) for decay in (0.0, 0.9)
     )
@@ -233,7 +233,7 @@ def test_without_an_average_the_weights_themselves_are_kept(make_settings: Make)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_state_taken_back_goes_on_bit_by_bit(make_settings: Make, precision: str) -> None:
+def test_a_restored_adam_state_continues_bit_by_bit(make_settings: Make, precision: str) -> None:
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     settings = make_settings(average_decay=0.9, clip_norm=0.1)
     first, second = tiny_transformer(), tiny_transformer()

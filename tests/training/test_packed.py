@@ -13,7 +13,7 @@ def pack(source: Ids, target: Ids, rooms_for: int | None = None) -> PackedBatch 
     return None if laid is None else unpack(torch.from_numpy(laid.numbers), laid.size)
 
 
-def test_sentences_stand_one_after_another() -> None:
+def test_packing_concatenates_sentences_and_records_their_offsets() -> None:
     source, target = np.array([[5, 6, 1], [7, 1, 0]]), np.array([[8, 1, 0, 0], [9, 4, 3, 1]])
     packed = pack(source, target)
     assert packed is not None
@@ -25,7 +25,7 @@ def test_sentences_stand_one_after_another() -> None:
     assert (packed.source_packing.max_length, packed.target_packing.max_length) == (3, 4)
 
 
-def test_a_batch_of_another_kind_stays_as_it_is() -> None:
+def test_batches_with_padding_before_tokens_are_not_packed() -> None:
     whole = np.array([[5, 1], [6, 1]])
     for other in (np.array([[0, 5], [6, 1]]), np.array([[5, 1], [0, 0]])):
         assert pack(whole, other) is None
@@ -71,7 +71,7 @@ def test_every_token_of_a_buffer_is_in_a_sentence_that_has_a_source(longest: int
         assert bool((sides[0].counts >= 1)[sides[1].counts >= 1].all())
 
 
-def test_batches_of_like_sizes_have_equal_buffers() -> None:
+def test_batches_of_similar_size_share_buffer_sizes() -> None:
     random, sizes = np.random.default_rng(7), set()
     for _ in range(200):
         counts = random.integers(3, 17, (2, 600))

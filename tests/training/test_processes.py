@@ -74,14 +74,14 @@ def test_processes_train_as_one_does(
             assert together["shapes"] == alone["shapes"]
 
 
-def test_one_process_needs_no_others() -> None:
+def test_one_process_sums_and_broadcasts_its_own_values() -> None:
     alone = Processes()
     assert alone.is_first
     assert alone.sum([1.5, 2.0]) == [1.5, 2.0]
     assert alone.broadcast("anything", str) == "anything"
 
 
-def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun_a_run_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join_processes("cpu").count == 1
 
@@ -93,7 +93,7 @@ def test_an_incomplete_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         join_processes("cpu")
 
 
-def test_chunks_hold_whole_parameters() -> None:
+def test_gradient_chunks_never_split_a_parameter() -> None:
     parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 5, 2, 7, 1)]
     vector = torch.zeros(18)
     assert GradientReduction(parameters, vector, chunk_elements=6).bounds == [(0, 8), (8, 17), (17, 18)]
@@ -106,18 +106,18 @@ def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(message)
 
 
-def test_the_first_process_says_that_another_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_process_reports_a_lost_connection_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransduceError, match=r"One of the 4 processes has ended, .* then continue with --resume\."):
         lose(0, "Connection closed by peer", monkeypatch)
 
 
-def test_the_others_leave_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_processes_exit_silently_after_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as left:
         lose(2, "Connection closed by peer", monkeypatch)
     assert left.value.code == 1
 
 
-def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_other_than_a_lost_connection_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         lose(0, "shapes cannot be multiplied", monkeypatch)
 
@@ -137,7 +137,9 @@ class Begun:
         """Return at once, because the work is finished already."""
 
 
-def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_all_reduces_start_in_the_same_order_for_any_order_of_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes, seen = [3, 5, 2, 4], []
     for way in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0]):
         begun, before = Begun(), []
@@ -156,7 +158,7 @@ def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatc
     assert seen == [[0, 0, 0, 4], [1, 1, 1, 4], [0, 0]]
 
 
-def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_all_reduces_of_a_recorded_pass_start_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, parameter = Begun(), nn.Parameter(torch.ones(3))
     monkeypatch.setattr("transduce.training.optimizer.dist.all_reduce", begun.all_reduce)
     vector = torch.zeros(3)
@@ -171,7 +173,7 @@ def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_begin_beside_the_backward_pass_with_kernels_too(
+def test_gradient_all_reduces_start_during_the_backward_pass_of_kernels(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = kernels_for_training(choose_kernels("cpu", 1).value, "cpu")

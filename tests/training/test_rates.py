@@ -13,7 +13,7 @@ Make = Callable[..., ResolvedTraining]
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "linear", "cosine", "constant"])
 @pytest.mark.parametrize("steps", [100, 3_000])
-def test_a_run_of_any_length_and_shape_leaves_the_same_share_of_its_first_weights(
+def test_total_weight_decay_is_the_same_for_any_schedule_and_length(
     make_settings: Make, schedule: ScheduleName, steps: int
 ) -> None:
     settings = make_settings(weight_decay=None, schedule=schedule, learning_rate=0.005, warmup_steps=steps // 10)
@@ -24,7 +24,7 @@ def test_a_run_of_any_length_and_shape_leaves_the_same_share_of_its_first_weight
     assert left == pytest.approx(math.exp(-TOTAL_DECAY), rel=0.03)
 
 
-def test_the_decay_by_hand() -> None:
+def test_constant_weight_decay_equals_hand_computed_values() -> None:
     # Rates of 0.1, 0.2, 0.2 × 2/3, 0.2 × 1/3 and 0.
     found = constant_weight_decay(5, schedule="linear", peak=0.2, warmup_steps=2)
     assert found == 0.1 / 0.2  # and not 1.3 / 0.5, which would take half of the weights in the second step
@@ -32,7 +32,7 @@ def test_the_decay_by_hand() -> None:
     assert constant_weight_decay(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
 
 
-def test_a_decay_that_was_set_stays(make_settings: Make) -> None:
+def test_an_explicit_weight_decay_is_kept(make_settings: Make) -> None:
     settings = make_settings(weight_decay=0.25, learning_rate=0.01)
     assert step_rates(3, settings, 8) == step_rates(3, settings, None) == (0.01, 0.25)
 

@@ -24,7 +24,7 @@ def test_equation_3_with_the_base_models_numbers(step: int, value: float) -> Non
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "linear", "cosine", "constant"])
-def test_all_rise_linearly_to_the_peak(schedule: ScheduleName) -> None:
+def test_every_schedule_rises_linearly_to_the_peak(schedule: ScheduleName) -> None:
     assert [rate(step, schedule, peak=0.5) for step in (1, 5, 10)] == pytest.approx([0.05, 0.25, 0.5])
 
 
@@ -37,7 +37,9 @@ def test_all_rise_linearly_to_the_peak(schedule: ScheduleName) -> None:
         ("constant", 1.0, 1.0, 1.0),
     ],
 )
-def test_values_after_the_warm_up(schedule: ScheduleName, at_35: float, at_60: float, at_110: float) -> None:
+def test_rates_after_warm_up_equal_hand_computed_ones(
+    schedule: ScheduleName, at_35: float, at_60: float, at_110: float
+) -> None:
     assert [rate(step, schedule) for step in (35, 60, 110)] == pytest.approx([at_35, at_60, at_110])
 
 

@@ -112,7 +112,7 @@ def test_a_run_stopped_in_the_middle_of_a_step_ends_as_one_that_was_not(
         assert torch.equal(tensor, whole.model.state_dict()[name])
 
 
-def test_a_step_that_is_left_out_leaves_the_statistics_too(tmp_path: Path, make_settings: Make) -> None:
+def test_a_skipped_step_leaves_the_running_statistics_unchanged(tmp_path: Path, make_settings: Make) -> None:
     """Also where its batch is computed once more, to find out which module is to blame."""
     seen: list[dict[str, Tensor]] = []
 
@@ -142,7 +142,7 @@ def test_trying_the_largest_batch_changes_no_statistics(make_settings: Make) -> 
     assert_same({name: model.state_dict()[name] for name in before}, before)
 
 
-def test_only_a_model_with_statistics_stores_any(make_settings: Make) -> None:
+def test_the_state_of_a_model_without_batch_norm_has_no_statistics(make_settings: Make) -> None:
     plain = Transformer(ModelConfig(source_vocabulary_size=13, target_vocabulary_size=13, d_model=8, num_heads=2))
     assert set(FlatOptimizer(plain, make_settings(average_decay=0.9), torch.float32).state()) == {
         "weights",
@@ -153,13 +153,15 @@ def test_only_a_model_with_statistics_stores_any(make_settings: Make) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_several_processes_are_refused(make_settings: Make, *, sharded: bool) -> None:
+def test_batch_norm_is_refused_with_several_processes(make_settings: Make, *, sharded: bool) -> None:
     model = tiny_model()
     with pytest.raises(TransduceError, match=r"`model\.norm` = batch keeps statistics .* there are 2: train with one"):
         make_optimizer(model, lambda batch: loss_of(model, batch), make_settings(sharded=sharded), Processes(0, 2))
 
 
-def test_a_run_from_files_keeps_them_and_searches_by_them(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_batch_norm_run_stores_its_statistics_and_searches_with_them(
+    toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
     """The kept folder is complete, and gives the same probabilities with and without a cache."""
     settings = toy_settings | {"model.norm": "batch", "training.steps": 40}
     train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)

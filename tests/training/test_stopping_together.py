@@ -140,7 +140,7 @@ def checkpoint(rows: dict[str, RowRange] | None) -> Checkpoint:
     return Checkpoint(state, {"weights": {"w": torch.ones(2, 3)}}, rows)
 
 
-def test_those_that_do_not_save_are_met_where_the_first_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_are_notified_if_the_first_cannot_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise TransduceError("The disk is full.")
 
@@ -151,7 +151,7 @@ def test_those_that_do_not_save_are_met_where_the_first_cannot(tmp_path: Path, m
     assert together.waited == 1
 
 
-def test_a_part_that_another_process_cannot_write_is_a_failure_here_too(tmp_path: Path) -> None:
+def test_a_checkpoint_part_that_another_process_cannot_write_fails_in_all(tmp_path: Path) -> None:
     whole = checkpoint({"w": RowRange(0, [4, 3])})
     message = r"step-000000001 could not be written \(another process could not write its part\)"
     with pytest.raises(TransduceError, match=message) as raised:
@@ -162,7 +162,7 @@ def test_a_part_that_another_process_cannot_write_is_a_failure_here_too(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
-def test_processes_on_gpus_can_add_up_what_lies_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_processes_reduce_cpu_tensors_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL alone takes nothing but the GPU's tensors, and the numbers of a step are the processor's."""
     asked: list[str] = []
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():

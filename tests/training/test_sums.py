@@ -16,7 +16,9 @@ from transduce.training.optimizer import collect_gradients, discard_gradients, v
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_in_blocks_equals_adding_at_once(
+    shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", 16)
     part, before = torch.randn(shape).to(dtype), torch.randn(shape)
     total = before.clone()
@@ -25,7 +27,7 @@ def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> None:
+def test_gradients_of_several_passes_are_summed_in_one_vector(dtype: torch.dtype) -> None:
     """The vector includes parameters that are used twice, and zeros for unused ones."""
     parameters = parameters_of(dtype)
     vector = torch.zeros(9)
@@ -60,7 +62,7 @@ def test_parameter_hooks_see_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_left_of_a_pass_that_was_cut(dtype: torch.dtype) -> None:
+def test_discarding_gradients_removes_all_of_an_interrupted_pass(dtype: torch.dtype) -> None:
     parameters = parameters_of(dtype)
     vector = torch.zeros(9)
     cut = parameters[0].register_post_accumulate_grad_hook(interrupt)  # before it is moved

@@ -43,11 +43,11 @@ def read_records(file: Path) -> Iterator[bytes]:
         (bytes(range(32)), 0x46DD794E),
     ],
 )
-def test_known_checksums(data: bytes, checksum: int) -> None:
+def test_crc32c_equals_published_checksums(data: bytes, checksum: int) -> None:
     assert crc32c(data) == checksum
 
 
-def test_the_first_record_byte_by_byte(tmp_path: Path) -> None:
+def test_the_first_record_has_the_expected_bytes(tmp_path: Path) -> None:
     with TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0):
         pass
     # Field 1 (wall time) 2.0 as a double, field 2 (step) 0, field 3 (version) of 13 bytes.
@@ -56,7 +56,7 @@ def test_the_first_record_byte_by_byte(tmp_path: Path) -> None:
     assert file.read_bytes() == frame_record(event)
 
 
-def test_a_scalar_byte_by_byte(tmp_path: Path) -> None:
+def test_a_scalar_record_has_the_expected_bytes(tmp_path: Path) -> None:
     with TensorBoardWriter(tmp_path, wall_clock=lambda: 2.0) as writer:
         writer.scalar("loss", 1.5, step=300)
     (file,) = tmp_path.iterdir()
@@ -105,7 +105,7 @@ def test_flushed_figures_are_visible_while_the_run_goes_on(tmp_path: Path) -> No
     writer.close()
 
 
-def test_figures_that_do_not_fit(tmp_path: Path) -> None:
+def test_values_beyond_float32_are_stored_as_infinity(tmp_path: Path) -> None:
     with TensorBoardWriter(tmp_path) as writer:
         for step, value in enumerate([1e300, -1e300, math.inf, math.nan]):
             writer.scalar("loss", value, step)
@@ -125,7 +125,7 @@ def test_a_resumed_run_opens_a_new_file_that_is_read_after_the_old_one(tmp_path:
     assert [(point.step, point.value) for point in points] == [(1, 1), (2, 2), (3, 303), (4, 304), (5, 305)]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("taken", encoding="utf-8")
     message = r"need a writable folder, but .*file is not writable \(File exists\): choose another folder\.$"
     with pytest.raises(TransduceError, match=message):

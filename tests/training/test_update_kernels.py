@@ -46,7 +46,9 @@ def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16:
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize("average_decay", [0.0, 0.9])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay: float, precision: str) -> None:
+def test_update_kernels_equal_pytorchs_operations(
+    make_settings: Make, bf16: bool, optimizer: str, average_decay: float, precision: str
+) -> None:
     """Muon orthogonalizes in the model's precision, regardless of the weights' dtype."""
     settings = make_settings(optimizer=optimizer, average_decay=average_decay, clip_norm=1.0, precision=precision)
     plain, fused = (updated(settings, kernels, bf16=bf16) for kernels in (None, KERNELS))
@@ -58,7 +60,7 @@ def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay:
         torch.testing.assert_close(fused[name], wanted, rtol=tolerance, atol=least, msg=name)
 
 
-def test_a_momentum_of_what_does_not_fit_is_refused() -> None:
+def test_momentum_updates_of_mismatched_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
         KERNELS.update_momentum(torch.zeros(20), torch.zeros(19), torch.zeros(20), 1.0, 0.9)
     with pytest.raises(ValueError, match=r"torch.bfloat16 \(20,\) beside 20 parameters"):
@@ -68,7 +70,7 @@ def test_a_momentum_of_what_does_not_fit_is_refused() -> None:
         KERNELS.apply_update(vectors, 0.0, torch.zeros(20).half(), 0.1, 1.0)
 
 
-def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
+def test_adam_updates_of_mismatched_vectors_are_refused() -> None:
     vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, torch.zeros(20, dtype=torch.bfloat16))
     moments = torch.zeros(20), torch.zeros(19)
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):

@@ -230,7 +230,7 @@ def test_a_run_reads_weights_from_any_form_and_resumes_exactly(tmp_path: Path) -
     assert stored.tolist() == [1.0, 2.0, 1.0, 2.0, 3.0]
 
 
-def test_weights_of_1_change_nothing_and_others_do(tmp_path: Path) -> None:
+def test_weights_of_1_give_the_unweighted_losses_and_others_do_not(tmp_path: Path) -> None:
     rows, dev = pairs(300), write_json(tmp_path / "dev.jsonl", pairs(40, first=900))
     without = train(tmp_path / "without", write_json(tmp_path / "a.jsonl", rows), dev_source=dev)
     options: dict[str, Any] = {"weight_column": "importance", "dev_source": dev}
@@ -259,7 +259,9 @@ def test_the_weight_of_a_corpus_multiplies_those_of_its_pairs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("weight", "shown"), [(-1, "'-1'"), ("many", "'many'"), (True, "'True'"), (None, "'None'")])
-def test_other_weights_are_refused_with_their_location(weight: object, shown: str, tmp_path: Path) -> None:
+def test_negative_and_non_numeric_weights_are_refused_with_their_location(
+    weight: object, shown: str, tmp_path: Path
+) -> None:
     path = write_json(tmp_path / "a.jsonl", pairs(2), [1.0, weight])  # type: ignore[list-item]
     with pytest.raises(TransduceError, match=rf'a\.jsonl:2: a weight must be a number .* "importance" is {shown}'):
         list(PairReader(CorpusFiles(source=(path,), weight_field="importance")))

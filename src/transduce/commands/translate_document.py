@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transduce.inference.bulk_files import Job
     from transduce.inference.translator import Translator
 
-_SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
+_SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
 _OF_LINES: dict[str, object] = {
     "phrases": None,
     "shard": "1/1",
@@ -77,6 +77,12 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
+    )
+    group.add_argument(
+        "--overwrite-fuzzy",
+        action="store_true",
+        default=None,
+        help="po: translate entries that are flagged `fuzzy`, too, and remove the flag",
     )
     group.add_argument(
         "--mark-fuzzy", action="store_true", default=None, help="po: give new translations the flag `fuzzy`, for review"
@@ -158,6 +164,7 @@ def translate_file(
         keep_source=bool(options.keep_source),
         join_lines=bool(options.join_lines),
         overwrite=bool(options.overwrite),
+        overwrite_fuzzy=bool(options.overwrite_fuzzy),
         mark_fuzzy=bool(options.mark_fuzzy),
         encoding=options.encoding,
         target_language=translator.target_language,
@@ -182,6 +189,13 @@ def translate_file(
     if output is not None:
         seconds = time.monotonic() - started_at
         sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
+    if document.kept_fuzzy:
+        sys.stderr.write(
+            localized(
+                f"Kept with the flag `fuzzy`: {count_noun(document.kept_fuzzy, 'translation')}. Programs use them only "
+                "after a review; --overwrite-fuzzy translates them again.\n"
+            )
+        )
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Batches of sentence pairs and labeled texts as pure functions of (corpus, seed, epoch, position)."""
+"""Plan batches of sentence pairs and of labeled texts, each of which can be made without those before it.
+
+A batch follows from (corpus, seed, epoch, position) alone.
+"""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +35,18 @@ Lengths = NDArray[np.int32]
 def permutation(size: int, *key: int) -> Indices:
     """Return a random order of ``range(size)`` that depends only on the key.
 
-    The order is that of raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
+    The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The order is that of raw bits of a
+    counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     return np.argsort(bits, kind="stable")
 
 
 class Blocks:
-    """An assignment of the corpus's pairs to blocks of at least ``BLOCK_PAIRS`` pairs; a small corpus is one block."""
+    """An assignment of the corpus's pairs to blocks, the units that a plan reads and sorts by length.
+
+    A block has at least ``BLOCK_PAIRS`` pairs, and a smaller corpus is one block.
+    """
 
     def __init__(self, pairs: int, seed: int) -> None:
         chunks = -(-pairs // CHUNK_PAIRS)
@@ -58,7 +65,9 @@ class Blocks:
 
 
 def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices) -> Indices:
-    """Return an order of the pairs in which neighbors have similar lengths; ties are sorted by ``ties``.
+    """Return the indices of the pairs in an order in which neighbors have similar lengths.
+
+    Pairs with equal lengths on both sides are ordered by their numbers in ``ties``, (pairs,).
 
     Pairs are sorted by the length of their longer side. Within one such length the order leads from a long source
     with a short target, over equal lengths, to a short source with a long target; within the next length it runs in
@@ -70,7 +79,10 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the lengths of pairs in the order of ``length_order``; without sorted ties, this is far faster."""
+    """Return the source and target lengths of pairs as ``length_order`` sorts them, to count batches without the ids.
+
+    This is far faster than sorting the pairs, because pairs of equal lengths need no order.
+    """
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
     key = longer << 32 | np.where(longer % 2 == 0, difference, -difference) + _HALF
@@ -82,10 +94,10 @@ def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[L
 
 
 def cut_batches(source_lengths: Lengths, target_lengths: Lengths, batch_tokens: int, max_padded_tokens: int) -> Indices:
-    """Return where batches begin and the last one ends, for pairs sorted by length: (batches + 1,).
+    """Return the index of the first pair of each batch and, at the end, the number of pairs: (batches + 1,).
 
-    Each batch is the longest run with at most ``batch_tokens`` target tokens, and at most ``max_padded_tokens`` per
-    side with padding; a pair that exceeds these limits alone is a batch.
+    The pairs must be sorted by length. Each batch is the longest run with at most ``batch_tokens`` target tokens, and
+    at most ``max_padded_tokens`` per side with padding; a pair that exceeds these limits alone is a batch.
     """
     target_before = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))
     starts = [0]
@@ -120,16 +132,20 @@ class Batch:
     target: NDArray[np.int64]
     """Target ids, (B, T), padded at the right."""
     indices: Indices
-    """The pairs' indices in the corpus, (B,)."""
+    """The pairs' indices in the corpus, (B,); empty for a stand-in without targets, and -1 in an artificial batch."""
     source_tokens: int
-    """The number of source ids without padding."""
+    """The number of source ids without padding, end symbols included."""
     target_tokens: int
-    """The number of target ids without padding."""
+    """The number of target ids without padding, end symbols included."""
     weights: NDArray[np.float32] | None = field(default=None, kw_only=True)
     """The weight of each pair in the loss, (B,); None: 1."""
 
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
-        """Return a copy in which the longest source and the longest target are longer by a number of tokens."""
+        """Return a copy whose longest source and longest target are longer by a number of tokens.
+
+        The other sentences get padding. Such a batch serves to test whether memory suffices for slightly longer
+        sentences.
+        """
         sides = list[NDArray[np.int64]]()
         for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
             grown = np.pad(side, ((0, 0), (0, tokens)), constant_values=pad_id)
@@ -161,17 +177,27 @@ class Corpus(Protocol):
         """The padding id of target sentences."""
 
     def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[Lengths, Lengths]:
-        """Return the lengths of the pairs in several ranges (start, stop), concatenated: sources and targets."""
+        """Return the source and the target lengths of the pairs in several ranges (start, stop), concatenated.
+
+        Lengths are in tokens and include the end symbol.
+        """
 
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
+        """Return the source ids and the target ids of the pairs in several ranges (start, stop), concatenated."""
 
     def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
-        """Return the weights of the pairs in several ranges (start, stop), concatenated; None if pairs have none."""
+        """Return the weights in the loss of the pairs in several ranges (start, stop), in the order of the ranges.
+
+        The result is None if the corpus has no weights.
+        """
 
 
 class _Block(NamedTuple):
-    """A block of pairs that is planned for one epoch, with the ids and the order of its pairs and batches."""
+    """A block of pairs as planned for one epoch, from which batches are cut.
+
+    It has the pairs' indices in the corpus, ids and weights, their order by length (`order`), where batches begin in it
+    (`starts`), and the random order of these batches.
+    """
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
     source: EncodedSentences
@@ -192,14 +218,17 @@ class Plan(Protocol[AnyBatch_co]):
         """Return the number of batches in an epoch."""
 
     def batch(self, epoch: int, position: int) -> AnyBatch_co:
-        """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return this process's part of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
-        If no row is left for it, the batch has one row as a stand-in, which has no targets and no index.
+        If more processes train than the batch has sentences, a process without any gets one sentence as a stand-in,
+        which has no targets and no index.
         """
 
 
 class BatchPlan:
-    """A plan of the batches of all epochs, which returns any of them on request, reading and sorting at most one block.
+    """A plan of the batches of all epochs, which returns any of them on request.
+
+    For a batch, only the block of pairs that contains it is read and sorted.
 
     A batch holds at most ``batch_tokens`` target tokens without padding, and at most twice as many per side with
     padding; a longer pair is a batch alone. Every epoch has the same number of batches and contains every pair exactly
@@ -217,7 +246,11 @@ class BatchPlan:
         seed: int,
         rank_and_count: tuple[int, int] = (0, 1),
     ) -> None:
-        """Read the lengths of the whole corpus once, to count the batches of each block."""
+        """Read the lengths of the whole corpus once, to count the batches of each block.
+
+        Raises:
+            TransduceError: `batch_tokens` is below 1, `seed` is negative, or the corpus has no pair.
+        """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
         if seed < 0:
@@ -280,7 +313,7 @@ class BatchPlan:
     def _plan_ranges(
         self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
     ) -> _Block:
-        """Return the pairs of ranges, batched by length.
+        """Read the pairs of several ranges (start, stop), sort them by length and cut them into batches.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
@@ -302,7 +335,7 @@ class BatchPlan:
 
 
 def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Batch]:
-    """Return artificial batches as large as the largest ones of a ``BatchPlan`` with these arguments.
+    """Return one or two artificial batches as large as a ``BatchPlan``'s largest, to test whether memory suffices.
 
     The activations that a Transformer keeps for its gradients grow with the padded tokens (sub-layers) and with the
     products of lengths (attention). One batch is largest by the first measure and one by the second; often they are
@@ -323,12 +356,14 @@ def largest_batches(corpus: Corpus, *, batch_tokens: int, seed: int) -> list[Bat
 
 
 def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indices]:
-    """Return two sizes of each batch, (batches,): its padded tokens, and its attention scores in encoder and decoder.
+    """Return two sizes of each batch, by name, (batches,): its padded tokens of both sides, and its attention scores.
+
+    The scores are those of encoder, decoder and cross-attention for one head.
 
     Args:
         source: the source lengths of all pairs, in the order of the batches.
         target: the target lengths.
-        starts: where batches begin and the last one ends.
+        starts: the index of the first pair of each batch, and the number of pairs at the end.
     """
     rows = np.diff(starts)
     s, t = (np.maximum.reduceat(lengths, starts[:-1]).astype(np.int64) for lengths in (source, target))
@@ -336,7 +371,7 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """Return a batch of artificial sentences of these lengths, filled with an id other than padding."""
+    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id."""
     source_ids, target_ids = (
         np.where(np.arange(lengths.max()) < lengths[:, None], non_padding_id(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))
@@ -369,7 +404,7 @@ class LabeledBatch(Batch):
 
 
 class LabeledTexts:
-    """Tokenized texts with their special tokens, and the class index of each text."""
+    """Tokenized texts with special tokens and the class index of each text, to train and validate a classifier."""
 
     def __init__(
         self,
@@ -407,17 +442,20 @@ class LabeledTexts:
         return LabeledBatch(ids, labels, numbers, tokens, len(numbers), weights=weights)
 
     def in_order(self, rows: int, pad_id: int) -> list[LabeledBatch]:
-        """Return batches of `rows` texts that contain every text once, sorted by length."""
+        """Return batches of `rows` texts (the last may have fewer) that contain every text once, sorted by length.
+
+        They are for validation.
+        """
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
 
 
 NO_LABEL = -1
-"""The label of a token that is not the first of a word, in the target of a batch of tagged sentences."""
+"""The label of tokens that the loss of a tagger ignores: all but the first token of each word."""
 
 
 class WordTokens(NamedTuple):
-    """The tokens of consecutive words of a sentence, as an encoder reads them."""
+    """The tokens of a sentence, or of some consecutive words of a long one, as a tagger's encoder reads them."""
 
     sentence: int
     """Index of the sentence."""
@@ -430,14 +468,14 @@ class WordTokens(NamedTuple):
 
 
 class TaggedTexts(LabeledTexts):
-    """Tokenized sentences with special tokens, in which the first token of each word has the word's label."""
+    """Tokenized sentences with special tokens and a label at the first token of each word, for a tagger."""
 
     def __init__(self, rows: Sequence[WordTokens], labels: Sequence[Sequence[int]]) -> None:
         """Store tokenized sentences with the labels of their words.
 
         Args:
             rows: the tokens of each sentence, or of a part of a long one.
-            labels: the labels of the words of each sentence.
+            labels: the label index of each word, by sentence.
         """
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)
@@ -452,7 +490,10 @@ class TaggedTexts(LabeledTexts):
         self._shifted = EncodedSentences(shifted, offsets)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right."""
+        """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right.
+
+        Padding and tokens that begin no word have the label `NO_LABEL`.
+        """
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         shifted, _ = self._shifted.padded(numbers, 0)
         labels = shifted + NO_LABEL  # (B, S)
@@ -491,7 +532,8 @@ class LabeledPlan:
     def batch(self, epoch: int, position: int) -> LabeledBatch:
         """Return this process's texts of the batch at a position, counted from 0, of an epoch.
 
-        If no text is left for it, the batch has one text as a stand-in, and no targets.
+        If more processes train than the batch has texts, a process without any gets one text as a stand-in, without
+        targets.
         """
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._batches_of_epoch(epoch)
@@ -504,12 +546,15 @@ class LabeledPlan:
         return replace(stand_in, target=stand_in.target[:0], indices=own_rows, target_tokens=0, weights=weights)
 
     def largest_batches(self) -> LabeledBatch:
-        """Return a batch of the longest texts, which needs the most memory."""
+        """Return a batch of the longest texts, as many as a batch has, which needs the most memory of all batches."""
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
     def _batches_of_epoch(self, epoch: int) -> list[Indices]:
-        """Return the indices of the texts in each batch of an epoch: texts of similar length, batches at random."""
+        """Return the indices of the texts in each batch of an epoch.
+
+        A batch has texts of similar length, and the batches are in random order.
+        """
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):

@@ -1,4 +1,4 @@
-"""Selection of a dev set from the training pairs, by a rule that parts of a corpus can apply independently."""
+"""Select a dev set from training pairs, by a rule that processes can apply to parts of a corpus independently."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Settings of how many training pairs are held out for validation."""
 
     share: float = 0.03
-    """Share of the pairs that is held out for validation."""
+    """Share of the pairs that is held out for validation, more than 0 and less than 1."""
     max_pairs: int = 2_000
     """Maximum number of held-out pairs."""
     enough_pairs: int = 100
@@ -38,23 +38,29 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A source sentence that may be held out, represented by the first pair with this source."""
+    """A source sentence that may be held out, with the first pair of the corpus that has this source.
+
+    `key` is the hash of the source's letters and digits (`source_keys`), by which sources are chosen.
+    """
 
     key: int
     source: str
     target: str
     block: int
-    """The block of the first pair."""
+    """The index of the first pair's block (a range of lines of a file) in the corpus."""
     row: int
-    """The row of the first pair in its block."""
+    """The row of the first pair in its block, counted from 0."""
     kept: bool
-    """True if the first pair's lengths pass the filters."""
+    """True if the lengths of the first pair pass the filters, so that it can be a dev pair."""
     failed: int = 0
-    """The number of pairs with this source whose lengths do not pass the filters."""
+    """The number of pairs with this source whose lengths do not pass the filters, which would not be trained on anyway.
+    """
 
 
 class HoldOut:
-    """A selection of the sources with the lowest hash keys, in one pass over pairs in any number of parts.
+    """A selector of dev-set candidates: the sources with the lowest hash keys of a corpus or of a part of it.
+
+    It takes one pass over the pairs.
 
     Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have
     one key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A
@@ -68,7 +74,9 @@ class HoldOut:
         self._held: dict[int, Candidate] = {}
 
     def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
-        """Consider pairs for the dev set; only the sources with the lowest hash keys are kept.
+        """Consider pairs of a block for the dev set.
+
+        Only the `max_pairs` sources with the lowest hash keys so far are kept.
 
         Args:
             block: the block of the pairs.
@@ -98,7 +106,10 @@ class HoldOut:
         return [self._held[key] for key in sorted(self._held)]
 
     def _limit(self) -> int:
-        """Return the greatest hash key with which a pair can still enter the dev set."""
+        """Return the greatest hash key with which a source can still become a candidate.
+
+        As long as fewer than `max_pairs` are held, this is the greatest possible key.
+        """
         return -self._lowest[0] if len(self._lowest) == self._most else _KEYS - 1
 
     def _add(self, candidate: Candidate) -> None:
@@ -109,7 +120,10 @@ class HoldOut:
 
 
 def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
-    """Merge the candidates of all parts into one per source, which has the source's first pair, sorted by hash key."""
+    """Merge the dev-set candidates of all parts of a corpus into one for each source, sorted by hash key.
+
+    The merged candidate has the first pair of its source, and counts the failed pairs of all parts.
+    """
     joined: dict[int, Candidate] = {}
     for candidate in (candidate for part in parts for candidate in part):
         other = joined.get(candidate.key)
@@ -127,7 +141,7 @@ def choose_held_out(
     """Return the sources to hold out, chosen from candidates in the order of their hash keys.
 
     At least one source always remains for training. If sources occur many times, fewer are held out, and those that
-    would drop too many pairs are skipped, but at least one is held out.
+    would drop too many pairs are skipped, but at least one is held out if more than one source exists.
 
     Args:
         candidates: sources of the whole corpus with the lowest keys.
@@ -152,10 +166,11 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates that can be held out without dropping many other pairs: 1 to `count` of them.
+    """Return the first candidates that can be held out without dropping many other pairs.
 
-    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If every
-    candidate exceeds this limit, the one that drops the fewest pairs is returned.
+    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. Returned
+    are 1 to `count` candidates: if every one exceeds this limit, the one that drops the fewest pairs, and none only if
+    there are no candidates.
     """
     if not candidates:
         return []
@@ -171,14 +186,17 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
 
 
 def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
-    """Return the number of sources in the corpus, estimated from the density of the lowest keys if necessary."""
+    """Return the number of distinct sources in the corpus, exact if there are fewer than `count` candidates.
+
+    Otherwise the number is estimated from how dense the lowest hash keys are.
+    """
     if len(candidates) < count:
         return len(candidates)
     return len(candidates) * _KEYS / (candidates[-1].key + 1)
 
 
 def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """Return whether each hash key is that of a held-out candidate; `held` is sorted by key."""
+    """Return whether each hash key is that of a held-out candidate, as a mask (keys,); `held` must be sorted by key."""
     is_held = np.zeros(len(keys), bool)
     if held:
         low = np.flatnonzero(keys <= held[-1].key)
@@ -187,9 +205,10 @@ def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
 
 
 def source_keys(sources: Sequence[str]) -> Keys:
-    """Return a hash of each source's letters, combining marks and digits, ignoring case.
+    """Return a 64-bit hash of each source's letters, combining marks and digits, ignoring case.
 
-    A source without letters and digits is hashed as it is.
+    So sources that differ only in spaces or punctuation have one key. A source without letters and digits is hashed as
+    it is.
     """
     if not sources:
         return np.zeros(0, np.uint64)

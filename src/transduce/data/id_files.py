@@ -30,7 +30,7 @@ class EncodedSentences(NamedTuple):
         return np.diff(self.offsets).astype(np.int32)
 
     def padded(self, rows: NDArray[np.int64], pad_id: int) -> tuple[NDArray[np.int64], int]:
-        """Return sentences as one array (B, S), padded at the right, and the number of ids without padding.
+        """Return the sentences with these indices as one array (B, S), and the number of their ids without padding.
 
         Args:
             rows: the indices of B sentences; S is the longest of their lengths.
@@ -87,7 +87,7 @@ class SideWriter:
         self._sentences_by_length = np.zeros(1, np.int64)
 
     def append(self, sentences: EncodedSentences) -> None:
-        """Write sentences to the files; each ends with the end symbol."""
+        """Append sentences, whose ids include the end symbol, to the two files and to the counts of the card."""
         self._ids.write(np.ascontiguousarray(sentences.ids, self._dtype).data)
         self._offsets.write(np.ascontiguousarray(self._tokens + sentences.offsets[1:], _OFFSET).data)
         self._tokens += int(sentences.offsets[-1])
@@ -120,7 +120,7 @@ class SideReader:
     """A reader of one side (source or target) of a corpus, which keeps nothing in memory and no file open."""
 
     def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
-        """Open the files of a side.
+        """Check the sizes of the files of a side, and note when they were written, so that a later change is noticed.
 
         Raises:
             TransduceError: a file is missing or has another size than the card specifies.
@@ -161,14 +161,21 @@ class SideReader:
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, ranges: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the boundary offsets of the sentences in each range, concatenated, and all sentences' lengths."""
+        """Return the boundary offsets of each range of sentences, concatenated, and the lengths of all these sentences.
+
+        A range of n sentences has n + 1 offsets.
+        """
         starts, stops = ([each[side] for each in ranges] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in ranges])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Return the numbers of several ranges (start to stop each) of a file, concatenated."""
+        """Return the numbers from `starts[i]` to `stops[i]` (exclusive) of a file for each range i, concatenated.
+
+        Raises:
+            TransduceError: the file became shorter or was written again since this reader was made.
+        """
         content = np.empty(sum(stops) - sum(starts), dtype)
         rest = content.view(np.uint8).data
         with path.open("rb", buffering=0) as file:
@@ -213,7 +220,7 @@ class HashedFile:
 
 
 def check_size(path: Path, size: int) -> None:
-    """Check that a file exists and has the expected size.
+    """Check that a file of a prepared corpus exists and has the expected size in bytes.
 
     Raises:
         TransduceError: the file is missing or has another size.
@@ -228,7 +235,7 @@ def check_size(path: Path, size: int) -> None:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Check a file's content against a digest.
+    """Check the content of a file of a prepared corpus against its SHA-256 in hexadecimal.
 
     Raises:
         TransduceError: the content differs from what was written.

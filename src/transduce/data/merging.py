@@ -1,4 +1,4 @@
-"""Merging of the parts of a corpus, with the decisions that compare pairs: duplicates and the held-out dev set.
+"""Merge the parts of a corpus, with the decisions that compare pairs: duplicates and the held-out dev set.
 
 The result is the same for any number of parts, whichever processes and machines prepared them.
 """
@@ -41,7 +41,7 @@ Chosen = NDArray[np.bool_]
 def merge_parts(
     parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> CorpusCard:
-    """Write the corpus that the parts make up into a folder, except for its card, which is returned.
+    """Write the corpus that prepared parts make up into a folder, and return its card, which the caller must write.
 
     ``report_progress`` is called from time to time with the number of pairs written.
 
@@ -108,7 +108,10 @@ def _shown(one: object, other: object) -> str:
 
 
 class _Segment(NamedTuple):
-    """A block's kept pairs: their range within a part, and the index of the first one among the pairs of all parts."""
+    """The kept pairs of one block (a range of lines of a file): their range within a part, and the first one's index.
+
+    The index is that among the pairs that the filters kept in all parts.
+    """
 
     block: TakenBlock
     part: Part
@@ -118,7 +121,7 @@ class _Segment(NamedTuple):
 
 
 class _Merging:
-    """A merge in progress: the kept pairs of all parts in the order of the corpus, with a flag per pair that stays."""
+    """A merge in progress of the pairs that the filters kept in all parts, with a flag for each that stays."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -129,7 +132,7 @@ class _Merging:
         self._held: list[Candidate] = []
 
     def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
-        """Decide which pairs the corpus keeps, write these pairs, and return the card of the corpus.
+        """Drop duplicates, hold out dev pairs, write both the corpus and the dev pairs, and return the corpus's card.
 
         Raises:
             TransduceError: no pair is kept.
@@ -175,7 +178,11 @@ class _Merging:
         )
 
     def _final_columns(self) -> dict[Column, NDArray[Any]]:
-        """Return the columns of the remaining pairs that the corpus keeps: weights and documents."""
+        """Return by name the arrays that are stored with the corpus, with a number for each remaining pair.
+
+        "weights" are those in the loss. "documents" has 1 where a pair continues the document of the pair before it,
+        else 0. Each exists only if the files have such data.
+        """
         columns: dict[Column, NDArray[Any]] = {}
         if self._request.files.has_weights:
             columns["weights"] = self._column("weights")[self._stays]
@@ -192,11 +199,11 @@ class _Merging:
         return columns
 
     def _held_of(self, file: int) -> list[Candidate]:
-        """Return the held-out pairs of the file with this index in the corpus."""
+        """Return the held-out pairs that come from the file with this index in the corpus."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 
     def _pairs_of_files(self) -> list[int]:
-        """Return the number of remaining pairs of each file."""
+        """Return the number of pairs of each source file that remain in the corpus."""
         counts = [0 for _ in self._request.files.source]
         for segment in self._segments:
             stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
@@ -215,7 +222,8 @@ class _Merging:
     def _hold_out(self) -> None:
         """Move the dev pairs out of the corpus, and drop all other pairs with their sources.
 
-        Back-translated pairs are never held out, but are dropped if their target belongs to a held-out pair.
+        Pairs with machine-translated sources (back-translation) are never held out, but are dropped if their target is
+        the target of a held-out pair.
         """
         assert self._request.hold_out is not None
         keys = self._column("keys")
@@ -252,18 +260,18 @@ class _Merging:
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[Any]:
-        """Return the values of a column (a number per pair) for all pairs, in the order of the corpus."""
+        """Return a column (a number for each kept pair, such as its hash) of all parts, in the corpus's order."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 
     def _number(self, block: int, row: int) -> int:
-        """Return the index, in the corpus, of the pair at a row of a block."""
+        """Return the index, among the pairs that the filters kept, of the pair at a row of a block."""
         segment = self._segments[block]
         rows = self._rows[segment.first : segment.first + segment.stop - segment.start]
         return segment.first + int(np.searchsorted(rows, row))
 
     def _location(self, number: int) -> str:
-        """Return the file and line of a pair, for messages."""
+        """Return the file and line ("train.zh:17") of the pair with this index, for messages."""
         firsts = [segment.first for segment in self._segments]
         segment = self._segments[int(np.searchsorted(firsts, number, side="right")) - 1]
         return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
@@ -281,7 +289,10 @@ class _Merging:
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
 
     def _write_held_out_pairs(self, folder: Path) -> None:
-        """Write the held-out pairs as JSON lines, which can hold line feeds; one file for each language pair."""
+        """Write the held-out pairs as JSON lines, which can hold line feeds, in one file for each language pair.
+
+        A language pair without held-out pairs gets no file.
+        """
         files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
@@ -291,7 +302,7 @@ class _Merging:
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
-    """Yield the blocks of all parts in the order of the corpus."""
+    """Yield the pairs that each block of all parts contributes, in the order of the blocks in the corpus."""
     segments = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
     first = 0
     for block, part, start, stop in sorted(segments, key=lambda it: it[0].number):
@@ -300,7 +311,7 @@ def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
 
 
 def _sum_reports(parts: Sequence[Part]) -> FilterReport:
-    """Return the total of what the parts read and dropped, with the first example for each reason."""
+    """Return one report of what all parts read and dropped, with the place of the first dropped pair by reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()
     first: dict[str, tuple[tuple[int, int], bool]] = {}
@@ -323,7 +334,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 
 
 def _target_of(source: str, files: CorpusFiles) -> str:
-    """Return the target file that corresponds to a source file, or the file itself if it holds pairs."""
+    """Return the target file that corresponds to a source file, or the file itself if it holds both sides."""
     return dict(zip(files.source, files.target, strict=False)).get(source, source)
 
 

@@ -1,4 +1,6 @@
-"""Batches of several corpora whose shares may change over the run, as a pure function of (corpus, seed, position).
+"""Plan batches of several corpora whose shares may change over the run.
+
+A batch follows from (corpora, seed, position) alone.
 
 Every corpus is a stream of its pairs, in another random order at each pass. A window takes the next pairs of each
 stream in proportion to the corpora's shares at this point of the run, and is batched by length like a block of a
@@ -30,7 +32,9 @@ from transduce.errors import TransduceError
 
 
 Schedule = tuple[tuple[float, float], ...]
-"""Points (fraction of the run, share) of a corpus's share, in the order of the fractions; between them it is linear."""
+"""The share of a corpus in the batches as points (fraction of the run from 0 to 1, share), in ascending order of the
+fractions; between points the share is linear.
+"""
 
 
 def share_at(schedule: Schedule, fraction: float) -> float:
@@ -79,7 +83,7 @@ class Mixture(NamedTuple):
         ]
 
     def check(self) -> None:
-        """Check the shares at all points of the schedules.
+        """Check that the shares sum to more than 0 and at most 1 at each point of the schedules, and just before it.
 
         Raises:
             TransduceError: shares sum to more than 1 or to 0 somewhere.
@@ -90,7 +94,7 @@ class Mixture(NamedTuple):
                 self.shares(max(0.0, fraction - 1e-6))
 
     def mean_shares(self) -> list[float]:
-        """Return the mean share of each corpus over the run."""
+        """Return the mean share of each corpus over the run, from samples at 1,000 evenly spaced points."""
         points = [self.shares((number + 0.5) / _MEAN_POINTS) for number in range(_MEAN_POINTS)]
         return [sum(column) / _MEAN_POINTS for column in zip(*points, strict=True)]
 
@@ -113,28 +117,33 @@ _CHUNK = 32
 
 
 class _Pass(NamedTuple):
-    """The random order of a corpus's chunks in one pass over the corpus."""
+    """The random order in which one pass over a corpus reads its chunks (32 consecutive pairs each)."""
 
     starts: NDArray[np.int64]
-    """The first pair of each chunk."""
+    """The index of the first pair of each chunk, in the order of reading."""
     ends: NDArray[np.int64]
-    """The number of pairs up to the end of each chunk."""
+    """The number of pairs that the pass has read at the end of each chunk."""
 
 
 @lru_cache(maxsize=64)
 def _pass(corpus: int, pairs: PairRange, seed: int, number: int) -> _Pass:
-    """Return the random order of a corpus's chunks in pass `number`; `pairs` is the range of the corpus's pairs."""
+    """Return the random order of a corpus's chunks in its pass `number`, counted from 0.
+
+    `pairs` is the range (start, stop) of the corpus's pairs among all.
+    """
     start, stop = pairs
     starts = np.arange(start, stop, _CHUNK)[permutation(-(-(stop - start) // _CHUNK), seed, _STREAM, corpus, number)]
     return _Pass(starts, np.cumsum(np.minimum(_CHUNK, stop - starts)))
 
 
 def stream_ranges(corpus: int, pairs: PairRange, seed: int, first: int, count: int) -> list[PairRange]:
-    """Return the pairs of a corpus's stream from position `first` on, as ranges (start, stop) of consecutive pairs.
+    """Return the next pairs of a corpus's stream as ranges (start, stop) of consecutive pairs.
+
+    The stream consists of the corpus's pairs in random order, pass after pass.
 
     Args:
         corpus: the index of the corpus.
-        pairs: the range of its pairs.
+        pairs: the range of its pairs among all pairs.
         seed: the seed of the random orders.
         first: the number of pairs that the stream has yielded before.
         count: the number of pairs to take.
@@ -160,7 +169,7 @@ def _offset_in_chunk(order: _Pass, chunk: int, offset: int) -> int:
 
 
 class _Window(NamedTuple):
-    """Pairs of all corpora that are batched together."""
+    """The next pairs of all corpora, each in its share, which are sorted by length and batched together."""
 
     first: int
     """The number of batches before the window."""
@@ -173,7 +182,7 @@ class _Window(NamedTuple):
 
 
 class MixedPlan(BatchPlan):
-    """A plan of batches of several corpora in changing shares, with access to any position of the run.
+    """A plan of batches of several corpora in changing shares, which returns the batch at any position of the run.
 
     The position of a batch is `epoch * len(plan) + position`; an epoch is a number of batches without other meaning.
     """
@@ -251,7 +260,10 @@ class MixedPlan(BatchPlan):
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
     def _find_window(self, batch: int) -> int:
-        """Return the index of the window that contains a batch, after laying out all windows up to that one."""
+        """Return the index of the window (pairs that are batched together) that contains a batch of the run.
+
+        All windows up to that one are laid out first, since their numbers of batches are not known before.
+        """
         while not self._windows or self._windows[-1].first + self._windows[-1].batches <= batch:
             self._windows.append(self._next_window())
         firsts = [window.first for window in self._windows]
@@ -268,7 +280,7 @@ class MixedPlan(BatchPlan):
         return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
 
     def _window_ranges(self, window: _Window) -> list[PairRange]:
-        """Return the pairs of a window as ranges of consecutive pairs of the corpus."""
+        """Return the pairs of a window, corpus after corpus, as ranges (start, stop) of consecutive pairs."""
         ranges = list[PairRange]()
         for number, (pairs, taken, count) in enumerate(zip(self._ranges, window.taken, window.counts, strict=True)):
             ranges += stream_ranges(number, pairs, self._seed, taken, count)
@@ -277,6 +289,8 @@ class MixedPlan(BatchPlan):
 
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
     """Round each corpus's number of pairs in a window up or down at random, so that the expected number is exact.
+
+    Seed and window index determine the result.
 
     If all numbers become 0, the largest one becomes 1.
     """

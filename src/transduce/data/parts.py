@@ -1,4 +1,4 @@
-"""A part of a corpus, filtered and tokenized by one process, on this machine or another.
+"""Filter and tokenize a part of a corpus in one process, on this machine or another, and store it for merging.
 
 A part contains every n-th block of the corpus. Its preparation makes all decisions that concern a single pair, and
 stores what merging needs for the decisions that compare pairs.
@@ -83,7 +83,10 @@ class SentenceEncoder:
 
 
 class _WordTable:
-    """A table of numbered words, with the token ids of each word as a slice of one array."""
+    """A table of the words seen so far with their token ids, so that each word is tokenized only once.
+
+    Each word has a number, and its ids are a slice of one array.
+    """
 
     def __init__(self, vocabulary: Vocabulary, dtype: np.dtype[np.unsignedinteger]) -> None:
         self._vocabulary = vocabulary
@@ -91,7 +94,10 @@ class _WordTable:
         self._forget()
 
     def cut(self, words: list[str]) -> EncodedSentences:
-        """Return the token ids of all words, divided into sentences after each word `_END`."""
+        """Return the token ids of a list of words, in which the word `_END` ends each sentence.
+
+        It becomes the end symbol.
+        """
         if len(self._numbers) > _MAX_WORDS:
             self._forget()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
@@ -148,18 +154,20 @@ CORPUS_CARD_NAME = "corpus.json"
 
 
 def held_out_pairs_name(file: int | None = None) -> str:
-    """Return the name of the JSON-lines file with the held-out pairs, which is written if texts have line feeds.
+    """Return the name of the JSON-lines file with the held-out pairs of a corpus whose texts have line feeds.
 
-    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    `file` is the index of a source file, in a corpus of several language pairs or with tags; None: there is one file
+    for all pairs.
     """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}jsonl"
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
-    """Return the names of the two text files with the sources and the targets of the held-out pairs.
+    """Return the names of the two text files with the sources and the targets of a corpus's held-out pairs.
 
-    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    `file` is the index of a source file, in a corpus of several language pairs or with tags; None: there is one file
+    for all pairs.
     """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}source.txt", f"held_out.{number}target.txt"
@@ -175,15 +183,17 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     target: SideCard
     filters: FilterReport
     directions: list[tuple[str, str]] = []
-    """Source and target language of each file, in a corpus of several language pairs."""
+    """Source and target language of each file, in a corpus of several language pairs; else empty."""
     tags: list[str] = []
-    """The tag of each file, in a corpus with tags; an empty tag: none."""
+    """The tag of each file, which becomes a token before its sources, in a corpus with tags; an empty tag: none."""
     file_pairs: list[int] = []
     """The number of pairs of each file."""
     held_out_pairs: list[int] = []
     """The number of held-out pairs of each file, in a corpus of several language pairs or with tags."""
     columns: dict["Column", "ColumnCard"] = {}
-    """Files with a number for each pair, such as its weight in the loss."""
+    """The files with a number for each pair, by name: "weights" (in the loss) and "documents" (1: continues the
+    previous pair's document).
+    """
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
@@ -192,7 +202,7 @@ def write_card(card: CorpusCard, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> CorpusCard:
-    """Read the metadata of a prepared corpus, corpus.json, from its folder.
+    """Read and check the metadata of a prepared corpus, corpus.json, from its folder.
 
     Raises:
         TransduceError: the file is missing, damaged or of another format.
@@ -230,12 +240,12 @@ _DTYPES: dict[Column, np.dtype[Any]] = {
 
 
 class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a column's file: a number for each pair, such as a hash."""
+    """The description of a column: a file with one number for each pair, such as its hash or its weight in the loss."""
 
     sha256: str
 
     def check_size(self, folder: Path, name: Column, pairs: int) -> None:
-        """Check that the column's file exists and has the expected size.
+        """Check that the column's file exists in a folder and has the size of one number for each of `pairs` pairs.
 
         Raises:
             TransduceError: the file is missing or has another size.
@@ -243,17 +253,20 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[Any]:
-        """Read the numbers of the column, one for each pair."""
+        """Read the whole column from its file in a folder: an array with one number for each pair, (pairs,)."""
         return np.fromfile(folder / name, _DTYPES[name])
 
     def read_ranges(self, folder: Path, name: Column, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
-        """Read the numbers of the pairs in several ranges (start, stop), concatenated."""
+        """Read the column's numbers for the pairs in several ranges (start, stop), concatenated.
+
+        Without ranges, the array is empty.
+        """
         path, dtype = folder / name, _DTYPES[name]
         parts = [np.fromfile(path, dtype, stop - start, offset=start * dtype.itemsize) for start, stop in ranges]
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def verify(self, folder: Path, name: Column) -> None:
-        """Check the content of the column's file against its digest.
+        """Check the content of the column's file against the SHA-256 that this card stores.
 
         Raises:
             TransduceError: the content differs from what was written.
@@ -262,18 +275,18 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ColumnWriter:
-    """A writer that appends numbers to a column's file; used in a ``with`` statement."""
+    """A writer of a column's file, one number for each pair, such as its hash; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, name: Column) -> None:
         self._dtype = _DTYPES[name]
         self._file = HashedFile(folder / name)
 
     def append(self, values: NDArray[Any]) -> None:
-        """Append the numbers of further pairs to the column's file."""
+        """Append the column's numbers for further pairs, (pairs,), converted to the column's type."""
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
-        """Return the description of the column's file as written so far."""
+        """Return the description of the column's file as written so far: its SHA-256."""
         return ColumnCard(self._file.sha256)
 
     def __enter__(self) -> "ColumnWriter":
@@ -299,11 +312,16 @@ NEEDS_DEV_DOCUMENTS = (
 
 
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A request to prepare a part: every n-th block for a machine's shard, and of these every m-th for one worker."""
+    """A request to prepare a part of a corpus: every n-th block of lines for a shard, and of these every m-th.
+
+    The n shards are for machines, and the m parts of a shard for the worker processes of a machine.
+    """
 
     files: CorpusFiles
     written_out: CorpusFiles | None = None
-    """Files on this machine with the text line by line, if `files` have another format."""
+    """Files on this machine with the same text line by line, which are read in place of `files` if those have another
+    format; None: `files` are read.
+    """
     task: str = "translation"
     """The kind of task that the corpus is for."""
     filters: FilterSettings
@@ -318,13 +336,13 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise TransduceError(NEEDS_DEV_DOCUMENTS)
 
     def takes(self, block: int) -> bool:
-        """Return whether the block of pairs with this number belongs to the part."""
+        """Return whether the block of pairs with this index (from 0) belongs to the requested part."""
         (shard, shards), (worker, workers) = self.shard, self.worker
         return block % shards == shard - 1 and block // shards % workers == worker - 1
 
 
 class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A block of pairs that a part of the corpus contains, with the number of its pairs that were kept."""
+    """A block of pairs (consecutive lines of a file) in a part of a corpus, with the number of kept pairs."""
 
     number: int
     path: str
@@ -333,11 +351,13 @@ class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     file: int = 0
     """The index of the block's file in the corpus."""
     boundaries: int = 0
-    """The number of blank lines of the block, which separate documents."""
+    """The number of blank lines of the block, which separate documents; 0 if the file names its documents or the corpus
+    has none.
+    """
 
 
 class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The content of part.json, which describes the files of a part."""
+    """The content of part.json, which describes the files of a part of a corpus and what the filters did."""
 
     format_version: int
     request: PartRequest
@@ -350,24 +370,29 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The CRC-32 of each file's content, in the corpus's order of files."""
     taken: list[TakenBlock]
     read: int
-    """The number of pairs of this part."""
+    """The number of pairs of this part before the filters."""
     dropped: dict[str, int]
     """The number of dropped pairs by reason."""
     first_dropped: dict[str, tuple[int, int]]
-    """Block and row of the first pair dropped for each reason."""
+    """Index of the block and row in the block of the first pair that was dropped, by reason."""
     of_targets: list[str] = []
-    """The reasons for which only the target of the first dropped pair is at fault."""
+    """The reasons for which only the target of the first dropped pair is at fault, so that messages name the target
+    file.
+    """
     carriage_returns: int
     byte_order_marks: int
     candidates: list[Candidate]
     source: SideCard
     target: SideCard
     columns: dict[Column, ColumnCard]
-    """Columns with the data of each kept pair that merging needs."""
+    """The files with a number for each kept pair that merging needs, such as its hash, by name."""
 
 
 class Kept(NamedTuple):
-    """The token ids and column values of the pairs of a block that passed the filters."""
+    """The pairs of a block that passed the filters: ids with end symbols, and by column name a number for each pair.
+
+    A column holds hashes, for example.
+    """
 
     source: EncodedSentences
     target: EncodedSentences
@@ -377,7 +402,7 @@ class Kept(NamedTuple):
 def write_part(
     request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> PartCard:
-    """Filter and tokenize a part of a corpus, write the part into a new folder, and return its card.
+    """Filter and tokenize one part of a corpus, write the part into a new folder, and return its card.
 
     ``report_progress`` is called after each block with the number of pairs read.
 
@@ -426,7 +451,7 @@ def write_part(
 
 
 class _Preparation:
-    """The preparation of a part, block by block, with counts of pairs read, dropped and kept."""
+    """A preparation of a part in progress, block by block, with counts of pairs read, dropped and kept."""
 
     def __init__(self, request: PartRequest, tokenizer: Tokenizer) -> None:
         self.read = 0
@@ -449,7 +474,10 @@ class _Preparation:
         """The token of each file's tag; None: the file has no tag."""
 
     def column_names(self) -> list[Column]:
-        """Return the names of the per-pair columns that merging needs."""
+        """Return the names of the columns (a number for each kept pair) that the request needs.
+
+        They are for finding duplicates, for the dev set, for weights and for documents.
+        """
         keys: list[Column] = ["keys"] if self._hold_out is not None else []
         digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []
         rows: list[Column] = ["rows"] if keys or digests else []
@@ -458,11 +486,14 @@ class _Preparation:
         return rows + keys + digests + weights + documents
 
     def candidates(self) -> list[Candidate]:
-        """Return the pairs of the part that may be held out as dev set."""
+        """Return the pairs of the part that may be held out as dev set; an empty list if none shall be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs, and return what is kept of the block."""
+        """Filter and tokenize a block of pairs, count what is dropped, and return the pairs that are kept.
+
+        The tokens of tags and target languages come before the sources.
+        """
         self.read += len(block.sources)
         rows = self._rows_by_text(block)
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
@@ -500,18 +531,24 @@ class _Preparation:
         return Kept(source, target, columns)
 
     def _weights(self, block: PairBlock) -> NDArray[np.float32]:
-        """Return the weight of each pair of a block in the loss."""
+        """Return the weight of each pair of a block in the loss, (pairs,): its own (1 without one) times its file's."""
         factors = self._request.files.loss_weights
         weights = np.ones(len(block.sources)) if block.weights is None else np.array(block.weights)
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
-        """Return a number to combine with hash keys, so that keys of equal sources differ between language pairs."""
+        """Return a number that makes hash keys of equal sources differ between language pairs.
+
+        It is 0 if there is only one language pair.
+        """
         directions = self._request.files.directions
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """Return the rows of a block of pairs whose texts pass the filters."""
+        """Return the rows of a block whose texts (not lengths) pass the filters, and count the others by reason.
+
+        Weight 0 and blank lines between documents are reasons, too.
+        """
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         if block.weights is not None:
             reasons = [
@@ -533,7 +570,10 @@ class _Preparation:
     def _by_length(
         self, block: int, rows: list[int], source: EncodedSentences, target: EncodedSentences
     ) -> NDArray[np.bool_]:
-        """Return which rows have lengths that pass the filters; each distinct pair of lengths is checked once."""
+        """Return a mask of the rows whose lengths in tokens pass the filters, and count the others by reason.
+
+        Each distinct pair of lengths is checked once.
+        """
         # The end symbol does not count.
         lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
         distinct, index_of_pair = np.unique(lengths[0] << 32 | lengths[1], return_inverse=True)
@@ -550,7 +590,10 @@ class _Preparation:
 
 
 def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
-    """Return a number for each pair of a block, different for each document, and the block's number of blank lines."""
+    """Return a number for each pair of a block, which differs between documents, and the number of separating lines.
+
+    Blank lines separate documents unless the pairs name their documents; then the second number is 0.
+    """
     if block.documents is not None:
         names = (name.encode("utf-8", "surrogatepass") for name in block.documents)
         digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
@@ -566,21 +609,28 @@ AnyCard = TypeVar("AnyCard", CorpusCard, PartCard)
 
 
 class StoredPairs(Generic[AnyCard]):
-    """Tokenized sentence pairs in a folder: sources, targets and columns of numbers. Pairs are numbered from 0."""
+    """Tokenized sentence pairs in a folder: source ids, target ids and columns with a number for each pair.
+
+    Pairs are numbered from 0.
+    """
 
     def __init__(self, folder: Path, card: AnyCard, pairs: int) -> None:
-        """Open the files of a number of pairs, which the card describes."""
+        """Open the files of a number of pairs, which the card describes.
+
+        Raises:
+            TransduceError: a file is missing or has another size than the card specifies.
+        """
         self.folder = folder
         self.card: AnyCard = card
         self._source = SideReader(folder, "source", card.source, pairs)
         self._target = SideReader(folder, "target", card.target, pairs)
 
     def read(self, start: int, stop: int) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the token ids of the pairs from start to stop: sources and targets."""
+        """Return the source ids and the target ids of the pairs with indices from start to stop (exclusive)."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def verify(self) -> None:
-        """Check the files' contents against their digests.
+        """Check the contents of all files against the SHA-256 digests in the card.
 
         Raises:
             TransduceError: a content differs from what was written.
@@ -592,7 +642,7 @@ class StoredPairs(Generic[AnyCard]):
 
 
 class Part(StoredPairs[PartCard]):
-    """A filtered and tokenized part of a corpus, stored in a folder."""
+    """A filtered and tokenized part of a corpus, stored in a folder until all parts are merged."""
 
     def __init__(self, folder: Path) -> None:
         """Open a part of a corpus in its folder.
@@ -607,11 +657,11 @@ class Part(StoredPairs[PartCard]):
             column.check_size(folder, name, self.kept)
 
     def column(self, name: Column) -> NDArray[Any]:
-        """Return the numbers of a column, one for each kept pair of the part."""
+        """Return a column of the part by name: a number for each pair that passed the filters, such as its hash."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
+        """Yield each block of the part, with the range (start, stop) of the block's kept pairs among the part's."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept

@@ -1,8 +1,9 @@
 """Put placeholder tokens into training pairs, so that a model learns to copy them to the right position.
 
-A small share of the pairs of each epoch is changed: placeholders replace words that translate each other, or stand
-between words. Word pairs come from IBM Model 1 in both directions (Brown et al. 1993, "The Mathematics of Statistical
-Machine Translation"), learned from a sample of the corpus in a few seconds.
+Placeholders stand for text that a translation must not change. A small share of the pairs of each epoch is changed:
+placeholders replace words that translate each other, or stand between words. Word pairs come from IBM Model 1 in both
+directions (Brown et al. 1993, "The Mathematics of Statistical Machine Translation"), learned from a sample of the
+corpus in a few seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,9 @@ Lexicon = Mapping[tuple[int, int], float]
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn which tokens translate each other, from a sample of the corpus that is the same at every call.
+    """Learn which source and target tokens translate each other, from a sample of the corpus.
+
+    The sample is the same at every call. Token pairs with too low a probability are left out.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
@@ -60,7 +63,10 @@ def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
 
 
 def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
-    """Return evenly spaced ranges of pairs that together have about as many token pairs as the lexicon learns from."""
+    """Return evenly spaced ranges (start, stop) of sentence pairs, as many as the lexicon can learn from.
+
+    Together they have about 6 million combinations of a source and a target token.
+    """
     starts = range(0, corpus.pairs, _RANGE_PAIRS)
     step = len(starts)
     first = [(start, min(start + _RANGE_PAIRS, corpus.pairs)) for start in starts[:: max(1, step // 16)]]
@@ -73,7 +79,7 @@ def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of one token given the other, for each of K distinct token pairs (IBM Model 1).
+    """Return the probability of one token given the other, for K distinct token pairs, (K,), by IBM Model 1.
 
     Args:
         kind: the index of the distinct token pair, for each pair of positions of a sentence pair.
@@ -93,11 +99,16 @@ def _translation_probabilities(
 
 
 _MIN_SCORE = 0.08
-"""Minimum mean of the lexicon's values for the tokens of a word pair."""
+"""Minimum score of two words to count as translations: the sum of the lexicon's values of their token pairs, divided by
+the tokens of the longer word.
+"""
 
 
 class _Words:
-    """A splitter of the token ids of one side (source or target) into words."""
+    """A splitter of the token ids of one side (source or target) into words.
+
+    Each token of a script without spaces is a word.
+    """
 
     def __init__(self, vocabulary: Vocabulary, tokens: Sequence[str]) -> None:
         pieces = [vocabulary.token(id) for id in range(vocabulary.size)]
@@ -115,7 +126,10 @@ class _Words:
             self.bare[id] = id if without == vocabulary.unk_id else without
 
     def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the range (start, stop) of token positions of each word in a sentence's ids."""
+        """Return the range (start, stop) of token positions of each word in a sentence's ids.
+
+        Punctuation and special tokens belong to no word.
+        """
         is_word = self.is_word[ids]
         joins = ~self.has_space[ids] & ~self.is_unspaced[ids] & is_word
         spans: list[tuple[int, int]] = []
@@ -145,7 +159,9 @@ class WordAligner:
         self.words = _Words(source, tokens), _Words(target, tokens)
 
     def pairs(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[WordPair]:
-        """Return the word pairs in which each word is the best translation of the other, in the order of the source.
+        """Return the pairs of words in which each is the best translation of the other, in the order of the source.
+
+        Words without a clear translation are left out.
 
         Args:
             source: the source's token ids, without the end symbol.
@@ -186,16 +202,22 @@ MAX_GROWTH = 6
 
 
 class _Edit(NamedTuple):
-    """A replacement of positions start to stop of one side by placeholder tokens."""
+    """A replacement of the tokens from position start to stop of one side of a pair by placeholder tokens.
+
+    If stop equals start, the placeholders are inserted.
+    """
 
     start: int
     stop: int
     placeholders: tuple[int, ...]
-    """The numbers of the placeholders, in order."""
+    """The indices of the placeholder tokens, in order."""
 
 
 class PlaceholderMasker:
-    """A masker that puts placeholders into some pairs of a batch, deterministic in (seed, epoch, index of a pair)."""
+    """A masker that puts placeholder tokens into some pairs of a batch.
+
+    The seed, the epoch and the pair's index determine where.
+    """
 
     def __init__(
         self,
@@ -206,7 +228,7 @@ class PlaceholderMasker:
         rate: float,
         seed: int,
     ) -> None:
-        """Learn which words translate each other.
+        """Learn from the corpus which words translate each other, and how long its longest sentences are.
 
         Args:
             corpus: the training corpus.
@@ -225,7 +247,7 @@ class PlaceholderMasker:
 
     @staticmethod
     def _longest_of(corpus: Corpus) -> tuple[int, int]:
-        """Return the length of the longest source and target, beyond which no pair grows."""
+        """Return the lengths in tokens of the longest source and the longest target, which pairs must not exceed."""
         longest = [0, 0]
         for start in range(0, corpus.pairs, 1 << 16):
             for side, lengths in enumerate(corpus.read_range_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
@@ -233,7 +255,10 @@ class PlaceholderMasker:
         return longest[0], longest[1]
 
     def mask(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch in which placeholder tokens replace words, or stand between words, in some pairs."""
+        """Return the batch with placeholder tokens in place of words, or between words, in a random share of its pairs.
+
+        If no pair is chosen, this is the batch itself.
+        """
         chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
         if not len(chosen):
             return batch
@@ -253,7 +278,10 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the ids of both sides of a pair with placeholders, or unchanged if a side would become too long."""
+        """Return the ids of both sides of a pair with 1 to 4 placeholders at random positions that correspond.
+
+        If a side would become too long, the ids stay unchanged.
+        """
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))
         numbers = generator.permutation(len(self._ids[0])).tolist()
@@ -276,7 +304,10 @@ class PlaceholderMasker:
         return edited if fits else (source, target)
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return the ids of one side of a pair after edits; a first word after a placeholder loses its space."""
+        """Return the ids of one side of a pair (0: source, 1: target) after its edits.
+
+        In scripts without spaces, the first token loses its space mark if a placeholder comes before it.
+        """
         parts: list[NDArray[np.int64]] = []
         position = 0
         for edit in sorted(edits):
@@ -290,7 +321,7 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits of source and target that put placeholders at an aligned word pair.
+    """Return the edits, each for source and target, that put placeholders at an aligned word pair.
 
     Args:
         pair: the word pair.
@@ -317,9 +348,9 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return the position in source and target where a placeholder is inserted: the start or the end of the sentence.
+    """Return the positions in source and target at which a placeholder at the start or end of the sentence is inserted.
 
-    At the end, the placeholder comes before or after the final punctuation, at random.
+    At the end, the placeholder comes before or after the final punctuation, at random; the end symbol stays last.
     """
     if operation == "start":
         return 0, 0

@@ -1,4 +1,4 @@
-"""A prepared corpus: tokenized once and written to disk in one pass, then read in ranges."""
+"""Prepare a corpus: tokenize it once, write it to disk in one pass, and read ranges of its pairs in training."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ _SAMPLE, _REPEATS = 5, 6
 
 
 def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -> CorpusFiles:
-    """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order, and return its description.
+    """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order; describe the written file.
 
     Every block of pairs contributes its share of the sample, to within one pair. The pairs taken from a block depend on
     the block's number and a fixed seed, so that periodic patterns in a corpus do not bias the sample.
@@ -88,7 +88,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
     """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
-        """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``."""
+        """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``, which reads these."""
         super().__init__(folder, card, card.pairs)
         self.pairs = card.pairs
         self.source_tokens = card.source.tokens
@@ -115,11 +115,14 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def sentences(self) -> "PreparedCorpus":
-        """The corpus of single sentences, without repetitions and context."""
+        """The corpus with each pair once and without context sentences, which a subclass may have added."""
         return self
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair, start and stop of each file's pairs, in a corpus of several language pairs."""
+        """Yield the language pair, start and stop of the pairs of each file, if the corpus has several language pairs.
+
+        For other corpora, nothing is yielded.
+        """
         start = 0
         for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
             yield direction, start, start + pairs
@@ -132,7 +135,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def held_out(self) -> CorpusFiles | None:
-        """The held-out dev pairs as text files; None if there are none."""
+        """The files with the held-out dev pairs, as text or JSON lines; None if no pair was held out."""
         if not self.filters.held_out:
             return None
         files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]
@@ -163,15 +166,21 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
         )
 
     def read_ranges(self, ranges: Sequence[PairRange]) -> tuple[EncodedSentences, EncodedSentences]:
-        """Return the ids of the pairs in several ranges (start, stop), concatenated: sources and targets."""
+        """Return the source ids and the target ids of the pairs in several ranges (start, stop), concatenated."""
         return self._source.read_ranges(ranges), self._target.read_ranges(ranges)
 
     def read_range_lengths(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the source and target lengths of the pairs in several ranges (start, stop), concatenated."""
+        """Return the source and the target lengths of the pairs in several ranges (start, stop), concatenated.
+
+        Lengths are in tokens and include the end symbol.
+        """
         return self._source.read_range_lengths(ranges), self._target.read_range_lengths(ranges)
 
     def read_range_weights(self, ranges: Sequence[PairRange]) -> NDArray[np.float32] | None:
-        """Return the weights in the loss of the pairs in several ranges (start, stop); None if pairs have none."""
+        """Return the weights in the loss of the pairs in several ranges (start, stop), in the order of the ranges.
+
+        The result is None if the corpus has no weights.
+        """
         card = self.card.columns.get("weights")
         return None if card is None else np.asarray(card.read_ranges(self.folder, "weights", ranges), np.float32)
 
@@ -180,7 +189,7 @@ class ContextSettings(NamedTuple):
     """The number of sentences of a document that stand before each sentence, and the tokens that separate them."""
 
     before: int
-    """Maximum number of sentences of context."""
+    """Maximum number of preceding sentences of the same document; at a document's start there are fewer."""
     source_separator: int
     """The token that ends each sentence of context in the source."""
     target_separator: int | None = None
@@ -239,11 +248,11 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return the ranges of pairs, begun earlier by the number of context sentences so that all context is read."""
+        """Return the ranges of pairs, begun earlier by the number of context sentences, so that all context is read."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each pair's row in the data of `_extended(ranges)` and its number of context sentences, (N,) each."""
+        """Return each pair's row in the data of `_extended(ranges)`, and its number of context sentences, (N,) each."""
         extended = self._extended(ranges)
         continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
         sizes = [stop - start for start, stop in extended]
@@ -264,7 +273,7 @@ class ContextCorpus(PreparedCorpus):
 def _lengths_with_context(
     lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the length of each row plus the lengths of the `context` (N,) rows before the row."""
+    """Return the length in tokens of each sentence in `rows` (N,) with those of the `context` (N,) ones before it."""
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
 
@@ -272,7 +281,10 @@ def _lengths_with_context(
 def _with_context(
     sentences: EncodedSentences, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int
 ) -> EncodedSentences:
-    """Return rows of sentences, each after its `context` (N,) rows, whose end symbols become separators."""
+    """Return the sentences in `rows` (N,), each joined to the `context` (N,) sentences just before it.
+
+    The separator token replaces the end symbols between them.
+    """
     starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -287,7 +299,7 @@ def _with_context(
 
 
 class RepeatedCorpus(PreparedCorpus):
-    """A prepared corpus whose files are repeated: an epoch contains the pairs of some files more often than others.
+    """A prepared corpus whose files are repeated, so that an epoch has the pairs of some files more often than others.
 
     A file's factor of 2.5 means that an epoch contains each pair twice, and a fixed random half of the pairs once more.
     """
@@ -319,7 +331,7 @@ class RepeatedCorpus(PreparedCorpus):
 
     @property
     def unrepeated(self) -> PreparedCorpus:
-        """The corpus that has each pair once, with its context."""
+        """The corpus that has each pair once, still with its context sentences."""
         return self._corpus
 
     @property
@@ -354,7 +366,7 @@ class RepeatedCorpus(PreparedCorpus):
         return self._corpus.read_range_lengths(self._prepared_ranges(ranges))
 
     def _prepared_ranges(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return the ranges of the prepared corpus that make up ranges of this corpus."""
+        """Return the ranges of the underlying corpus, which has each pair once, that make up ranges of this one."""
         result: list[PairRange] = []
         for start, stop in ranges:
             first = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -367,7 +379,10 @@ class RepeatedCorpus(PreparedCorpus):
 
 
 def _sample_of_ranges(start: int, pairs: int, wanted: int, seed: int, file: int) -> list[PairRange]:
-    """Return ranges with `wanted` of a file's pairs, chosen at random in chunks of `CHUNK_PAIRS`."""
+    """Return ascending ranges with `wanted` of the `pairs` pairs from `start` on, chosen at random in chunks.
+
+    A chunk has `CHUNK_PAIRS` pairs; a range is (start, stop).
+    """
     ranges: list[PairRange] = []
     for chunk in permutation(-(-pairs // CHUNK_PAIRS), seed, _REPEATS, file).tolist():
         first = chunk * CHUNK_PAIRS
@@ -408,7 +423,10 @@ def prepare(
 def write_corpus(
     parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> CorpusCard:
-    """Merge parts into a corpus in an existing folder; progress and errors are those of ``merge_parts``."""
+    """Merge prepared parts into a corpus in an existing folder, its card included, and return the card.
+
+    Progress and errors are those of ``merge_parts``.
+    """
     card = merge_parts(parts, tokenizer, folder, report_progress)
     write_card(card, folder)
     return card

@@ -1,4 +1,4 @@
-"""Worker processes on this machine that prepare the parts of a corpus.
+"""Prepare the parts of a corpus in worker processes on this machine.
 
 Each process is a fresh interpreter that runs this module: it reads its task from standard input, and writes its
 progress to standard output, one line per block. So the calling script needs no `__main__` guard, and nothing is
@@ -25,7 +25,7 @@ from transduce.text import Tokenizer
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker process's task: to prepare a part of a corpus with a tokenizer, and to write the part to a folder."""
+    """The task of a worker process, sent as JSON: to prepare a part of a corpus and write it to a folder."""
 
     request: PartRequest
     tokenizer: str
@@ -37,7 +37,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message from a worker process: the number of pairs read, or an error that the user must fix."""
+    """A message from a worker process, a line of JSON: the number of pairs read so far, or an error for the user."""
 
     read: int = 0
     error: str | None = None
@@ -51,10 +51,13 @@ def write_parts(
     workers: int,
     report_progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Prepare one part per worker in subfolders of a new folder, and return the subfolders.
+    """Prepare one part of a corpus in each of `workers` processes, in subfolders of a new folder, which are returned.
+
+    One worker is this process. ``report_progress`` is called after each block with the number of pairs that all workers
+    have read.
 
     Raises:
-        TransduceError: a file cannot be read, or a process was killed.
+        TransduceError: a file cannot be read, a process was killed, or `workers` is below 1.
     """
     if workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {workers}.")
@@ -160,7 +163,11 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def main() -> int:
-    """Run the task read from standard input; exit silently if the parent process has closed standard output."""
+    """Prepare the part of a corpus that the task on standard input describes, and return the exit code 0.
+
+    Progress and errors of the user are sent to standard output. If the parent process has closed it, this process exits
+    without a message.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:

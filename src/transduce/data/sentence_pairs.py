@@ -1,7 +1,9 @@
-"""Rows of two text segments with masked tokens: BERT's pretraining data (Devlin et al. 2019, section 3.1).
+"""Make pretraining data: rows of two text segments with masked tokens (BERT), or of one segment (RoBERTa).
 
-Half of the second segments follow the first ones in the text; the others come from elsewhere. A row is [CLS] first
-[SEP] second [SEP]. Batches are a pure function of (text, seed, epoch, position).
+BERT is described in Devlin et al. 2019, section 3.1. Half of the second segments follow the first ones in the text; the
+others come from elsewhere. A row is [CLS] first [SEP] second [SEP]. Batches are a pure function of (text, seed, epoch,
+position).
+
 Legend: B rows, L tokens of a row, N sentences of the text.
 """
 
@@ -26,7 +28,7 @@ Flags = NDArray[np.bool_]
 
 
 class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of how many tokens are masked, and by what they are replaced."""
+    """Settings of how many tokens are masked in pretraining, and by what they are replaced."""
 
     share: float = 0.15
     """Share of a row's tokens that the model must predict; at least one token."""
@@ -46,7 +48,7 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class Masked(NamedTuple):
-    """A batch of masked rows: the model's input and the tokens that the model must predict."""
+    """A batch of rows of tokens, some of them masked: the model's input, and the tokens that the model must predict."""
 
     ids: Ids
     """The input tokens, (B, L)."""
@@ -64,7 +66,7 @@ def mask_tokens(
     pad_id: int,
     ordinary: Ids,
 ) -> Masked:
-    """Mask an equal share of every row's tokens at random.
+    """Mask the same share of the maskable tokens of every row at random, and return the model's input and its labels.
 
     Args:
         ids: token ids, (B, L).
@@ -89,7 +91,7 @@ def mask_tokens(
 
 
 def masked_counts(candidates: Ids, share: float) -> Ids:
-    """Return how many tokens of each row are masked, (B,), from the numbers of maskable `candidates`, (B,).
+    """Return how many of each row's maskable tokens, `candidates` (B,), are masked, (B,).
 
     The number is the rounded share, but at least one if a row has a candidate.
     """
@@ -98,15 +100,16 @@ def masked_counts(candidates: Ids, share: float) -> Ids:
 
 
 def _ranks(values: NDArray[np.float64]) -> Ids:
-    """Return the rank of each value in its row, 0 for the smallest."""
+    """Return the rank of each value in its row, 0 for the smallest, (B, L)."""
     ranks: Ids = values.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     return ranks
 
 
 def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
-    """Return random numbers in [0, 1) that depend only on the key.
+    """Return an array of random numbers in [0, 1) that depend only on its shape and the key.
 
-    The numbers come from the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
+    The key is one or more integers ≥ 0, such as a seed, a purpose and an epoch. The numbers come from the raw bits of a
+    counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
     numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
@@ -142,12 +145,12 @@ class SentenceStore(NamedTuple):
         return self.offsets[:-1] + self.before
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the tokens of sentences from start to stop without special tokens."""
+        """Return the tokens of the sentences from index start to stop (exclusive), joined, without special tokens."""
         part = self.part(start, stop)
         return _joined(self.ids, part.begins, part.lengths)
 
     def part(self, start: int, stop: int) -> "SentenceStore":
-        """Return the sentences from start to stop as a `SentenceStore` of their own."""
+        """Return the sentences from index start to stop (exclusive) as a `SentenceStore` that shares the tokens."""
         return self._replace(offsets=self.offsets[start : stop + 1])
 
 
@@ -190,7 +193,7 @@ def _joined(ids: NDArray[np.unsignedinteger], begins: Ids, lengths: Ids) -> Ids:
 
 
 class _Sentences(NamedTuple):
-    """A text's sentences as one epoch reads them, with long ones cut into several."""
+    """A text's sentences as one epoch reads them: a sentence longer than a row of tokens is cut into several."""
 
     ids: NDArray[np.unsignedinteger]
     begins: Ids
@@ -198,21 +201,23 @@ class _Sentences(NamedTuple):
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids
-    """The number of tokens before each sentence, without special tokens, plus the epoch's offset."""
+    """The number of tokens before each sentence, without special tokens, plus the epoch's offset; the division by a
+    row's length decides where rows are cut.
+    """
     filled: Ids
     """The indices of sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the token ids of the sentences from start to stop, concatenated."""
+        """Return the token ids of the sentences from index start to stop (exclusive), concatenated."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
-        """Return the number of tokens of the sentences from each start to its stop (indices of sentences)."""
+        """Return the number of tokens of the sentences from each `start` to its `stop` (indices of sentences), (R,)."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
 
     def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return the first sentence and the end of each row's second segment if the segments are consecutive.
+        """Return the first sentence and the end of each row's second segment, if the segments are consecutive.
 
         A row of several sentences is divided at random. After a row of one sentence, the next sentence of the document
         is the second segment, if there is one.
@@ -228,7 +233,9 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return, for each row, the first and the end of up to `count` sentences from elsewhere in the text.
+        """Return for each row the first and the end of up to `count` sentences from elsewhere in the text.
+
+        They are of one document. If the row is the whole text, both indices are equal.
 
         Args:
             start: the first sentence of each row.
@@ -338,7 +345,8 @@ class SentencePairPlan:
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """Return this process's rows of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
 
-        If no row is left for it, the batch has one row as a stand-in, and no labels.
+        If more processes train than the batch has rows, a process without any gets one row as a stand-in, without
+        labels.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
@@ -361,7 +369,7 @@ class SentencePairPlan:
         return [self._stand_in(rows) for rows in ([widest] if widest is highest else [widest, highest])]
 
     def _stand_in(self, lengths: Ids) -> SentencePairBatch:
-        """Return an artificial batch of rows of these lengths, filled with an arbitrary id."""
+        """Return an artificial batch of rows with these numbers of tokens, (B,), to test whether memory suffices."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
@@ -401,7 +409,9 @@ class SentencePairPlan:
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:
-        """Return the row indices of each batch, in the random order of the batches.
+        """Return the indices of the rows of each batch, in the random order of the batches.
+
+        Rows of a batch have similar lengths.
 
         Each batch has an about equal share of the epoch's tokens, and at least one row.
         """
@@ -416,7 +426,7 @@ class SentencePairPlan:
     def _sentences(self, offset: int) -> _Sentences:
         """Return the text's sentences, with those longer than a row cut where the segments of rows end.
 
-        `offset` moves the ends of all segments by a number of tokens.
+        `offset` moves the ends of all segments by a number of tokens, so that epochs cut the text at other positions.
         """
         stretches, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
@@ -432,7 +442,10 @@ class SentencePairPlan:
         return _Sentences(self._text.ids, begins, lengths, positions, np.flatnonzero(lengths > 0))
 
     def _cut(self, sentences: _Sentences) -> tuple[Ids, Ids]:
-        """Return the starts and the stops of runs of sentences of about a row's length, each within a document."""
+        """Return the first sentences and the ends (exclusive) of runs of sentences of about a row's length, (R,) each.
+
+        A run lies within one document.
+        """
         filled = sentences.filled
         row, document = sentences.positions[filled] // self._row_tokens, np.cumsum(sentences.lengths == 0)[filled]
         is_new = np.ones(len(filled), bool)
@@ -441,7 +454,10 @@ class SentencePairPlan:
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
     def _row(self, epoch: _Epoch, number: int) -> _Row:
-        """Return the token ids and segment types of one row of an epoch."""
+        """Return one row of an epoch: token ids, segment types, and whether the second segment follows the first.
+
+        The ids include special tokens. A type is 0 or 1; a row of one segment has type 0 only.
+        """
         text, (begin, stop) = epoch.sentences, epoch.second
         one = text.read(int(epoch.start[number]), int(epoch.middle[number]))
         if not self._settings.next_sentence:
@@ -452,7 +468,10 @@ class SentencePairPlan:
         return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
-        """Trim two segments to a row's length, keeping the end of the first segment and the start of the second."""
+        """Trim two segments to a row's length, keeping the end of the first segment and the start of the second.
+
+        The first one keeps at least half a row, if it is so long.
+        """
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]
         return one, two[: self._row_tokens - len(one)]
@@ -466,7 +485,7 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return a batch of rows with masked tokens, padded to the longest row.
+        """Return a batch of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:
             rows: the rows of this process, or if it has none, a row of another process.

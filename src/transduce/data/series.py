@@ -1,4 +1,4 @@
-"""Windows of time series, their scaling and their files: past points to read, and the points after them to forecast.
+"""Read time series from tables, scale them, and cut them into windows: past points, and the points to forecast.
 
 Every window of the training part occurs once in an epoch, in random order. The windows of a batch depend only on the
 seed, the epoch and the position.
@@ -71,7 +71,10 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
     def of(self, past: Numbers) -> WindowScale:
-        """Return the scale of each window, computed from the window's past (B, S, C)."""
+        """Return the shift and factor of each window, (B, 1, C) each, from the window's past (B, S, C).
+
+        With normalization `series`, they are the same for all windows.
+        """
         means, deviations = np.array(self.means), np.array(self.deviations)
         if self.normalization == "series":
             shape = (len(past), 1, len(means))
@@ -97,7 +100,7 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
 
 
 class Table(NamedTuple):
-    """The time series that were read from a file, with their names."""
+    """The time series that were read from a file, one for each column, with their names."""
 
     columns: tuple[str, ...]
     """The names of the series."""
@@ -106,7 +109,9 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table of time series, plain or gzip; cells are separated by tabs in .tsv files, else as in the header.
+    """Read a table of time series, plain or gzip, one line for each point in time after a header line.
+
+    Cells are separated by tabs in .tsv files, else by the comma, semicolon or tab of the header.
 
     Args:
         path: the file.
@@ -129,7 +134,13 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number, from 1, and the cells of each line of a table."""
+    """Yield the line number, from 1, and the cells of each line of a table.
+
+    Blank lines at the end are ignored, others are refused.
+
+    Raises:
+        TransduceError: a line is blank or cannot be read.
+    """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
     blank = 0
@@ -236,26 +247,30 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """A batch of windows of time series, each normalized by its own scale."""
+    """A batch of windows of time series (past and future points), each normalized by its own shift and factor."""
 
     past: NDArray[np.float32]
     """The points that are read, (B, S, C), float32."""
     future: NDArray[np.float32]
     """The points to forecast, (B, T, C), float32."""
     indices: Indices
-    """The indices of the windows, (B,); empty if the only row is a stand-in that does not count."""
+    """The indices of the windows, (B,); empty if the only window is a stand-in for a process without any, which the
+    loss ignores.
+    """
 
 
 class WindowedSeries:
-    """All windows of one or more sections of the same time series."""
+    """All windows (S past points and the T points after them) of one or more sections of the same time series."""
 
     def __init__(self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1) -> None:
-        """Lay out the windows, which do not cross from one section into the next.
+        """List the windows, which do not cross from one section into the next.
+
+        A section shorter than a window has none.
 
         Args:
             stretches: sections, (N, C) each.
-            past: S.
-            horizon: T.
+            past: S, the number of past points of a window.
+            horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
         """
         self._values = np.concatenate(stretches)
@@ -322,7 +337,8 @@ class SeriesPlan:
     def batch(self, epoch: int, position: int) -> SeriesBatch:
         """Return this process's windows of the batch at a position, counted from 0, of an epoch.
 
-        If no window is left for it, the batch has one window as a stand-in, and no indices; the loss ignores it.
+        If more processes train than the batch has windows, a process without any gets one window as a stand-in, and no
+        indices; the loss ignores it.
         """
         all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         first, step = self._rank_and_count

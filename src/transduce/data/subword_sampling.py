@@ -30,7 +30,10 @@ _MIN_GROWTH_TOKENS = 4
 
 
 def growth_limit(length: int, rate: float) -> int:
-    """Return the maximum length of a sentence of `length` tokens after BPE-dropout; beyond it, the tokens stay."""
+    """Return the maximum number of tokens of a sentence of `length` tokens after sampling at a BPE-dropout `rate`.
+
+    Sentences that would exceed it keep their usual tokens.
+    """
     return length + _MIN_GROWTH_TOKENS + int(4.0 * rate * length)
 
 
@@ -43,10 +46,10 @@ class _Division(NamedTuple):
 
 
 class WordSampler(Protocol):
-    """An interface of samplers that draw the division of a word into tokens."""
+    """An interface of samplers that draw how a word is divided into tokens."""
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, a word's usual tokens."""
+        """Return token ids that spell the same text as `word`, which is given by its usual token ids."""
 
 
 class BpeDropout(WordSampler):
@@ -62,7 +65,8 @@ class BpeDropout(WordSampler):
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
         """Return token ids that spell the same text as `word`, most often `word` itself.
 
-        The number of merges before the first dropped one has a geometric distribution, so one random number draws it.
+        If a part of the text has no token, they are `word`. The number of merges before the first dropped one has a
+        geometric distribution, so one random number draws it.
         """
         division = self._divisions.get(word)
         if division is None:
@@ -78,7 +82,7 @@ class BpeDropout(WordSampler):
         return _Division(characters, len(characters) - len(word))
 
     def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
-        """Return a word's tokens after BPE merges, some of which are dropped.
+        """Return the texts of a word's tokens after BPE merges, some of which are dropped.
 
         Args:
             parts: the word's characters.
@@ -112,7 +116,7 @@ class UnigramSampler(WordSampler):
         self._lattices: dict[tuple[int, ...], tuple[str, list[list[float]], list[list[int]]]] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`, drawn from the last token to the first."""
+        """Return token ids that spell the same text as `word`, drawn by probability from the last to the first."""
         lattice = self._lattices.get(word)
         if lattice is None:
             lattice = self._lattices[word] = self._build(word)
@@ -126,7 +130,7 @@ class UnigramSampler(WordSampler):
         return tokens[::-1]
 
     def _build(self, word: tuple[int, ...]) -> tuple[str, list[list[float]], list[list[int]]]:
-        """Return a word's text and, for each end position, the possible starts of a token that ends there.
+        """Return a word's text and, for each end position in it, the possible starts of a token that ends there.
 
         Returns:
             The text; for each end position, the cumulated relative probabilities of these starts; and the starts.
@@ -158,10 +162,12 @@ def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, i
 
 
 def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: float | None) -> WordSampler:
-    """Return a sampler for the words of a vocabulary: of its unigram model if `unigram_alpha` is set, else of BPE.
+    """Return a sampler of tokens for the words of a vocabulary: unigram sampling or BPE-dropout.
+
+    It is unigram sampling if `unigram_alpha` is set.
 
     Raises:
-        TransduceError: the vocabulary is not of this kind, or has tokens of several words.
+        TransduceError: the vocabulary is of another kind than the sampling needs, or has tokens of several words.
     """
     model = vocabulary.model_bytes
     divides_words = not any(_SPACE in piece.text[1:] for piece in read_pieces(model) if piece.text.strip(_SPACE))
@@ -180,7 +186,7 @@ def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: f
 
 
 class SentenceSampler:
-    """A sampler that draws the tokens of a sentence anew, word by word."""
+    """A sampler that draws the tokens of each word of a sentence anew, so that a word is seen in several divisions."""
 
     def __init__(self, vocabulary: Vocabulary, sampler: WordSampler) -> None:
         texts, _ = _tokens_of_text(vocabulary)
@@ -197,7 +203,10 @@ class SentenceSampler:
         return tokens
 
     def _words(self, ids: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield runs of token ids, each with whether it is a word; others are symbols, bytes or special tokens."""
+        """Yield runs of token ids of a sentence, each with whether it is a word whose tokens can be drawn.
+
+        Other runs are symbols, bytes or special tokens.
+        """
         is_text = self._is_text[ids]
         begins = self._starts_word[ids]
         begins[1:] |= is_text[1:] != is_text[:-1]
@@ -225,7 +234,10 @@ def sentence_samplers(
 
 
 class SampledPlan(Plan[Batch]):
-    """A plan of batches whose sentences are tokenized anew in each epoch."""
+    """A plan of batches whose sentences get other tokens in each epoch.
+
+    A sentence that would become too long keeps its usual tokens.
+    """
 
     def __init__(
         self,
@@ -282,9 +294,10 @@ class SampledPlan(Plan[Batch]):
 
 
 def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, longest: int | None = None) -> Batch:
-    """Return an artificial batch whose sentences have the maximum lengths that sampled tokenization can give them.
+    """Return an artificial batch with the maximum lengths that sampled tokens can give, to test the memory needed.
 
-    `longest` caps the lengths; ids are those of the batch, repeated.
+    `longest` caps the lengths in tokens (None: no cap), but no sentence gets shorter. The ids are those of the batch,
+    repeated.
     """
     sides = list[NDArray[np.int64]]()
     for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):

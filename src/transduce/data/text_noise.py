@@ -1,4 +1,4 @@
-"""Noise in training text: errors as careless writers make them, and corrupted tokens for denoising.
+"""Add noise to training text: errors as careless writers make them, and corrupted tokens for denoising.
 
 A small share of the pairs of each epoch is changed: capitals, small letters, typing errors, missing punctuation at the
 end. The text of a pair is decoded, changed and tokenized again, so a noised pair looks as such a text does at
@@ -59,7 +59,10 @@ Draw = Callable[[], float]
 
 
 def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw) -> tuple[str, str]:
-    """Return a pair of texts with noise; each kind of noise is drawn independently, and most pairs stay unchanged."""
+    """Return a source and a target text with noise.
+
+    Each kind is drawn with the probability that the settings set for it, so most pairs stay unchanged.
+    """
     # Every number is drawn, whatever the others decide, so that one setting does not change the draws of another.
     draws = {name: draw() for name in settings.__struct_fields__}
     chosen = {name for name, number in draws.items() if number < getattr(settings, name)}
@@ -76,7 +79,10 @@ def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw
 
 
 def _misspelled(word: str, draw: Draw) -> str:
-    """Return a word, at random with a typing error after its first letter; short words and numbers stay unchanged."""
+    """Return a word, in one case of seven with a typing error after its first letter.
+
+    Words without four letters in a row stay unchanged.
+    """
     letters = _LETTERS.search(word)
     if draw() >= _TYPO_RATE or letters is None:
         return word
@@ -97,7 +103,10 @@ _MAX_GROWTH = 3.0
 
 
 class NoisyPlan(Plan[Batch]):
-    """A plan of batches in which some pairs have noise, deterministic in (seed, epoch, index of a pair)."""
+    """A plan of batches in which some pairs have noise.
+
+    The seed, the epoch and the pair's index determine which and how.
+    """
 
     def __init__(
         self, plan: Plan[Batch], settings: TextNoiseSettings, vocabularies: tuple[Vocabulary, Vocabulary], seed: int
@@ -148,7 +157,11 @@ class NoisyPlan(Plan[Batch]):
         return [[id for id in row if id != pad] for row in ids.tolist()]
 
     def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
-        """Return the token ids of a pair with noise; None if the pair stays unchanged."""
+        """Return the token ids of both sides of a pair with noise.
+
+        The result is None if the pair stays unchanged, because nothing was drawn, it has special tokens, or it would
+        become too long.
+        """
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, index))
         drawn = (np.random.Philox(key).random_raw(_NUMBERS) / 2.0**64).tolist()
         if all(number >= share for number, share in zip(drawn, msgspec.structs.astuple(self._settings), strict=False)):
@@ -175,7 +188,10 @@ class NoisyPlan(Plan[Batch]):
         return (edited[0], edited[1]) if fits else None
 
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
-        """Return the ids before a sentence (context, language and tag) and those of its text; None if it must stay."""
+        """Return the ids before the text of a sentence (context, language and tag), and those of the text.
+
+        The result is None if the text is empty or has tokens that cannot be restored from text.
+        """
         start, separator = 0, self._separators[side]
         end = len(ids) - len(self._vocabularies[side].after)
         if separator is not None and separator in ids:
@@ -189,7 +205,10 @@ class NoisyPlan(Plan[Batch]):
 
 
 def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the ids of tokens whose text is not a part of a sentence: placeholders, unknown, and other symbols."""
+    """Return the ids of tokens that text cannot restore: padding, end, unknown, and symbols in angle brackets.
+
+    Placeholders are such symbols; byte tokens are not.
+    """
     return frozenset(
         id
         for id in range(vocabulary.size)
@@ -214,7 +233,7 @@ SPAN_MARKS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
 class Noised(NamedTuple):
-    """A pair of a corrupted token sequence (source) and the tokens to reconstruct (target)."""
+    """A corrupted token sequence (source) and the tokens that a model must write (target), without end symbols."""
 
     source: Ids
     target: Ids
@@ -244,7 +263,7 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def noise_share(noise: NoiseSettings) -> float:
-    """Return the share of the tokens that are removed or masked."""
+    """Return the share of the tokens that are removed or masked: the setting, or its default for the kind of noise."""
     if noise.share is not None:
         return noise.share
     return 0.15 if noise.kind == "spans" else 0.3
@@ -258,7 +277,7 @@ def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
 
 
 def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: np.random.Generator) -> Noised:
-    """Corrupt a random part of a text's tokens.
+    """Corrupt a random part of a text's tokens, as the settings of the denoising task say.
 
     Args:
         ids: the text's token ids.
@@ -283,7 +302,7 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Return random span lengths of a Poisson distribution, as in BART, that sum to `taken`; some are 0."""
+    """Return random span lengths of a Poisson distribution, as in BART, that sum to `taken` tokens; some are 0."""
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))
@@ -291,7 +310,10 @@ def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[in
 
 
 def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Generator) -> list[int]:
-    """Partition `taken` tokens into at most `max_parts` spans of about `mean` tokens, at least one each, as in T5."""
+    """Divide `taken` tokens at random into spans of about `mean` tokens, as in T5, and return the spans' lengths.
+
+    Each span has at least one token, and there are at most `max_parts`; without tokens, there is no span.
+    """
     if not taken:
         return []
     count = min(max(1, round(taken / mean)), max_parts)
@@ -300,7 +322,7 @@ def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Gen
 
 
 def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw positions (start, end) in a text of spans with these lengths, such that no two spans touch.
+    """Draw positions (start, end) of spans with these lengths in a text of `num_tokens` tokens; no two spans touch.
 
     If too few tokens remain between the spans, the last spans are merged.
     """

@@ -1,4 +1,7 @@
-"""Sentences of the demonstration's grammar about what people do: statements, questions and requests."""
+"""Generate sentences of the demonstration's grammar about what people do, each in Chinese and English.
+
+They are statements, questions and requests.
+"""
 
 from itertools import accumulate
 from random import Random
@@ -74,7 +77,7 @@ _VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
-    """Return the activities (verb, object noun) with one of these Chinese verbs, separated by spaces, and nouns.
+    """Return the activities (verb, object noun) whose verb and noun are among these Chinese words, separated by spaces.
 
     If `nouns` is empty, every noun is allowed.
     """
@@ -144,14 +147,21 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 
 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
-    """Return a random time phrase that fits a frame (tense and form of the sentence), or NOTHING."""
+    """Return a random time phrase that fits a frame (tense and form of the sentence), or NOTHING.
+
+    It is NOTHING if the frame takes no time, and in half of the cases in which the frame does not need one.
+    """
     if frame.times and (frame.timed or random.random() < 0.5):
         return time_phrase(random.choice(frame.times))
     return NOTHING
 
 
 def time_phrase(time: tuple[str, str, str]) -> Phrase:
-    """Return a time as an adverbial in both languages, such as 昨天 晚上 / last night."""
+    """Return a time as an adverbial in both languages, such as 昨天 晚上 / last night.
+
+    Args:
+        time: the Chinese words, the English words, and which of them translate each other ("0-0 1-1").
+    """
     return phrase(*time)
 
 
@@ -162,12 +172,12 @@ def located(place: Place) -> Phrase:
 
 
 def early(random: Random) -> bool:
-    """Return a random boolean that decides whether the time precedes the subject in Chinese."""
+    """Return True in half of the cases: it decides whether the time precedes the subject in Chinese."""
     return random.random() < 0.5
 
 
 def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
-    """Return a random action of the subject that a frame (tense and form of the sentence) permits."""
+    """Return a random action (verb, object, place, companion) that a frame (tense and form of the sentence) permits."""
     kind = random.random()
     if kind < 0.11 and not frame.aspect:
         return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
@@ -179,7 +189,10 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random verb with an object noun; non-habitual verbs only if the frame describes a single occasion."""
+    """Return a random verb with an object noun.
+
+    Verbs that are not habitual (to buy a car) occur only if the frame describes a single occasion.
+    """
     once = frame.some or frame.definite
     while True:
         (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
@@ -198,7 +211,7 @@ def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nomina
 
 
 def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
-    """Return the action, to which a place or a companion is added at random if the frame permits."""
+    """Return the action, to which a place or a companion is added in 40 % of the cases if the frame permits it."""
     kind = random.random()
     if not frame.adjuncts or kind > 0.4:
         return action
@@ -282,7 +295,10 @@ def destination(place: Place) -> Phrase:
 
 
 def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
-    """Return a random action of going somewhere, such as 去北京 / go to Beijing, with a means or purpose."""
+    """Return a random action of going somewhere, such as 去北京 / go to Beijing, with a means or purpose if permitted.
+
+    Far places are possible only if `time` is one at which people travel far, or NOTHING.
+    """
     kind = random.random()
     if kind < 0.45 and not frame.aspect:
         verb, noun, place = random.choice(_ERRANDS)
@@ -396,7 +412,7 @@ def going_question(random: Random) -> Phrase:
 
 
 def yes_no_question(random: Random) -> Phrase:
-    """Return a random yes/no question in both languages, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
+    """Return a random yes/no question in both languages: 你昨天吃了苹果吗 / did you eat apples yesterday."""
     question, subject = random.choice(_QUESTIONS), asked(random)
     if question is clauses.MAY_ONE:
         subject = random.choice((ME, WE))
@@ -404,7 +420,7 @@ def yes_no_question(random: Random) -> Phrase:
 
 
 def what_question(random: Random) -> Phrase:
-    """Return a random question about an object in both languages, such as 你喜欢吃什么 / what do you like to eat."""
+    """Return a random question about an object in both languages: 你喜欢吃什么 / what do you like to eat."""
     question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
     verb, _ = random.choice(_ASKED)
     action = with_adjuncts(random, subject, question, Action(verb))

@@ -1,4 +1,7 @@
-"""Phrases and clauses of the demonstration's grammar: people, things, and statements and questions about them."""
+"""Build phrases and clauses of the demonstration's grammar, in Chinese and English at once.
+
+They are phrases for people and things, and statements and questions about them.
+"""
 
 from functools import cache
 from itertools import permutations
@@ -46,14 +49,14 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 class Phrase(msgspec.Struct, frozen=True):
-    """Words in both languages with their alignment links (source index, target index)."""
+    """Words in Chinese (source) and English (target), with links (source index, target index) between translations."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     links: Links
 
     def __add__(self, following: "Phrase") -> "Phrase":
-        """Join two phrases in the same order in both languages."""
+        """Join two phrases in the same order in both languages; joining with NOTHING changes nothing."""
         if following is NOTHING:
             return self
         if self is NOTHING:
@@ -69,7 +72,10 @@ NOTHING = Phrase((), (), ())
 
 
 def swap(first: Phrase, second: Phrase) -> Phrase:
-    """Join two phrases in this order in the source language, and in the opposite order in the target language."""
+    """Join two phrases in this order in the source language, and in the opposite order in the target language.
+
+    Joining with NOTHING changes nothing.
+    """
     if first is NOTHING:
         return second
     return Phrase(
@@ -113,7 +119,10 @@ FIRST, THIRD, OTHER = range(3)
 
 
 class Nominal(msgspec.Struct, frozen=True):
-    """A noun phrase for a person or thing, with its forms as subject and object."""
+    """A noun phrase for a person or thing in both languages, with its forms as subject and object.
+
+    `agreement` (`FIRST`, `THIRD` or `OTHER`) selects the English verb form after the phrase as subject.
+    """
 
     subject: Phrase
     object: Phrase
@@ -122,7 +131,7 @@ class Nominal(msgspec.Struct, frozen=True):
     referents: frozenset[str] = frozenset()
     """The people that the phrase refers to, which avoids sentences such as "Tom knows Tom" or "I know us"."""
     owners: frozenset[str] = frozenset()
-    """The owners of the person or thing."""
+    """The owners in the phrase, such as 我 (I) of my mother, so that "I know my mother" is avoided."""
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
@@ -137,7 +146,7 @@ def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal
 
 
 def article(word: str) -> str:
-    """Return the indefinite article for a word of the lexicon."""
+    """Return the indefinite English article before a word of the lexicon: "an" before a vowel letter, else "a"."""
     return "an" if word[0] in "aeiou" else "a"
 
 
@@ -157,7 +166,7 @@ def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
 
 
 def owner_phrase(source: str) -> Phrase:
-    """Return a possessive phrase in both languages, such as 我 的 / my, 汤姆 的 / Tom's."""
+    """Return a possessive phrase in both languages for a pronoun or name: 我 的 / my, 汤姆 的 / Tom's."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
 
@@ -175,7 +184,7 @@ def _companion(owner: str, noun: Noun) -> Nominal:
 
 
 def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
-    """Return three noun phrases, such as 这 位 老师 / this teacher, with "this", "that" and "these"."""
+    """Return three noun phrases for people: 这 位 老师 / this teacher, that teacher, these teachers."""
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
     these = phrase("这些", "these") + phrase(noun.source, noun.many)
@@ -207,7 +216,10 @@ _OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
 
 
 def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
-    """Return a random person who acts, and who is not among the `excluded` people."""
+    """Return a random person, or several people, as the subject of a sentence.
+
+    Nobody of the `excluded` people is among them.
+    """
     return _anybody(random, _SUBJECTS, (42, 58, 78, 86, 96, 100), excluded)
 
 
@@ -217,7 +229,7 @@ def asked(random: Random) -> Nominal:
 
 
 def somebody(random: Random, but: Nominal) -> Nominal:
-    """Return a random person as an object, other than the subject."""
+    """Return a random person as the object of a sentence, other than the people that the subject `but` refers to."""
     return _anybody(random, _OBJECTS, (46, 64, 78, 88, 100), but.referents)
 
 
@@ -243,7 +255,13 @@ def bare(noun: Noun) -> Nominal:
 
 @cache
 def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """Return a counted noun phrase in both languages, such as 一 本 书 / a book, 三 杯 茶 / three cups of tea."""
+    """Return a counted noun phrase in both languages: 一 本 书 / a book, 三 杯 茶 / three cups of tea.
+
+    Args:
+        noun: the noun, which has a measure word.
+        number: the number in Chinese and in English; empty English stands for "a".
+        adjective: an adjective before the noun; None: none.
+    """
     source, english = number
     described = _described(noun, adjective, plural=bool(english))
     if noun.container:
@@ -274,7 +292,10 @@ def how_many(noun: Noun) -> Phrase:
 
 @cache
 def demonstrative(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """Return a phrase such as 这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books."""
+    """Return a definite phrase: 这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books.
+
+    `pointer` is 这, 那, 这些 or 那些 with its English word; the adjective is optional.
+    """
     source, english = pointer
     plural = source.endswith("些")
     if plural:
@@ -304,7 +325,7 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """Return a thing in a random quantity, such as one book, three books or a lot of books."""
+    """Return a noun phrase for a thing in a random quantity, such as one book, three books or a lot of books."""
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -313,7 +334,10 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase, such as 这本书 or 我的书; a person in `but` as owner is replaced by 他."""
+    """Return a random definite noun phrase in both languages, such as 这本书 / this book or 我的书 / my book.
+
+    If a person in `but` would be the owner, the owner is 他 / his.
+    """
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)
@@ -347,7 +371,7 @@ class Action(msgspec.Struct, frozen=True):
     """With whom; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
-        """Return the action as a phrase.
+        """Return the action as a phrase in both languages, with the verb in one form.
 
         Args:
             form: index of the verb's English form, such as `PAST`.
@@ -378,9 +402,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     after: Phrase = NOTHING
     """Words after the object, such as "before"."""
     times: Times = ()
-    """Times that the frame can be combined with."""
+    """Times that the frame can be combined with, each as Chinese words, English words and links; empty: none."""
     timed: bool = False
-    """Whether a time is required."""
+    """Whether a sentence in this frame must have a time."""
     some: bool = False
     """Whether an object may have a number (three apples)."""
     definite: bool = False
@@ -390,7 +414,10 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A tense and form of questions, which turns an action into a sentence; fields are as in `Frame`."""
+    """A tense and form of questions, which turns an action into a sentence.
+
+    Fields without a description are as in `Frame`.
+    """
 
     front: tuple[str, str, str]
     """English auxiliary before the subject, such as "did", for the subjects "I", "he" and "they"."""
@@ -511,7 +538,10 @@ def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Ph
 
 
 def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a statement; its time precedes (`early`) or follows the subject in Chinese, and comes last in English."""
+    """Return a statement in both languages.
+
+    Its time precedes (`early`) or follows the subject in Chinese, and comes last in English.
+    """
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after
     marker = phrase(frame.marker, frame.english[who], frame.links)
@@ -552,7 +582,10 @@ def what(
 def why(
     word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "", time: Phrase = NOTHING
 ) -> Phrase:
-    """Return a question for a reason or manner; `word` is 为什么 / why or 怎么 / how; `negation` is 不 or 没."""
+    """Return a question in both languages for a reason or manner; `word` is 为什么 / why or 怎么 / how.
+
+    `negation` is 不, 没 or, for none, empty.
+    """
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
     middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
@@ -568,5 +601,8 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 
 
 def particle() -> Phrase:
-    """Return the question particle 吗 aligned with the question mark, for questions without an English auxiliary."""
+    """Return the question particle 吗 and the question mark, aligned with the English question mark.
+
+    It is for questions whose English auxiliary translates another word than 吗.
+    """
     return phrase("吗 ？", "?")

@@ -1,4 +1,4 @@
-"""The words of the demonstration's grammar, with their English forms and the words that they combine with."""
+"""List the words of the demonstration's grammar, with their English forms and the words that they combine with."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ class Noun(NamedTuple):
 
     source: str
     measure: str
-    """The Chinese measure word; empty for uncountable uses: 打篮球, but not 三…篮球."""
+    """The Chinese measure word after a number; empty if the noun is not counted: 打篮球, but not 三…篮球."""
     one: str
     """English singular."""
     many: str
@@ -27,14 +27,14 @@ class Verb(NamedTuple):
     A word after "+" follows each form: "listen listens listened listened listening + to".
     """
     objects: str = ""
-    """Nouns that the verb takes."""
+    """Chinese nouns that the verb takes as objects, separated by spaces; empty: none."""
     places: str = ""
-    """Places where the activity is done."""
+    """Chinese names of places where the activity is done, separated by spaces."""
     habitual: bool = True
     """Whether the activity can be done regularly: one buys bread every day, but not cars."""
 
     def form(self, index: int) -> str:
-        """Return one of the verb's five English forms with its particle: "listened to"."""
+        """Return an English form of the verb, by an index from `BASE` to `GERUND`, with its particle: "listened to"."""
         forms, _, particle = self.english.partition(" + ")
         return f"{forms.split()[index]} {particle}".rstrip()
 
@@ -43,7 +43,10 @@ BASE, THIRD_PERSON, PAST, PARTICIPLE, GERUND = range(5)
 
 
 class Adjective(NamedTuple):
-    """An adjective with its English forms; if `nouns` is empty, it describes people."""
+    """An adjective with its English forms, and the Chinese nouns that it describes, separated by spaces.
+
+    If `nouns` is empty, it describes people.
+    """
 
     source: str
     english: str

@@ -76,7 +76,9 @@ SMALLEST_BASE = SMALL_BASE | {
     "tokenizer.vocabulary_size": 1_000,
     "training.batch_tokens": 1_024,
 }
-"""A base model of half these widths, for the demonstration's sentences."""
+"""The base model of Table 3 for the demonstration's sentences: widths and batches are half of those of `SMALL_BASE`,
+and the vocabulary is smaller.
+"""
 VARIATIONS = {
     "base": _sizes(4.92, 25.8),
     "A: 1 head": _sizes(5.29, 24.9, num_heads=1 / 8),
@@ -186,7 +188,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
 
 
 def _scores(folder: Path) -> tuple[float, float, str]:
-    """Return a run's lowest perplexity on the dev set, the BLEU of its best model there, and BLEU's signature."""
+    """Return the lowest dev perplexity of the run in a folder, the BLEU of its best model, and BLEU's signature."""
     score = json.loads((folder / "dev_score.json").read_text("utf-8"))["bleu"]
     events = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
     perplexity = min(float(event["perplexity"]) for event in events if event["event"] == "validation")
@@ -274,7 +276,7 @@ def _generated_treebank(folder: Path) -> dict[str, str]:
 
 
 def generate_trees(count: int, seed: int = 1) -> list[str]:
-    """Return different trees of English sentences, of the demonstration's words, in brackets with tags.
+    """Return `count` different trees of English sentences from the demonstration's words, as bracketed text with tags.
 
     A phrase with "of" belongs to its noun, and a phrase of place to the verb, so the words decide the tree.
     """
@@ -326,7 +328,7 @@ def _verb_phrase(random: Random) -> str:
 
 
 SENTENCE = "汤姆的手机和他的手机一样旧"
-"""A sentence of the demonstration's language: Tom's phone is as old as his phone."""
+"""A sentence of the demonstration's language that the figures show by default: Tom's phone is as old as his phone."""
 _FAR = 3  # words between, for a distant dependency
 _PRONOUNS = (
     *("it", "its", "he", "him", "his", "she", "her", "they", "them", "their"),
@@ -452,7 +454,7 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:
-    """Return a table row on a head's attention: its shares by direction and its mean distance in words.
+    """Return a table row on where a head attends: shares to the word itself, left and right, and the mean distance.
 
     Args:
         number: the head's index.

@@ -33,7 +33,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     sentences: int
     """Number of held-out sentences."""
     training_seconds: float
-    """Training time in seconds."""
+    """Training time in seconds of wall clock."""
 
     def __str__(self) -> str:
         share = 100.0 * self.exact / self.sentences
@@ -102,7 +102,9 @@ def demo(
 
 
 def refuse_other_run(out: Path) -> None:
-    """Refuse a folder that holds a run which is not a demonstration; a moved demonstration folder is accepted.
+    """Refuse a folder that holds a run which is not a demonstration.
+
+    A folder without a run is accepted, and so is a demonstration that was moved.
 
     Raises:
         TransduceError: the folder holds another kind of run.
@@ -121,7 +123,7 @@ def _sources_of_run(out: Path) -> list[str] | None:
 
 
 def _text_folder(out: Path) -> Path:
-    """Return the folder that holds the text files of the demonstration in `out`."""
+    """Return the folder that holds the text files of the demonstration in `out`: the sibling `NAME-text`."""
     return out.with_name(f"{out.name}-text")
 
 
@@ -130,7 +132,10 @@ def _sources(text: Path) -> list[str]:
 
 
 def write_corpus(folder: Path, corpus: DemoCorpus) -> None:
-    """Write the demonstration's pairs to a folder as train, dev and test files, `.zh` and `.en`."""
+    """Write the demonstration's sentence pairs to a folder as train, dev and test files, `.zh` and `.en`.
+
+    The folder is created if necessary.
+    """
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
         _write_text(folder, name, pairs)
 
@@ -161,7 +166,7 @@ def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, ob
 
 
 def show(translator: Translator, test: tuple[AlignedPair, ...], console: Console) -> None:
-    """Print translations of sample and held-out sentences, with the word-by-word attention of the sample sentences."""
+    """Print translations of sample sentences, with their attention as a picture of characters, and of held-out ones."""
     console.print(localized("\nEach row shows which Chinese words the model looked at for an English word:\n"))
     held_out = [pair.source for pair in test[:: max(1, len(test) // _SHOWN)][:_SHOWN]]
     for sentence in (*SENTENCES, *held_out):

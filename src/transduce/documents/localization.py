@@ -48,16 +48,21 @@ class _Entry:
     """An entry of a gettext catalog: its flags, its texts and their translations."""
 
     start: int
-    """Position in the file of the entry's first statement or of its line of flags."""
-    flags: str | None = None
-    """The entry's line of flags, without the line break."""
+    """Position in the file of the entry's first statement."""
+    notes: list[Line] = field(default_factory=list)
+    """The lines before the entry with its flags (`#,`) and with the former text of a fuzzy entry (`#|`)."""
     ids: list[_String] = field(default_factory=list)
     """The text to translate and, for plural forms, the plural text."""
     translations: dict[int, _String] = field(default_factory=dict)
 
+    @property
+    def is_fuzzy(self) -> bool:
+        """True if the entry is flagged fuzzy: gettext's programs do not use its translation."""
+        return any("fuzzy" in _flags(line) for line in self.notes)
+
 
 def read_po(source: Source) -> Document:
-    """Return the document of a gettext catalog: the entries without a translation, or all with `overwrite`."""
+    """Return the document of a gettext catalog: the entries without a translation, or those of the settings."""
     declared = _CHARSET.search(source.content[:65_536])
     is_named = declared is not None and declared[1] != b"CHARSET"
     file = source.text_file(declared[1].decode() if declared is not None and is_named else "utf-8")
@@ -65,12 +70,18 @@ def read_po(source: Source) -> Document:
     header = next((entry.translations[0].text for entry in entries if _is_header(entry)), "")
     counted = _PLURALS.search(header)
     plurals = int(counted[1]) if counted else 2
-    edits = [
-        _edit_entry(file, entry, plurals, source.settings)
+    chosen = [
+        entry
         for entry in entries
         if not _is_header(entry) and entry.ids and entry.translations and has_letters(entry.ids[0].text)
     ]
-    return file.document([edit for edit in edits if edit.units])
+    open_strings = [_open_strings(entry, plurals, source.settings) for entry in chosen]
+    edits = [_edit_entry(file, *each, source.settings) for each in zip(chosen, open_strings, strict=True) if each[1]]
+    kept = sum(
+        entry.is_fuzzy and len(strings) < len(entry.translations)
+        for entry, strings in zip(chosen, open_strings, strict=True)
+    )
+    return file.document(edits)._replace(kept_fuzzy=kept)
 
 
 def _is_header(entry: _Entry) -> bool:
@@ -84,7 +95,7 @@ def _entries(text: str) -> Iterator[_Entry]:
         TransduceError: a line is neither a comment nor a string.
     """
     entry: _Entry | None = None
-    flags: Line | None = None
+    notes: list[Line] = []
     literals: list[tuple[Line, str]] = []
     key: tuple[str, int] = ("", 0)
 
@@ -111,15 +122,14 @@ def _entries(text: str) -> Iterator[_Entry]:
             if is_first:
                 if entry is not None:
                     yield entry
-                entry = _Entry(line.start if flags is None else flags.start, None if flags is None else flags.text)
-                flags = None
+                entry, notes = _Entry(line.start, notes), []
             key = (statement["key"], int(statement["number"] or 0))
             literals.append((line, statement["string"]))
         elif continuation is not None and literals:
             literals.append((line, continuation["string"]))
         elif stripped.startswith("#") or not stripped:
             close()
-            flags = _flags_after(line, flags)
+            notes = _notes_after(line, notes)
         else:
             raise TransduceError(f"The document should be a gettext catalog, but line {number} is {stripped[:60]!r}.")
     close()
@@ -127,15 +137,21 @@ def _entries(text: str) -> Iterator[_Entry]:
         yield entry
 
 
-def _flags_after(line: Line, flags: Line | None) -> Line | None:
-    """Return the line of flags of the entry that follows a comment or an empty line.
+def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
+    """Return the notes of the entry that follows a comment or an empty line.
 
     Args:
-        line: the comment or empty line; an obsolete entry is a comment, to which the flags before it belong.
-        flags: the line of flags before `line`; None if there is none.
+        line: the comment or empty line; an obsolete entry is a comment, to which the notes before it belong.
+        notes: the notes before `line`.
     """
     comment = line.text.lstrip()
-    return None if comment.startswith("#~") else line if comment.startswith("#,") else flags
+    return [] if comment.startswith("#~") else [*notes, line] if comment.startswith(("#,", "#|")) else notes
+
+
+def _flags(line: Line) -> list[str]:
+    """Return the flags of an entry in a line before it; none if the line has other notes."""
+    text = line.text.strip()
+    return [flag.strip() for flag in text[2:].split(",") if flag.strip()] if text.startswith("#,") else []
 
 
 def _unquoted(literal: str) -> str:
@@ -156,20 +172,36 @@ def _quoted(text: str, newline: str) -> str:
     return newline.join(['""', *(f'"{line}"' for line in lines if line)])
 
 
-def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentSettings) -> Edit:
-    """Return the edit of a catalog entry; the edit has no units if the entry has no text to translate."""
-    open_strings = [
+def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
+    """Return the translations of a catalog entry that are to be written, each with its source text."""
+    is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
+    return [
         (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
         for number, string in sorted(entry.translations.items())
-        if settings.overwrite or not string.text
+        if is_open or not string.text
     ]
-    start, end = entry.start, max(string.end for string in entry.translations.values())
+
+
+def _edit_entry(
+    file: TextFile, entry: _Entry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
+) -> Edit:
+    """Return the edit that writes translations of a catalog entry.
+
+    The flag `fuzzy` belongs to the former translation, so it is removed if no string of that stays.
+    """
+    end = max(string.end for string in entry.translations.values())
+    start = min(entry.start, *(line.start for line in entry.notes)) if entry.notes else entry.start
+    is_new = len(open_strings) == len(entry.translations)
 
     def render(translations: Sequence[str]) -> str:
         written, position = "", start
-        if settings.mark_fuzzy and (entry.flags is None or "fuzzy" not in entry.flags):
-            written += "#, fuzzy" + (file.newline if entry.flags is None else "")
-            position += 0 if entry.flags is None else entry.flags.index("#") + 1
+        for line in entry.notes:
+            note = _new_note(line, entry, is_new=is_new, mark_fuzzy=settings.mark_fuzzy)
+            written += file.text[position : line.start] + (note + line.break_ if note else "")
+            position = line.end + len(line.break_)
+        written, position = written + file.text[position : entry.start], entry.start
+        if settings.mark_fuzzy and not any(map(_flags, entry.notes)):
+            written += "#, fuzzy" + file.newline
         for (string, id_text), translation in zip(open_strings, translations, strict=True):
             before, after = _outer_breaks(id_text)
             written += file.text[position : string.start] + _quoted(
@@ -180,6 +212,25 @@ def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentS
 
     units = [Unit(text.strip("\n")) for _, text in open_strings]
     return Edit(start, end, units, render, is_in_place=False)
+
+
+def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
+    """Return a line with notes of a catalog entry for a changed translation; empty if the line is to be removed.
+
+    Args:
+        line: one of the entry's notes.
+        entry: the entry.
+        is_new: all strings of the translation are new, so the notes on the former one are removed.
+        mark_fuzzy: the translation is to be flagged fuzzy.
+    """
+    flags = _flags(line)
+    if flags and mark_fuzzy:
+        is_first = line == next(each for each in entry.notes if _flags(each))
+        return ", ".join(["#", "fuzzy", *flags]) if is_first and not entry.is_fuzzy else line.text
+    if not is_new or not entry.is_fuzzy:
+        return line.text
+    others = [flag for flag in flags if flag != "fuzzy"]
+    return ", ".join(["#", *others]) if others else ""
 
 
 def _outer_breaks(text: str) -> tuple[str, str]:

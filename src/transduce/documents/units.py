@@ -28,6 +28,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Plain text: join the lines of a paragraph before translation, and wrap them again after it."""
     overwrite: bool = False
     """PO and XLIFF: translate entries again that already have a translation."""
+    overwrite_fuzzy: bool = False
+    """PO: translate entries again whose translation is flagged `fuzzy`, which gettext's programs do not use."""
     mark_fuzzy: bool = False
     """PO: mark new translations with the flag `fuzzy`, so that a person reviews them before use."""
     encoding: str | None = None
@@ -56,6 +58,8 @@ class Document(NamedTuple):
     units: list[Unit]
     write: Callable[[Sequence[str]], bytes]
     """Return the document's bytes with a translation for each unit, in order."""
+    kept_fuzzy: int = 0
+    """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
 
 
 # --- inline tags ---

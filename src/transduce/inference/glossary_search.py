@@ -18,11 +18,14 @@ from transduce.inference.batching import Part
 from transduce.inference.decoding import check_phrases, min_tokens
 from transduce.inference.phrases import tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
-from transduce.inference.substitution import TermModel, insert_terms
+from transduce.inference.scoring import as_translation
+from transduce.inference.spans import score_pairs
+from transduce.inference.substitution import TermModel, insert_terms, is_allowed
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import Glossary, Term, contains_phrase, read_glossary
+from transduce.text.glossary import Glossary, Term, contains_phrase, normalize_for_comparison, read_glossary
+from transduce.text.languages import CHINESE, JAPANESE, base_code, is_unspaced_character
 from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
@@ -33,6 +36,9 @@ MAX_TERM_TOKENS = 64
 
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
 """A glossary, a mapping from terms to their translations, or the path of a glossary file; None: no glossary."""
+
+Translations = dict[tuple[int, int], Translation]
+"""Translations of sentences, by the key of their `Part`: text index and part number."""
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
@@ -233,6 +239,71 @@ def _location_prefix(term: Term) -> str:
     return f"{term.location}: " if term.location else ""
 
 
+# --- sentences that are a term ---
+
+
+_MARKS = re.compile(r"\s*(\.{3}|…+|[!?！？]+|[.。｡:：,，、;；])$")
+_SENTENCE_MARKS = ".。｡!！?？…"
+_NARROW_MARKS = str.maketrans("。｡！？：，、；", "..!?:,,;")
+_WIDE_MARKS = str.maketrans(".｡!?:,;", "。。！？：，；")
+
+
+def translate_whole_terms(
+    parts: Iterable[Part], glossary: Glossary, search: SearchSettings, model: TermModel
+) -> Translations:
+    """Return the translations, by part key, of sentences that are exactly one glossary term, without a search.
+
+    The translation is the term's first target; its further targets are further alternatives. A punctuation mark at the
+    end of the sentence stays. Left out are sentences with a prefix or required phrases, and those whose target the
+    search settings do not allow.
+    """
+    written = [
+        (part, target)
+        for part in parts
+        if not part.prefix and not part.phrases and len(part.ids) <= model.max_tokens
+        for target in _whole_targets(part.text, glossary, model.vocabulary, model.target_language)[: search.n_best]
+        if len(model.vocabulary.encode(target)) < model.max_tokens
+    ]
+    scores = score_pairs([(part.text, target) for part, target in written], model.score)
+    found: Translations = {}
+    for (part, _), score in zip(written, scores, strict=True):
+        if is_allowed(score, search):
+            translation, former = as_translation(score), found.get(part.key)
+            earlier = () if former is None else former.alternatives
+            found[part.key] = msgspec.structs.replace(translation, alternatives=(*earlier, *translation.alternatives))
+    return found
+
+
+def _whole_targets(text: str, glossary: Glossary, vocabulary: Vocabulary, language: str | None) -> list[str]:
+    """Return the translations of a sentence that is exactly one glossary term, the preferred first; otherwise none.
+
+    Targets in lower case begin with a capital if the sentence does where the term does not, and before the mark that
+    ends a sentence, unless the vocabulary has no such letter.
+    """
+    term, marks = glossary.term_of(text), ""
+    if term is None and (match := _MARKS.search(text)) is not None:
+        term, marks = glossary.term_of(text[: match.start()]), match[1]
+    if term is None:
+        return []
+    first = normalize_for_comparison(text)[0]
+    is_capitalized = first != term.source[0] or (marks[:1] in _SENTENCE_MARKS and marks != "" and not first.islower())
+    targets = []
+    for target in term.targets:
+        capitalized = target[:1].upper() + target[1:] if is_capitalized and target == target.lower() else target
+        written = target if vocabulary.unknown_characters(capitalized) else capitalized
+        targets.append(written + _marks_like(marks, written, language))
+    return list(dict.fromkeys(targets))
+
+
+def _marks_like(marks: str, target: str, language: str | None) -> str:
+    """Return the marks after a target as its language writes them: full-width in Chinese and Japanese, else narrow."""
+    code = None if language is None else base_code(language)
+    is_wide = is_unspaced_character(target[-1]) if code is None else code in (*CHINESE, *JAPANESE)
+    if marks.startswith(("...", "…")):
+        return marks
+    return marks.translate(_WIDE_MARKS if is_wide else _NARROW_MARKS)
+
+
 # --- search ---
 # Where both ways would corrupt the translation, it stays without the term.
 
@@ -240,9 +311,6 @@ def _location_prefix(term: Term) -> str:
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
 _MIN_NATS = 0.25
 _ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
-
-Translations = dict[tuple[int, int], Translation]
-"""Translations of sentences, by the key of their `Part`: text index and part number."""
 
 
 def translate_with_terms(

@@ -121,7 +121,7 @@ def insert_terms(
     for draft, score in zip(drafts, changed, strict=True):
         if score is None or has_new_faults(score.source, draft.alternative.text, score.target, glossary):
             continue
-        if _is_allowed(score, search):
+        if is_allowed(score, search):
             better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(score).alternatives[0]
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
@@ -137,7 +137,7 @@ def insert_terms(
     }
 
 
-def _is_allowed(changed: Score, search: SearchSettings) -> bool:
+def is_allowed(changed: Score, search: SearchSettings) -> bool:
     """Return whether a translation with inserted terms obeys the length limits and contains no forbidden text."""
     num_tokens = len(changed.tokens)
     fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)

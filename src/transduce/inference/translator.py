@@ -44,6 +44,7 @@ from transduce.inference.glossary_search import (
     as_glossary,
     attach_phrases,
     check_glossary,
+    translate_whole_terms,
     translate_with_terms,
 )
 from transduce.inference.phrases import tokenize_prefix
@@ -375,14 +376,15 @@ class Translator:
         placeholders = Placeholders(self.tokenizer, self.target_language)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
-            found = search_parts(some)
             if terms is None:
-                return found
-            with_terms_in_source = [part for part in some if terms.find(part.text)]
-            again = translate_with_terms(
-                with_terms_in_source, found, terms, search, self.term_model(search), search_parts
-            )
-            return found | again
+                return search_parts(some)
+            model = self.term_model(search)
+            whole = translate_whole_terms(some, terms, search, model)
+            others = [part for part in some if part.key not in whole]
+            found = search_parts(others)
+            with_terms_in_source = [part for part in others if terms.find(part.text)]
+            again = translate_with_terms(with_terms_in_source, found, terms, search, model, search_parts)
+            return whole | found | again
 
         model = SpanModel(search_with_terms, self.scoring(search), partial(can_score, self))
         with_spans = placeholders.translate(parts, model)

@@ -93,7 +93,10 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 class LinearSums(NamedTuple):
-    """Options of a linear layer's kernel, and the tensors to which gradients of weight and bias are added."""
+    """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
+
+    If such a tensor is None, the gradient is returned to PyTorch.
+    """
 
     rows: Rows
     activation: str | None
@@ -104,6 +107,8 @@ class LinearSums(NamedTuple):
 
 def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
     """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
+
+    If `rows` is None, it uses all.
 
     Raises:
         ValueError: the matrix has no such rows.
@@ -126,7 +131,7 @@ def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tenso
 
 
 def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient in the dtype of its parameter, as PyTorch expects it."""
+    """Return a gradient converted to the dtype of its parameter, as PyTorch expects it; None stays None."""
     return None if gradient is None else gradient.to(parameter.dtype)
 
 
@@ -178,7 +183,7 @@ def _embedding(
 
 
 def embed(kernels: TrainingKernels, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return rows of an embedding matrix (V, D) times a scale: ids (…), int64, to (…, D).
+    """Return the rows of an embedding matrix (V, D) at ids (…), int64, times a scale: (…, D).
 
     The frozen row (that of padding) receives no gradient.
     """
@@ -188,7 +193,10 @@ def embed(kernels: TrainingKernels, ids: Tensor, weight: Tensor, scale: float, f
 
 
 class _EmbeddingOptions(NamedTuple):
-    """The options of an embedding lookup, and the tensor to which the embedding matrix's gradient is added."""
+    """The options of an embedding lookup, and the float32 tensor to which the embedding matrix's gradient is added.
+
+    If `weight_sum` is None, the gradient is returned to PyTorch.
+    """
 
     scale: float
     frozen_row: int | None
@@ -197,7 +205,7 @@ class _EmbeddingOptions(NamedTuple):
 
 
 class _EmbeddedRows(torch.autograd.Function):
-    """An embedding lookup whose gradient is added to the matrix's float32 sum, if there is one.
+    """An embedding lookup whose gradient is added to the float32 sum of the matrix's gradients, if there is one.
 
     PyTorch's gradient is a dense matrix (V, D), nearly all zeros, for each use of the embedding.
     """

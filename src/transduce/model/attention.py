@@ -36,7 +36,7 @@ def attend(
     dropout: Dropout | None = None,
     weights_out: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1).
+    """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1), by PyTorch's fused kernel or by separate operations.
 
     Args:
         query: (B, H, Q, K).
@@ -87,7 +87,11 @@ def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | Non
 
 
 class AttentionTrace:
-    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists."""
+    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists.
+
+    `encoder` has those of the encoder's self-attention, `decoder` those of the decoder's, and `memory` those of
+    cross-attention.
+    """
 
     def __init__(self) -> None:
         self.encoder: list[Tensor] = []
@@ -239,7 +243,7 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Compute attention of all query heads, each to the key/value head that its group shares.
+        """Compute attention of all query heads, each to the key/value head that its group of heads shares.
 
         Args:
             query: (B, H, Q, K).
@@ -270,7 +274,10 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Compute attention for equally many query, key and value heads, by the configured score function."""
+        """Compute attention for equally many query, key and value heads by the configured score: to (B, H, Q, V).
+
+        A `Window` in place of a mask is computed block by block.
+        """
         compute: AttentionFunction = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -313,7 +320,7 @@ ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Build the multi-head attention module that a configuration describes."""
+    """Build the multi-head attention module, with its own initial parameters, that a configuration describes."""
     return ATTENTIONS[config.attention](
         d_model=config.d_model,
         num_heads=config.num_heads,
@@ -333,7 +340,7 @@ def build_attention(config: ModelConfig) -> MultiHeadAttention:
 
 
 class KeyValueCache:
-    """The cached keys and values of one attention module."""
+    """The cached keys and values of one attention module, so that they are computed once for each position."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None  # (B, H, capacity, K)
@@ -341,7 +348,7 @@ class KeyValueCache:
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys (B, H, n, K) and values (B, H, n, V) of new positions; return all cached keys and values."""
+        """Append keys (B, H, n, K) and values (B, H, n, V) of n new positions; return all cached keys and values."""
         start, count = self.length, keys.shape[2]
         self._keys = _with_capacity(self._keys, keys, start)
         self._values = _with_capacity(self._values, values, start)
@@ -351,18 +358,28 @@ class KeyValueCache:
         return self.content()
 
     def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of an encoder's output, which does not grow, and return them."""
+        """Store the keys (B, H, S, K) and values (B, H, S, V) of an encoder's output, and return them.
+
+        The content does not grow afterwards.
+        """
         self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
         return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Return all cached keys (B, H, L, K) and values (B, H, L, V)."""
+        """Return all cached keys (B, H, L, K) and values (B, H, L, V).
+
+        Raises:
+            ValueError: the cache is empty.
+        """
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: append to it first")
         return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these batch indices, in this order."""
+        """Keep only the cached keys and values of the sentences at these batch indices, in this order.
+
+        An empty cache stays empty.
+        """
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.index_select(
                 0, rows
@@ -394,7 +411,7 @@ class LayerCache:
 
 
 class DecoderCache:
-    """The caches of all layers of a decoder."""
+    """The key/value caches of all layers of a decoder, and the cached tokens' positions for models that need them."""
 
     def __init__(self, num_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(num_layers)]
@@ -402,11 +419,11 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """The number of positions in the decoder's caches."""
+        """The number of positions whose keys and values of self-attention are cached."""
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these batch indices, in this order."""
+        """Keep only the caches and positions of the sentences at these batch indices, in this order."""
         for layer in self.layers:
             layer.past.keep_sentences(rows)
             layer.memory.keep_sentences(rows)
@@ -414,7 +431,7 @@ class DecoderCache:
             self.positions = self.positions.index_select(0, rows)
 
     def next_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of token ids (B, T) that follow the cached positions, (T,)."""
+        """Return the positions of T token ids (B, T) that follow the cached positions, counted from 0: (T,)."""
         return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
 
     def append_positions(self, positions: Tensor) -> Tensor:
@@ -434,7 +451,7 @@ class DecoderCache:
 
 
 class AttentionFunction(Protocol):
-    """A protocol for functions that compute attention from queries, keys and values."""
+    """An interface of functions that compute attention from queries, keys and values, as `attend` does."""
 
     def __call__(
         self,
@@ -524,7 +541,7 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return 1 at each row's greatest weight and 0 elsewhere, with gradients as if the weights were returned."""
+    """Return 1 at the greatest weight of each row (last axis) and 0 elsewhere, with the gradients of the weights."""
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 
@@ -539,7 +556,10 @@ SCORES: dict[str, type[ScoredAttention]] = {
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the attention function that a configuration names; None stands for scaled dot-product attention."""
+    """Build the module for the score function that a configuration names.
+
+    None stands for soft scaled dot-product attention, which needs no module.
+    """
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
     return SCORES[config.attention_score](
@@ -562,7 +582,7 @@ _MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
 
 
 class Window(NamedTuple):
-    """Attention of each position to those at most `radius` away, which replaces a mask for long sequences."""
+    """Attention of each position to those at most `radius` away, passed in place of a mask for long sequences."""
 
     radius: int
     causal: bool
@@ -574,12 +594,12 @@ class Window(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The number of positions in each block; attention in a window is computed block by block."""
+        """The number of positions in each block, the unit in which attention in a window is computed."""
         return block_length(self.radius)
 
 
 def block_length(radius: int) -> int:
-    """Return the number of positions in a block of windowed attention, for a window of this radius."""
+    """Return the number of positions in a block of windowed attention: the window's radius, but at least 32."""
     return max(radius, _MIN_BLOCK)
 
 
@@ -638,7 +658,7 @@ def attend_in_window(
 
 
 def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
-    """Return the ranges of blocks, (first, end), that are computed at once.
+    """Return the ranges (first, end) of blocks of positions that windowed attention computes at once.
 
     On a CPU the attention scores of a range fit in its cache; `scores` is the number of scores of one block. A GPU
     computes all blocks at once; without a loop, a compiled layer works for any number of blocks.
@@ -650,11 +670,11 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
 
 
 def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of windowed attention for consecutive blocks, with the positions' bias if the model has one.
+    """Return the mask of windowed attention for consecutive blocks, with the bias of positions if the model has one.
 
     Args:
         window: the window.
-        present: the positions that are not padding, in these blocks and the blocks around them.
+        present: which positions in these blocks and the blocks around them are not padding, (B, positions).
         sizes: the numbers of queries and of keys of each block.
         device: the device of the bias.
     """

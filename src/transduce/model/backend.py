@@ -1,4 +1,4 @@
-"""The interface between a model and the kernels that a process trains with.
+"""Define the interface between a model and the kernels that a process trains with.
 
 A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute its output.
 The backend uses its kernels or calls the component's `forward`. Training code asks for the remaining kernels (loss,
@@ -22,7 +22,7 @@ from transduce.model.positions import Rotation
 
 
 class Rows(NamedTuple):
-    """A range of consecutive rows of a weight matrix."""
+    """A range of rows of a weight matrix, from `start` to `stop` (exclusive), that a linear layer uses alone."""
 
     start: int
     stop: int
@@ -43,7 +43,10 @@ PLAIN_ATTENTION = AttentionOptions()
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
+    """The vectors of all parameters that an optimizer update reads and changes, of equal length.
+
+    `master` has the float32 weights.
+    """
 
     master: Tensor
     gradient: Tensor
@@ -69,7 +72,7 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """An output projection: a matrix (V, D), with a bias or without, prepared to multiply many blocks of rows (N, D).
+    """An output projection: a matrix (V, D), with a bias or without, prepared to compute logits of blocks of rows.
 
     All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
     """
@@ -115,10 +118,13 @@ class LossRecorder(Protocol):
 
 
 class PackedAttention(Protocol):
-    """Kernels for training on batches without padding (`PackedBatch`), for backends on which that is faster."""
+    """Kernels for training on batches without padding (`PackedBatch`), of backends on which that is faster."""
 
     def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
+        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens.
+
+        Otherwise, padded batches must be used.
+        """
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
         """Return the decoder's last hidden states for a packed batch of N target tokens in total, (1, N, D)."""
@@ -137,7 +143,7 @@ class PackedAttention(Protocol):
         """
 
     def record_losses(self, model: nn.Module) -> LossRecorder:
-        """Return a function that computes a model's training losses by replaying recorded CUDA graphs."""
+        """Return a function that computes a model's training losses by replaying one CUDA graph for each batch size."""
 
 
 class TrainingKernels(Protocol):
@@ -147,7 +153,10 @@ class TrainingKernels(Protocol):
     """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `component(*args, **kwargs)`, from kernels if they compute the same function."""
+        """Return the result of `component(*args, **kwargs)`, by kernels if they compute the same function.
+
+        Otherwise the component's own `forward` computes it.
+        """
 
     @property
     def packed(self) -> PackedAttention | None:
@@ -161,7 +170,7 @@ class TrainingKernels(Protocol):
         masks: Sequence[object],
         rotation: Rotation | None = None,
     ) -> Tensor | None:
-        """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
+        """Compute a whole encoder or decoder layer in training, or return None if the kernels do not support it.
 
         Args:
             layer: an encoder layer, or a decoder layer if there is a memory.
@@ -212,7 +221,10 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
+        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width.
+
+        The width is the size of its last axis.
+        """
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
@@ -255,7 +267,7 @@ class TrainingKernels(Protocol):
         """Apply an activation: (…, F) to (…, F); a gated activation maps (…, 2 F), gates before values, to (…, F)."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-        """Return whether the kernel `linear` (a linear layer) supports this input and this weight."""
+        """Return whether `linear`, a linear layer, supports the input (…, I) and these rows of the weight (O, I)."""
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
@@ -274,14 +286,14 @@ class TrainingKernels(Protocol):
         """
 
     def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
-        """Return a matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows.
+        """Return an output matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows (N, D).
 
         None means that PyTorch is at least as fast.
         """
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
+        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support the device and dtypes used."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
@@ -342,7 +354,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether `softmax_`, the in-place softmax, supports these logits."""
+        """Return whether `softmax_`, the in-place softmax, supports these logits' device and dtype."""
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Replace each row of logits, (N, V), by its softmax, and return the rows' log-sum-exp, float32, (N,)."""
@@ -353,7 +365,7 @@ _BACKEND: ContextVar[TrainingKernels | None] = ContextVar("_BACKEND", default=No
 
 
 class _InUse:
-    """The process-wide record of the training backend, for PyTorch's own threads, which run backward passes."""
+    """The process-wide record of the training backend in use, which PyTorch's own threads need for backward passes."""
 
     backend: TrainingKernels | None = None
     thread: int | None = None
@@ -385,7 +397,10 @@ def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
 
 
 def backend_in_use() -> TrainingKernels | None:
-    """Return the training backend that this thread uses; None: plain PyTorch."""
+    """Return the training backend that this thread uses; None: plain PyTorch.
+
+    On a GPU, PyTorch's threads for backward passes get the process's backend.
+    """
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.
     return _InUse.backend if kernels is None and torch.cuda.is_initialized() else kernels
@@ -417,14 +432,16 @@ class Component(nn.Module):
     def _check_call(self, *args: Any, **kwargs: Any) -> None:
         """Check the arguments of a call of `forward` that failed, so that the error names the wrong argument.
 
-        A call that succeeds is not checked, and costs no time.
+        A call that succeeds is not checked, and costs no time. This method checks nothing; subclasses override it.
 
         Raises:
             TransduceError: an argument breaks a rule of `forward`.
         """
 
     def _check_input(self, x: Tensor, width: int, weight: Tensor | None = None, *, name: str = "x") -> None:
-        """Check that a tensor has the axes (batch, positions, width), and the dtype of a weight, unless autocast is on.
+        """Check that a tensor has the axes (batch, positions, width), and the dtype of a weight if one is passed.
+
+        Under autocast, the dtype is not checked.
 
         Raises:
             TransduceError: the argument `name` is no tensor, or has other axes or another dtype.

@@ -1,4 +1,4 @@
-"""The interface of a batch search: kernels that search for a batch of sentences, from the first step to the last.
+"""Define the interface of a batch search: kernels that search for a batch of sentences, from first to last step.
 
 Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
 """
@@ -130,19 +130,19 @@ class BatchSearch(Protocol):
         """The batch indices of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` decoding steps; the search stops earlier when all sentences are finished."""
+        """Run at most `steps` decoding steps of all sentences; stop earlier when all sentences are finished."""
 
     def live(self) -> tuple[Tensor, Tensor]:
         """Return tokens, int64 (B, W, t), and log-probabilities, (B, W), of the W live hypotheses of each sentence."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first.
+        """Return at most `count` finished hypotheses of the sentence with this index in the original batch, best first.
 
         Samples are in the order of their random numbers, and end symbols follow the one that ends a sample.
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
+        """Stop decoding the sentences at these indices into `active`, and return each one's unfinished hypotheses."""
 
 
 @runtime_checkable
@@ -158,10 +158,13 @@ class JoinableSearch(BatchSearch, Protocol):
 
     @property
     def gains_by_joining(self) -> bool:
-        """Return whether one step for many hypotheses takes much less time than several steps for few."""
+        """Return whether one step for many hypotheses takes much less time than several steps for few.
+
+        If not, it is better to search for other sentences separately.
+        """
 
     def can_absorb(self, other: Any) -> bool:
-        """Return whether the sentences of another search may join this one."""
+        """Return whether the sentences of another search, which has taken one step, may join this one."""
 
     def absorb(self, other: Any, indices: Sequence[int]) -> None:
         """Move the unfinished sentences of another search, which has taken one step, into this one.

@@ -36,7 +36,10 @@ _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recur
 
 
 def build_any_model(config: ModelConfig) -> AnyModel:
-    """Build a model of any kind with initial weights; under `torch.device("meta")` the weights have no data."""
+    """Build a model of any kind, of tokens or numbers, with initial weights.
+
+    Under `torch.device("meta")` the weights have no data.
+    """
     return SeriesTransformer(config) if config.kind == "series" else _KINDS[config.kind](config)
 
 
@@ -77,7 +80,7 @@ def build_decoder(config: ModelConfig) -> Decoder:
 
 
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
-    """Compute a loaded model's buffers that weights files do not store (`persistent=False`), as its constructor does.
+    """Compute a loaded model's buffers that weights files do not store (`persistent=False`), as `build` computes them.
 
     A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
     from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay as

@@ -53,7 +53,8 @@ _NOT_RECURRENT = (
     *("position_offset", "sinusoids_to_end", "attention_window", "attention"),
 )
 UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
-"""Settings that a recurrent model ignores; they are not refused, because every preset sets them."""
+"""Settings that a recurrent model ignores; they are not refused in its configuration, because every preset sets them.
+"""
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
 _ONLY_WITH = {
     "max_positions": ("learned",),
@@ -88,7 +89,10 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split a model's settings into those with built-in values and those that name components users registered."""
+    """Split a model's settings into those with built-in values and those that name components registered by users.
+
+    The second dictionary has only the latter, as setting and component's name.
+    """
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
     return {name: value for name, value in content.items() if name not in own}, own
 
@@ -106,7 +110,7 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
 
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return the permitted values of each setting of a struct that has a `Literal` type, by name."""
+    """Return the permitted values of each field of a struct that has a `Literal` type, by the field's name."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
@@ -122,7 +126,10 @@ def _check_choices(config: "ModelConfig") -> None:
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return the permitted types of each setting without a `Literal` type, by name; `NoneType` if it is optional."""
+    """Return the permitted types of each field of a struct without a `Literal` type, by the field's name.
+
+    `NoneType` is among them if the field may be None.
+    """
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 
@@ -543,12 +550,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def forbidden_tokens(self) -> list[int]:
-        """The token ids that search never outputs: padding and start symbol, unless one is the end symbol."""
+        """The token ids that search never outputs, ascending: padding and start symbol, unless it is the end symbol."""
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 
     @property
     def frozen_row(self) -> int | None:
-        """The row of the embeddings that stays zero and gets no gradient; None: all rows are trained."""
+        """The row of the embeddings that stays zero and gets no gradient (the padding id's); None: all are trained."""
         return self.pad_id if self.zero_padding_row else None
 
     @property
@@ -567,7 +574,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def can_be_packed(self) -> bool:
-        """True if batches may be packed without padding: only attention depends on where a sentence ends."""
+        """True if sentences of a training batch may be joined without padding, as only attention depends on their ends.
+
+        This excludes other attention than the paper's, dropout of attention weights, and BatchNorm.
+        """
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 
     def changed(self) -> dict[str, object]:

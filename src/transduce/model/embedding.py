@@ -1,4 +1,4 @@
-"""Embeddings (section 3.4): a learned vector per token, times √d_model, plus the position.
+"""Embed tokens (section 3.4): a learned vector per token, times √d_model, plus the position.
 
 Legend: B batch, T positions, D model width, V vocabulary.
 """
@@ -21,7 +21,7 @@ from transduce.model.positions import build_embedding_positions
 
 
 def check_ids(ids: Tensor, name: str) -> None:
-    """Check that an argument is a tensor of token ids with two axes.
+    """Check that an argument is a tensor of token ids, int64 or int32, with two axes.
 
     Raises:
         TransduceError: the argument `name` is something else.
@@ -34,10 +34,10 @@ def check_ids(ids: Tensor, name: str) -> None:
 
 
 class Embedding(Component):
-    """A module that embeds token ids (B, T) as vectors (B, T, D) by a matrix argument, with positions and dropout.
+    """A module that embeds token ids (B, T) as vectors (B, T, D), rows of a matrix that the caller passes.
 
-    The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
-    the same id, its vector is its position alone.
+    It adds positions, and dropout at the end. The row of the padding id is zero and stays zero, unless the
+    configuration says otherwise. If the start symbol has the same id, its vector is its position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -107,7 +107,10 @@ class Embedding(Component):
 
 
 class VocabularyModel(nn.Module):
-    """A base class of models of tokens: embedding matrices of source and target, tied or not, and output projection."""
+    """A base class of models of tokens, with the embedding matrices of source and target and the output projection.
+
+    The configuration decides which of these three share one matrix.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -141,7 +144,10 @@ class VocabularyModel(nn.Module):
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
-        """Return the mask (B, T) of positions for BatchNorm's statistics; None in evaluation or without BatchNorm."""
+        """Return the mask (B, T) of the positions that count for BatchNorm's statistics: those without padding.
+
+        The result is None in evaluation or without BatchNorm.
+        """
         if self.config.norm != "batch" or not self.training:
             return None
         return present_positions(ids, self.config.pad_id)

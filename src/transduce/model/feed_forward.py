@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network (section 3.3), its gated variants, and the linear layers and dropout in it.
+"""Define the position-wise feed-forward network (section 3.3), its gated variants, and their linear layers and dropout.
 
 Legend: B batch, T positions, D model width.
 """
@@ -19,7 +19,7 @@ from transduce.model.config import ModelConfig
 
 
 class Linear(Component, nn.Linear):
-    """A linear layer, x · weightᵀ + bias, that can also compute only some of its outputs."""
+    """A linear layer, x · weightᵀ + bias, that can also compute only a range of its outputs."""
 
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
         """Return x · weightᵀ + bias, (…, inputs) to (…, outputs), or only the outputs of the weight rows `rows`."""
@@ -57,7 +57,7 @@ def keep_mask(x: Tensor, drop_256ths: int) -> Tensor:
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """The function residual + dropout(x) as one node of the autograd graph."""
+    """The function residual + dropout(x) as one node of the autograd graph; without a residual, dropout(x) alone."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
@@ -76,7 +76,10 @@ class _DropoutAdd(torch.autograd.Function):
 
 
 class Dropout(Component):
-    """A module that in training drops elements with probability p and scales the others by 1 / (1 - p)."""
+    """A module that in training drops elements with probability p and scales the others by 1 / (1 - p).
+
+    In evaluation it changes nothing.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -164,7 +167,7 @@ class GatedFeedForward(Component):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to each position: (B, T, D) to (B, T, D)."""
+        """Apply the network to each position, (B, T, D) to (B, T, D), with dropout after the gate."""
         gate, linear = self.inner(x).chunk(2, dim=-1)
         return self.outer(self.dropout(self.gate(gate) * linear))  # type: ignore[no-any-return]
 

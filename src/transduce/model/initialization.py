@@ -15,7 +15,7 @@ from transduce.model.positions import LearnedPositions, RelativePositions
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the attention and feed-forward weights of a model by name, each with the row counts of its matrices.
+    """Return the attention and feed-forward weights of a model by name, each with the row counts of the matrices in it.
 
     Queries, keys and values are three matrices in one weight, and the halves of a gated layer are two. Embeddings,
     output projections, heads and recurrent cells are not included.
@@ -30,7 +30,7 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the weights of an attention or feed-forward module by name, each with the row counts of its matrices.
 
-    Other modules have none.
+    One weight may hold several matrices, as those of queries, keys and values. Other modules have none.
     """
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
@@ -67,7 +67,7 @@ def initialize(model: VocabularyModel) -> None:
 
 
 def initialize_layers(model: nn.Module) -> None:
-    """Initialize all weights except the embedding matrices.
+    """Initialize all weights of a model except the embedding matrices and an output projection of their shape.
 
     PyTorch's layers inside a component that a user registered keep the weights that its constructor gave them. A
     component's own `reset_parameters` is called last.
@@ -104,18 +104,21 @@ def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
 
 
 def _is_of(module: nn.Module, *packages: str) -> bool:
-    """Return whether a module's class is defined in one of these Python packages."""
+    """Return whether a module's class is defined in one of these Python packages, such as "torch"."""
     return type(module).__module__.partition(".")[0] in packages
 
 
 def _comes_from_torch(kind: type) -> bool:
-    """Return whether a class inherits `reset_parameters` from PyTorch."""
+    """Return whether a class inherits its method `reset_parameters` from PyTorch instead of defining one."""
     definer = next(base for base in kind.__mro__ if "reset_parameters" in vars(base))
     return definer.__module__.partition(".")[0] == "torch"
 
 
 def _initialize_module(module: nn.Module) -> None:
-    """Initialize a module's own weights, not those of its submodules; a single linear layer is left as it is."""
+    """Initialize the weights that are a module's own parameters, not those of its submodules.
+
+    A module of another kind, such as a single linear layer, is left as it is.
+    """
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))

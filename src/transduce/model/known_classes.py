@@ -1,8 +1,9 @@
-"""The exact classes that the layer graph knows, and the check that a module is unchanged from its class.
+"""List the exact classes that the layer graph knows, and check that a module is unchanged from its class.
 
-A module is unknown if its class is a subclass of a known one. It is also unknown if a method, a hook, a
-parametrization, a submodule, a parameter or a buffer was added to it. Backends register the classes of their inference
-copies, and training registers wrappers and parametrizations such as FSDP's and LoRA's.
+The layer graph is the description of a model by which backends decide whether they can compute it. A module is unknown
+if its class is a subclass of a known one. It is also unknown if a method, a hook, a parametrization, a submodule, a
+parameter or a buffer was added to it. Backends register the classes of their inference copies, and training registers
+wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global
 
 
 class Fact(NamedTuple):
-    """A property of a component that changes the computed function, such as ("encoder_norm", "norm", "layer")."""
+    """A property of a model's component that changes the computed function: ("encoder_norm", "norm", "layer")."""
 
     path: str
     """The component's dotted name; empty for the model or layer itself."""
@@ -65,10 +66,10 @@ class _Entry(NamedTuple):
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
-"""The known classes; subclasses are not known."""
+"""The classes that the layer graph knows, with what their modules may hold; subclasses are not known."""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-"""The names of the attributes with the numbers of inputs and of outputs, for each class of linear layers."""
+"""The names of the attributes with the numbers of inputs and of outputs, by class of linear layers."""
 # The methods of known classes when they were registered, by which a replaced method is found.
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
@@ -125,7 +126,10 @@ def register_wrapper(mixin: type, hooks_from: str) -> None:
 
 
 def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a forward hook as one that changes nothing and may be skipped inside fused layers; return the hook."""
+    """Mark a forward hook as one that changes nothing; return the hook.
+
+    A module with such a hook stays known, and a kernel that computes a whole layer may skip the hook.
+    """
     hook.only_observes = True  # type: ignore[attr-defined]
     return hook
 
@@ -220,6 +224,10 @@ def replaced_method() -> str | None:
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
     """Check that a module's class is known and unchanged, and yield facts about its wrapper and parametrizations.
 
+    Args:
+        path: the module's dotted name, for facts and errors; empty: the model itself.
+        module: the module.
+
     Raises:
         UnknownError: the module's class is unknown, or something was added to the module.
     """
@@ -258,7 +266,7 @@ def _is_known_hook(hook: Any) -> bool:
 
 
 def unwrapped_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module as it was before wrappers and parametrizations replaced it."""
+    """Return the class of a module as it was before a wrapper such as FSDP or a parametrization replaced it."""
     kind = type(module)
     if _is_wrapped(kind):
         kind = kind.__bases__[1]

@@ -1,4 +1,4 @@
-"""The layer graph: a description of a model that backends compare with their tables before they compute the model.
+"""Describe models as layer graphs, which backends compare with their tables before they compute a model.
 
 A backend lists the components that it computes in a `Table`. `refusal(table, model)` compares the model's description
 with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
@@ -133,7 +133,7 @@ class Sublayer(NamedTuple):
 
 
 class LayerGraph(NamedTuple):
-    """The operations and properties of an encoder layer, a decoder layer, or a layer of a decoder-only model."""
+    """The operations and properties of an encoder or decoder layer, by which a backend decides if it can compute it."""
 
     sublayers: tuple[Sublayer, ...]
     facts: tuple[Fact, ...]
@@ -150,7 +150,7 @@ class ModelGraph(NamedTuple):
 
 
 class Unsupported(NamedTuple):
-    """The reason why the layer graph cannot describe a model."""
+    """A result in place of a layer graph: the reason why a model cannot be described, so no backend computes it."""
 
     reason: str
     """A clause that names the component, such as `decoder_layers.0.self_attention is of class Gated`."""
@@ -195,12 +195,15 @@ SETTINGS = frozenset(
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:
-    """Return the names of settings that have non-default values and that layer graphs do not describe."""
+    """Return the names of settings with non-default values that no layer graph describes.
+
+    A model with such a setting is unsupported.
+    """
     return [name for name in config.changed() if name not in SETTINGS]
 
 
 def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
-    """Return the names of settings whose values a backend's table does not list.
+    """Return the names of settings whose values a backend's table does not list, or that no layer graph describes.
 
     Only the configuration is needed, so this check precedes the building of a model.
     """
@@ -223,12 +226,18 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
 
 
 def graph_of(module: nn.Module) -> Graph:
-    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` in its current state."""
+    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` in its current state.
+
+    It is `Unsupported` if a component is unknown or was changed.
+    """
     return description_of(module).graph
 
 
 def refusal(table: "Table", module: nn.Module) -> str | None:
-    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: the backend can."""
+    """Return why a backend with this table cannot compute a model or layer in its current state; None: it can.
+
+    The reason is a clause.
+    """
     return description_of(module).refusal(table)
 
 
@@ -274,7 +283,10 @@ class Description:
         self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
     def refusal(self, table: "Table") -> str | None:
-        """Return why a backend cannot compute the described module, as a clause; None: the backend can."""
+        """Return why a backend with this table cannot compute the described module, as a clause; None: it can.
+
+        The answer is cached.
+        """
         if id(table) not in self._refusals:
             self._refusals[id(table)] = table, table.refusal(self.graph)
         return self._refusals[id(table)][1]
@@ -285,7 +297,7 @@ class Description:
         return any(map(itemgetter("training"), self._with_modes))
 
     def is_current(self, module: nn.Module) -> bool:
-        """Return whether the described module has not changed since it was described."""
+        """Return whether the module, which must be the described one, has not changed since it was described."""
         submodules = self._current_submodules()
         return (
             submodules == self._submodules
@@ -314,7 +326,10 @@ _DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
-    """Return the layer graph of a module, and append the attributes that it depends on to `readings`."""
+    """Return the layer graph of a model or layer, and append the attributes that it depends on to `readings`.
+
+    An unknown or changed component makes it `Unsupported`.
+    """
     try:
         if (reason := replaced_method()) is not None:
             return Unsupported(reason)
@@ -329,7 +344,10 @@ def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the class of an unmodified module of a known class, without wrappers; None for any other module."""
+    """Return the class of a module that is of a known class and unmodified; None for any other module.
+
+    The class is the one before wrappers such as FSDP.
+    """
     try:
         for _ in check_module("", module):
             pass
@@ -351,7 +369,13 @@ def _is_norm(norm: nn.Module | None) -> bool:
 
 
 def _computed_class(module: nn.Module) -> type[nn.Module]:
-    """Return the reference class whose function a module computes."""
+    """Return the reference class whose function a module computes.
+
+    An inference copy in another number format has the class that it is a copy of.
+
+    Raises:
+        UnknownError: the module's class is not known.
+    """
     entry = KNOWN.get(unwrapped_class(module))
     if entry is None:
         raise UnknownError(f"the model is of class {type(module).__name__}")
@@ -370,7 +394,10 @@ class _Describer:
         self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module; if it lies in `vars(module)`, record that the description depends on it."""
+        """Return an attribute of a module, and record its value if it lies in `vars(module)`.
+
+        The description is made again if such a value has changed.
+        """
         value = getattr(module, name)
         if name in vars(module):
             self._readings.append((vars(module), name, value))
@@ -393,14 +420,18 @@ class _Describer:
             raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
     def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return which of the reference classes `kinds` a module computes the same function as."""
+        """Return which of the reference classes `kinds` a module computes the same function as.
+
+        Raises:
+            UnknownError: it is none of them; `path` names the module.
+        """
         kind = _computed_class(module)
         if kind not in kinds:
             raise UnknownError(f"{path} is of class {type(module).__name__}")
         return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
-        """Return the description of a model; `facts` holds properties of its modules, such as wrappers."""
+        """Return the layer graph of a model; `facts`, properties of its modules such as wrappers, is extended."""
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")
@@ -421,7 +452,13 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return facts about the embedding, positions and final norm around the layers of an encoder or decoder."""
+        """Return facts about the embedding, positions and final norm of an encoder or decoder, around its layers.
+
+        Args:
+            model: the model.
+            prefix: the beginning of the attributes' names, such as "encoder_".
+            name: the name of the embedding's attribute.
+        """
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -446,7 +483,7 @@ class _Describer:
         return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
-        """Return the name of the position encoding that an embedding module adds."""
+        """Return the name of the position encoding that an embedding module adds: "sinusoidal", "learned" or "none"."""
         self.kind(path, module, Embedding)
         if self.config is not None:
             scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
@@ -457,7 +494,10 @@ class _Describer:
         return name
 
     def stack_positions(self, path: str, module: Any) -> str:
-        """Return the name of the position encoding that acts in a stack's self-attention, such as rotary."""
+        """Return the name of the position encoding in a stack's self-attention: a rotary kind, "relative" or "none".
+
+        Rotary and relative positions together are "several kinds", which no backend supports.
+        """
         self.kind(path, module, StackPositions)
         if self.config is not None and self.get(module, "radius") != self.config.attention_window:
             raise UnknownError(f"{path} has another window than `model.attention_window`")
@@ -480,7 +520,10 @@ class _Describer:
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the layer graphs of an encoder's or decoder's layers, by dotted name."""
+        """Return the layer graphs of the layers of an encoder or decoder, by dotted name.
+
+        `count` is their number in the configuration; layers with shared weights are one.
+        """
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
@@ -497,7 +540,7 @@ class _Describer:
         return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
 
     def sublayer(self, path: str, name: str, layer: nn.Module) -> Sublayer:
-        """Return the description of the sub-layer `name` of a layer, such as `self_attention`, with its residual."""
+        """Return the description of a layer's sub-layer `name`, such as `self_attention`, with its residual."""
         module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
         self.kind(f"{path}_residual", residual, Residual)
         before, after = (
@@ -517,7 +560,10 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the description of a normalization module."""
+        """Return the kind and epsilon of a normalization module, which must agree with the configuration.
+
+        It must also have weights.
+        """
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
@@ -527,7 +573,10 @@ class _Describer:
         return Norm(norm, kind, epsilon)
 
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
-        """Return the operations of multi-head attention: projections, attention, output projection."""
+        """Return the operations of multi-head attention in order: projections, attention, output projection.
+
+        Its sizes and its score must agree with the configuration.
+        """
         self.kind(path, module, MultiHeadAttention)
         names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
         heads, shared, d_k, d_v = (self.get(module, each) for each in names)
@@ -578,7 +627,7 @@ class _Describer:
         return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
-        """Return the operations of a feed-forward network: linear layer, activation, linear layer."""
+        """Return the operations of a feed-forward network in order: linear layer, activation, linear layer."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
@@ -591,7 +640,10 @@ class _Describer:
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
-        """Return the description of a linear layer, and check its sizes; None stands for the model width."""
+        """Return the description of a linear layer, after a check of its numbers of inputs and outputs.
+
+        None stands for the model width. Number formats that have no such attributes are not checked.
+        """
         self.kind(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:
             actual = tuple(self.get(module, name) for name in sizes)
@@ -648,7 +700,10 @@ class Table(NamedTuple):
     """The allowed values by aspect, as in the fields of `Fact`."""
 
     def refusal(self, graph: Graph) -> str | None:
-        """Return why the backend cannot compute the described model or layer, as a clause; None: the backend can."""
+        """Return why the backend cannot compute a described model or layer, as a clause; None: the backend can.
+
+        The reason names the first property that the table does not list.
+        """
         if isinstance(graph, Unsupported):
             return f"{graph.reason}, which {self.title} does not know"
         for path, aspect, value in graph.facts:

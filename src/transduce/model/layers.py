@@ -1,4 +1,4 @@
-"""Encoder and decoder layers (section 3.1), and the mask and positions that all layers of a stack share.
+"""Define encoder and decoder layers (section 3.1), and the mask and positions that all layers of a stack share.
 
 Legend: B batch, S source length, T target length or positions of the input, L attended positions, D model width,
 K width of a head's keys.
@@ -48,7 +48,7 @@ class Residual(Component):
 
 
 class EncoderLayer(Component):
-    """An encoder layer, self-attention and feed-forward; with a look-ahead mask, a layer of a decoder-only model."""
+    """An encoder layer, self-attention and feed-forward network; with a look-ahead mask, that of a decoder-only one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -253,10 +253,10 @@ def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
-    """Build the layers of a stack: `count` layers, or one that is used for all if the configuration shares layers."""
+    """Build the layers of a stack: `count` layers, or one layer if the configuration shares weights among layers."""
     return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
 
 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
-    """Yield the `count` layers of a stack in the order of computation, repeating layers that share their weights."""
+    """Yield the `count` layers of a stack in the order of computation; one with shared weights is repeated."""
     return islice(cycle(layers), count)

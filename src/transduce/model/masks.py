@@ -1,4 +1,4 @@
-"""Attention masks: which positions each query may attend to. All masks are made in this module.
+"""Make attention masks, which define the positions that each query may attend to; all are made in this module.
 
 A mask is boolean, True = may attend, and broadcasts to (B, H, Q, K): batch, heads, queries, keys. It becomes a term
 that is added to the scores before the softmax: 0 where the mask is True, the lowest finite number where it is False. A
@@ -44,7 +44,7 @@ class AttentionMask:
     def lengths(self) -> Tensor | None:
         """The number of keys in each sentence, int64, (B,); None if the mask hides more than padding at the right.
 
-        None also if a sentence has no key. The mask is read back: use this on a CPU only.
+        None also if a sentence has no key. The mask is read back from its device: use this on a CPU only.
         """
         if self.allowed.shape[1:3] != (1, 1):
             return None
@@ -54,7 +54,7 @@ class AttentionMask:
         return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """Return the mask that allows attention where both masks do, with the sum of their additional terms."""
+        """Return the mask that allows attention where both masks do; additional terms for the scores are added."""
         if isinstance(other, BiasedMask):
             return other & self
         return AttentionMask(self.allowed & other.allowed)
@@ -85,7 +85,7 @@ def _why_not_a_mask(value: object) -> str:
 
 
 def as_attention_mask(mask: object) -> AttentionMask:
-    """Return a mask that is an `AttentionMask`, or a boolean tensor as one wraps it, as an `AttentionMask`.
+    """Return an attention mask as it is, and a boolean tensor with the axes (batch, heads, queries, keys) as one.
 
     Raises:
         TransduceError: the argument is neither.
@@ -210,7 +210,7 @@ def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> 
 
 
 def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
-    """Return the window mask of a sequence cut into N blocks, each of which attends to itself and its neighbors.
+    """Return the window mask of a sequence cut into N blocks of queries, which see their own and neighboring blocks.
 
     Args:
         block: b, the number of queries in a block; at least the radius.
@@ -260,7 +260,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for batches without padding: queries attend to the keys of their sentence, if causal to no later ones."""
+    """A mask for batches without padding: queries attend to keys of their own sentence, if causal to no later ones."""
 
     queries: Packing
     keys: Packing

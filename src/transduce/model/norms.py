@@ -1,4 +1,6 @@
-"""Normalization: LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), BatchNorm (Ioffe and Szegedy 2015).
+"""Define normalizations: LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), BatchNorm and others.
+
+BatchNorm is that of Ioffe and Szegedy 2015.
 
 Legend: B batch, T positions, D width, N positions of the batch that are no padding.
 """
@@ -52,7 +54,10 @@ class BatchNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Normalize x, (B, T, D); training statistics include positions where `present` is True, (B, T); None: all."""
+        """Normalize x, (B, T, D), to the same shape; `present` is True at the positions that are no padding, (B, T).
+
+        In training, statistics are those of these positions (None: all), and the running statistics follow them.
+        """
         _check_width(self, x)
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
@@ -116,5 +121,8 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
 
 
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:
-    """Apply any norm to x, (B, T, D); statistics of a BatchNorm include positions where `present`, (B, T), is True."""
+    """Apply a norm of any class to x, (B, T, D), and return the same shape.
+
+    Statistics of a BatchNorm include only positions where `present`, (B, T), is True; None: all. Other norms ignore it.
+    """
     return norm(x, present) if isinstance(norm, BatchNorm) else norm(x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Position encodings: sinusoids (section 3.5), a learned table, rotary embeddings, a relative position bias.
+"""Encode positions: sinusoids (section 3.5), a learned table, rotary embeddings, a relative position bias.
 
 PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) = cos(pos / 10000^(2i/d)): one frequency for each pair of
 dimensions (2i, 2i+1). Here a table has all sines first, then all cosines, like Marian's and Pegasus'; the paper
@@ -70,7 +70,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", torch.empty(0, d_model, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
-        """Add position encodings to embeddings (B, T, D).
+        """Add position encodings to embeddings: (B, T, D) to (B, T, D).
 
         `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
         """
@@ -79,7 +79,10 @@ class SinusoidalPositions(nn.Module):
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
     def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`."""
+        """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`.
+
+        It is stored for the next call.
+        """
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
             rows = max(needed, 2 * len(table), 256)
@@ -88,9 +91,10 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return a number above all positions of x: its length if `positions` is None, otherwise `end` if that is known.
+    """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
 
-    If `end` is None, the number is read from `positions`; reading a GPU's tensor stalls the CPU.
+    It is T if `positions` is None, otherwise `end` if that is known. If `end` is None, the number is read from
+    `positions`; reading a GPU's tensor stalls the CPU.
     """
     if positions is None:
         return x.shape[1]
@@ -107,7 +111,7 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(offset + length, d_model))  # the first `offset` rows are not used
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
-        """Add position encodings to embeddings (B, T, D).
+        """Add position encodings to embeddings: (B, T, D) to (B, T, D).
 
         `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
 
@@ -141,7 +145,10 @@ class NoPositions(nn.Module):
 
 
 def build_embedding_positions(config: ModelConfig) -> SinusoidalPositions | LearnedPositions | NoPositions:
-    """Build the position encoding that is added to embeddings; rotary embeddings and biases act in self-attention."""
+    """Build the module that adds position encodings to embeddings.
+
+    Rotary embeddings and biases act in self-attention instead: then, and in recurrent models, this module adds none.
+    """
     if config.kind == "recurrent":
         return NoPositions()
     if config.positions == "sinusoidal":
@@ -173,7 +180,10 @@ class Rotation(NamedTuple):
 
 
 class PositionEffect(NamedTuple):
-    """The rotary embedding and the first cached key for the self-attention of all layers; biases are in the mask."""
+    """The effect of positions on the self-attention of all layers: a rotary embedding, and the first key in reach.
+
+    Biases by position are in the mask.
+    """
 
     rotation: Rotation | None = None
     """The rotary embedding of queries and keys."""
@@ -200,7 +210,7 @@ class RotaryPositions(nn.Module):
         self.register_buffer("table", torch.empty(0, width, device="cpu"), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
-        """Return the rotation at positions (T,) or (B, T); all positions are below `end`, if it is known."""
+        """Return the rotary embedding at positions (T,) or (B, T); all are below `end`, if that is known."""
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
@@ -225,7 +235,10 @@ class RotaryPositions(nn.Module):
 
 
 def _scaled_frequencies(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Return frequencies of rotary embeddings for a longer context: low ones are divided by a factor (Llama 3.1)."""
+    """Return the frequencies of rotary embeddings for a longer context than in pre-training (Llama 3.1), (K / 2,).
+
+    Low frequencies are divided by the scaling's factor, high ones stay, and the change between is gradual.
+    """
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context
     share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
@@ -256,7 +269,10 @@ class RelativePositions(nn.Module):
         return bias if bias.dim() == 4 else bias[None]
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance, key minus query; if not `bidirectional`, future keys have distance 0."""
+        """Return the bucket of each distance (key position minus query position), in the shape of `distance`.
+
+        If not `bidirectional`, keys in the future have distance 0.
+        """
         if self.bidirectional:
             number = self.num_buckets // 2
             start = (distance > 0) * number

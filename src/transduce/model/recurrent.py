@@ -1,4 +1,4 @@
-"""The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with or without attention.
+"""Define the recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with or without attention.
 
 Sutskever et al. 2014 and Cho et al. 2014 pass the source as one vector. Bahdanau et al. 2015 and Luong et al. 2015
 attend to all its states. Cheng et al. 2016 also attend to the decoder's past.
@@ -132,13 +132,13 @@ class CellState(NamedTuple):
     """The average of past states from which the last step started, (N, D); only for attention to the past."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the state of the hypotheses at these indices, in this order."""
+        """Return the state of the hypotheses at these row indices, in this order; rows may repeat."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build a layer of LSTM or GRU cells that reads in one direction; `width` is the width of its state."""
+    """Build a layer of LSTM or GRU cells, as configured, that reads in one direction; `width` is its state's width."""
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 
@@ -172,7 +172,11 @@ def _reordered(x: Tensor, order: Tensor) -> Tensor:
 
 
 def reversal_permutation(present: Tensor) -> Tensor:
-    """Return the permutation of positions (B, S) that reverses each sentence and keeps its padding."""
+    """Return the permutation of positions, (B, S), that reverses each sentence and keeps its padding at the right.
+
+    Args:
+        present: True at positions that are not padding, (B, S).
+    """
     index = torch.arange(present.shape[1], device=present.device)
     last = present.sum(dim=1, keepdim=True) - 1
     return torch.where(index <= last, last - index, index)
@@ -197,7 +201,10 @@ class RecurrentDecoderLayer(nn.Module):
         return CellState(start, cell, _entry_of_past(start, cell), torch.zeros_like(start))
 
     def forward(self, x: Tensor, state: CellState, weights_out: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
-        """Compute T steps of N hypotheses: inputs (N, T, input width) to outputs (N, T, D) and the final state."""
+        """Compute T steps of N hypotheses: inputs (N, T, input width) to outputs (N, T, D) and the final state.
+
+        `weights_out` receives the weights of attention to the past, if the layer has it.
+        """
         if self.past_attention is None:
             return self._run(x, state)
         outputs, weights = [], None if weights_out is None else list[Tensor]()
@@ -219,7 +226,10 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """Compute one step of N hypotheses, (N, 1, input width), which starts from an average of past states."""
+        """Compute one step of N hypotheses, (N, 1, input width), from an average of their past states.
+
+        Returned are the output, (N, 1, D), and the new state.
+        """
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
@@ -232,7 +242,7 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return a step's hidden states, joined with an LSTM's cell states, to append to past ones, (N, 1, D or 2 D)."""
+    """Return hidden states (N, D), joined with an LSTM's cell states, as one more past step: (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]
 
 
@@ -304,12 +314,18 @@ class Recurrent(VocabularyModel):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing."""
+        """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing.
+
+        Arguments are those of `forward`.
+        """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return outputs of a decoder that reads its own best tokens, (B, length, D), before the output projection."""
+        """Return outputs (B, length, D), before the output projection, of a decoder that reads its own best tokens.
+
+        It starts with the start symbol, and goes on after the end symbol.
+        """
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
         tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
@@ -336,7 +352,10 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's outputs before the output projection, (B, T, D); inputs follow the cached ones."""
+        """Return the decoder's outputs before the output projection, (B, T, D), for input ids (B, T).
+
+        With a cache, the inputs follow the cached ones. `trace` receives the attention weights.
+        """
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
         return self._run(x, memory, memory_mask, cache, trace)
@@ -363,7 +382,7 @@ class Recurrent(VocabularyModel):
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """Return the cache; if it is empty, first store the decoder's initial state in it."""
+        """Return the cache; if it is empty, first store the decoder's initial state, made from the encoder's output."""
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -463,7 +482,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
 
 
 class RecurrentState(DecodingState):
-    """A decoding state of a recurrent model; the cells' states are copied when hypotheses branch."""
+    """A decoding state of a recurrent model, which copies the cells' states when several hypotheses continue one."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
         """Create a decoding state: encode the source token ids (B, S) with `model`."""
@@ -472,7 +491,10 @@ class RecurrentState(DecodingState):
         self.cache = model.new_cache()
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the decoder's outputs for the newest token of W hypotheses per sentence: (B, W) to (B, W, D)."""
+        """Return the decoder's outputs for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
+
+        `trace` receives the attention weights.
+        """
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     @override

@@ -1,4 +1,4 @@
-"""A Transformer over numbers instead of tokens: it reads time series and predicts their next values.
+"""Define a Transformer over numbers instead of tokens, which reads time series and predicts their next values.
 
 A linear map replaces the embedding, and a linear head replaces the output projection. Layers, attention, positions and
 cache are those of `transformer.py`.
@@ -22,12 +22,12 @@ _LOG_DEVIATIONS = (-7.0, 7.0)
 
 
 class SeriesPrediction(NamedTuple):
-    """A predicted distribution of each series' next value, at each time step."""
+    """A predicted normal distribution of each series' next value, at each time step, or only its mean."""
 
     means: Tensor
     """The means, (B, T, C)."""
     log_deviations: Tensor | None
-    """The logarithms of standard deviations, (B, T, C), if the model predicts them."""
+    """The logarithms of standard deviations, (B, T, C); None if the model predicts means only."""
 
 
 class ValueEmbedding(Embedding):
@@ -89,7 +89,7 @@ class SeriesTransformer(EncoderDecoderLayers):
     def decode(
         self, target_input: Tensor, memory: Tensor, *, first_position: int, cache: DecoderCache | None = None
     ) -> SeriesPrediction:
-        """Predict the point after each input point.
+        """Predict the point after each input point by the decoder: the distributions of T points, (B, T, C).
 
         Args:
             target_input: (B, T, C); with a cache, those after the cached ones.
@@ -110,7 +110,9 @@ class SeriesTransformer(EncoderDecoderLayers):
         return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))
 
     def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> SeriesPrediction:
-        """Predict several points one after another, each from the predictions before it.
+        """Predict T points one after another, each from the predictions before it; return them as (B, T, C).
+
+        If values are drawn, the result has the drawn values as `means`.
 
         Args:
             past: (B, S, C).

@@ -1,4 +1,4 @@
-"""Transformers (sections 3.1 to 3.5) of one stack or two, and the state of decoding step by step.
+"""Define Transformers (sections 3.1 to 3.5) of one stack or two, and the state of decoding step by step.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -46,7 +46,14 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding."""
+        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D).
+
+        Args:
+            x: the embedded inputs.
+            mask: hides padding; None: there is none.
+            present: the positions that a BatchNorm counts, (B, S); None: all.
+            trace: receives the attention weights.
+        """
         self_mask, position_effect = self.encoder_positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
@@ -65,9 +72,10 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer for embedded inputs x, (B, T, D) to (B, T, D).
+        """Return the output of the decoder's last layer and its norm for embedded inputs x, (B, T, D) to (B, T, D).
 
-        Without a `mask`, self-attention has the look-ahead mask.
+        Without a `mask`, self-attention has the look-ahead mask. Other arguments are those of `Transformer.decode`;
+        `present` marks the positions that a BatchNorm counts, (B, T).
         """
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
@@ -97,7 +105,7 @@ class EncoderDecoderLayers(nn.Module):
 
 
 class DecodingState(Protocol):
-    """The state of a batch of sentences between two decoding steps."""
+    """An interface of the state of a batch of sentences between two decoding steps, such as a key/value cache."""
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
@@ -106,7 +114,7 @@ class DecodingState(Protocol):
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue from the state of its hypothesis parents[b, w], (B, W)."""
+        """Let hypothesis w of sentence b continue from the state of its hypothesis parents[b, w]: indices, (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only the states of the sentences at these batch indices, in this order."""
@@ -124,7 +132,7 @@ class LogitsState(DecodingState, Protocol):
 
 
 class Ancestry:
-    """A record of the cached positions that belong to the past of each beam hypothesis."""
+    """A record of the cached positions that belong to the past of each beam hypothesis, as a mask (B, W, L)."""
 
     def __init__(self, present: Tensor) -> None:
         """Record one hypothesis per sentence; `present`, (B, L), is True at the cached positions that exist."""
@@ -132,7 +140,10 @@ class Ancestry:
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Append one cached position for each of W hypotheses, and return the attention mask; None: all is visible."""
+        """Append one cached position for each of W hypotheses, and return the attention mask (B, 1, W, L).
+
+        The result is None if every hypothesis may attend to all cached positions.
+        """
         batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1
         itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device)
@@ -152,7 +163,7 @@ class Ancestry:
 
 
 class MemoryState(DecodingState):
-    """The decoding state of an encoder-decoder Transformer: the encoder's output, the KV cache and the hypotheses."""
+    """A decoding state of an encoder-decoder Transformer: encoder's output, KV cache and the pasts of hypotheses."""
 
     def __init__(self, model: "Transformer", source_ids: Tensor) -> None:
         """Create a decoding state: encode the source token ids (B, S) with `model`."""
@@ -194,7 +205,7 @@ class MemoryState(DecodingState):
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):
-    """An encoder-decoder Transformer: the methods `encode`, `decode` and `project` on tensors of token ids."""
+    """An encoder-decoder Transformer, with the methods `encode`, `decode` and `project` on tensors."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build the model with random initial weights, float32.
@@ -235,7 +246,10 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection."""
+        """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection.
+
+        Arguments are those of `forward`.
+        """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
@@ -259,7 +273,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer for these inputs, (B, T, D).
+        """Return the output of the decoder's last layer for these inputs, (B, T, D), before the output projection.
 
         Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
         no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached
@@ -347,7 +361,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 class Encoder(VocabularyModel):
-    """The Transformer's encoder with the configured output heads: masked language model, pooler, classifier."""
+    """An encoder-only Transformer, such as BERT, with the configured heads: masked language, pooler, classifier."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -362,7 +376,7 @@ class Encoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """Return the logits of the token at each position, (B, S) to (B, S, V).
+        """Return the logits of the token at each position, by the masked language head: (B, S) to (B, S, V).
 
         Args:
             ids: token ids, padded at the right.
@@ -375,7 +389,11 @@ class Encoder(VocabularyModel):
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
     ) -> tuple[Tensor, AttentionMask]:
-        """Return a state for each token, (B, S, D), and the attention mask that hides padding."""
+        """Return a state for each token, (B, S) to (B, S, D), and the attention mask that hides padding.
+
+        `token_types`, (B, S), are the tokens' segments, for models that have them; `trace` receives the attention
+        weights.
+        """
         check_ids(ids, "ids")
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
@@ -445,7 +463,7 @@ class Decoder(VocabularyModel):
             return self.project(self.hidden(ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the output of the last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the last layer's output, (B, T, D), for token ids (B, T), before the projection to the vocabulary."""
         return self.decode(ids)
 
     def decode(
@@ -484,7 +502,7 @@ class Decoder(VocabularyModel):
         """Read prompts (B, P), padded at the right, and return a decoding state that continues them step by step.
 
         A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
-        symbol too, `lengths`, (B,), must give the lengths of the prompts.
+        symbol too, `lengths`, (B,), must give the numbers of tokens of the prompts; None: all but padding.
         """
         return PromptState(self, source_ids, lengths)
 

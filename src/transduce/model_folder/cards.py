@@ -67,9 +67,10 @@ def kept_documents(folder: Path) -> dict[str, str]:
 
 
 def find_task_card(folder: Path) -> TaskCard | None:
-    """Return the task card of a folder, which says what its model was trained for; None if it has none.
+    """Return the task card of a folder, which names the task that its model was trained for.
 
-    For a Hugging Face folder, the card is made from the model's output heads.
+    For a Hugging Face encoder, the card is made from the model's output heads. The result is None if the folder has no
+    card and none can be made, as for a translator.
 
     Raises:
         TransduceError: the card cannot be read.
@@ -148,6 +149,8 @@ def _setting(folder: Path, file: str, setting: str) -> Any:
 def refuse_parsers(folders: Sequence[Path]) -> None:
     """Raise an error if one of the folders holds a parser, because a translator is expected.
 
+    A parser is an encoder-decoder too, and would be loaded without a message.
+
     Raises:
         TransduceError: a folder holds a parser.
     """
@@ -191,7 +194,7 @@ SERIES_CARD = "series.json"
 
 
 class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of a forecasting model, as stored in series.json: its series, their scale, and their lengths."""
+    """The description of a forecasting model in series.json: its series, their scale, and how many points it reads."""
 
     columns: tuple[str, ...]
     """Names of the series, in the model's order."""
@@ -222,7 +225,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def read_series_card(folder: Path) -> SeriesCard:
-    """Read the series card of a model folder.
+    """Read series.json, the description of a forecaster's time series, from a model folder.
 
     Raises:
         TransduceError: the card is missing, cannot be read, or is inconsistent.

@@ -36,7 +36,7 @@ _SHORT_TABLE = 512
 
 
 class HuggingFaceFolder(NamedTuple):
-    """A Hugging Face model converted to a transduce model, with its tokenizer; weights are read on access."""
+    """A Hugging Face model converted to a transduce model, with its tokenizer; weights are read from disk on access."""
 
     model_type: str
     """The `model_type` of config.json, such as "marian"."""
@@ -71,7 +71,9 @@ def hugging_face_kind(folder: Path) -> Kind:
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
-    """Read a Hugging Face folder; its weights are read, in float32, on access.
+    """Read a Hugging Face folder as a transduce model with its tokenizer.
+
+    Weights are read on access, in float32.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -107,7 +109,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
 
 
 class HuggingFaceHeads(NamedTuple):
-    """The output heads of a Hugging Face encoder, found from its weights and configuration."""
+    """The output heads of a Hugging Face encoder, found from its weights and configuration, which show its task."""
 
     masked_language: bool
     """True if the model has a head that predicts masked tokens."""
@@ -137,7 +139,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Return the fields of `ModelConfig` that a checked `config.json` of Hugging Face corresponds to."""
+    """Return the fields of `ModelConfig`, by name, that a checked `config.json` of Hugging Face corresponds to."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
@@ -150,7 +152,10 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names of `id2label`; if two are equal, the names that transformers shows ("LABEL_0", …)."""
+    """Return the class names that `id2label` in a configuration gives to `classes` classes.
+
+    A class without a name is "LABEL_" with its number, as in transformers; if two names are equal, all classes are.
+    """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
     names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
@@ -241,7 +246,10 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the token ids that `eos_token_id` lists in a configuration, without duplicates and in its order."""
+    """Return the token ids that `eos_token_id` lists in a configuration, in its order and without duplicates.
+
+    Without the setting, there are none.
+    """
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
@@ -286,7 +294,7 @@ def _mapped_files(folder: Path) -> list[MappedTensors]:
 
 
 def _stored_tensors(folder: Path, files: Sequence[MappedTensors]) -> StoredTensors:
-    """Return the tensors of mapped files by name; a tensor is read only when it is accessed."""
+    """Return a mapping of tensors by name in all mapped files; a tensor is read only when it is accessed."""
     return StoredTensors({name: partial(file.tensor, name) for file in files for name in file.entries}, str(folder))
 
 

@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(precision: str) -> None:
-    """Raise an error unless a precision is known.
+    """Raise an error unless a precision is one of those that a model can be loaded at.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
@@ -48,7 +48,8 @@ def convert_to_precision(
 ) -> _Model:
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
-    The model is converted in place, except for "int8". `files` are those that the model's weights are mapped from.
+    The model is converted in place, except for "int8", which makes a new model. `files` are those that the model's
+    weights are mapped from.
 
     Raises:
         TransduceError: the model or the device does not support the precision.
@@ -129,7 +130,7 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
 
 
 class ReadFolder(Protocol[_Model]):
-    """A function of `read.py` that reads model folders, such as `read_decoder_folder`.
+    """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
     `packed` is a precision whose prepacked weights it takes from the folder's cache, if there are any.
     """
@@ -145,7 +146,7 @@ def load_model_at(
     device: str,
     threads: int | None,
 ) -> ModelFolder[_Model]:
-    """Read a model folder with a reader of `read.py`, move the model to a device, and set the process's thread count.
+    """Read a model folder by a function of `read.py`, move the model to a device, and set the process's thread count.
 
     Args:
         read: a reader, such as `read_decoder_folder`.
@@ -166,7 +167,7 @@ def load_model_at(
 def read_at_precision(
     read: ReadFolder[_Model], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
 ) -> ModelFolder[_Model]:
-    """Read a model folder with a reader of `read.py`, and convert the model to a precision on the machine's device.
+    """Read a model folder by a function of `read.py`, and convert the model to a precision on the machine's device.
 
     With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time. With "auto"
     they are taken only if the cache has a proof that they translate as float32 does on this processor.
@@ -215,10 +216,12 @@ def read_at_precision(
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a model folder, set to translate from the language `source` to the language `target`.
 
-    None keeps the model's default.
+    None keeps the model's default. Without languages, the content of a model with a fixed language pair is returned as
+    it is.
 
     Raises:
-        TransduceError: the model has no language tags, or lacks a tag for a language.
+        TransduceError: the model has no language tags, or lacks a tag for a language; or it has several target
+            languages and `target` is None.
     """
     if content.directions:
         return _with_direction(content, source, target)
@@ -244,8 +247,9 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return the content of a folder of a multilingual model, set to translate from `source` to `target`.
 
-    The pair may be new if the model knows the source language and the target language from other pairs. A None `target`
-    is the only one that the model has; with a None `source`, it stays open if there are several.
+    The pair may be new if the model knows the source language and the target language from other pairs. If `target` is
+    None, it is the model's only target language. If `source` is None, it is the only language that occurs with the
+    target, or stays open if there are several.
 
     Raises:
         TransduceError: the model does not know a language, or `target` is None and it has several.
@@ -272,7 +276,11 @@ def _with_direction(content: ModelFolder[_Model], source: str | None, target: st
 
 
 def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
-    """Raise an error if models cannot form an ensemble because their vocabularies or start tokens differ.
+    """Raise an error if models cannot translate together as an ensemble, because vocabularies or start tokens differ.
+
+    Args:
+        folders: the models' folders, for messages.
+        contents: what was read from them.
 
     Raises:
         TransduceError: the vocabularies or the start tokens differ.

@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
-    """A model with its tokenizer, manifest and mapped files, as read from a model folder."""
+    """A model with its tokenizer, manifest and files, as read from a model folder."""
 
     model: M
     tokenizer: Tokenizer
@@ -84,7 +84,7 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     source: str = ""
     """A SHA-256 digest of the weights and the configuration; empty for a folder without a manifest."""
     files: tuple[MappedTensors, ...] = ()
-    """The files whose tensors the model has mapped."""
+    """The files whose tensors the model has mapped into memory, so that their pages can be released."""
     prepacked: MappedTensors | None = None
     """The cache file from which the model has its prepacked weights; None if it does not use one."""
 
@@ -101,7 +101,7 @@ def directions_text(directions: Iterable[tuple[str, str]]) -> str:
 
 
 def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs that a model folder lists; an empty tuple for a model of one language pair.
+    """Return the pairs of source and target language that a model folder lists; empty if the model has one pair.
 
     Raises:
         TransduceError: the file is damaged.
@@ -201,7 +201,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read the folder of an encoder-only model, as `read_any_model_folder` does; refuse other models.
+    """Read the folder of an encoder-only model, such as BERT, as `read_any_model_folder` does; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -284,7 +284,7 @@ def was_saved_by_transformers(folder: Path) -> bool:
 
 
 def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
-    """Read a model folder that transformers saved again, with the tokenizer files that transduce wrote.
+    """Read a model folder that transformers saved again, with the tokenizer files that transduce wrote beside it.
 
     If the folder still has a manifest, only its languages are used, because the files have changed since.
 
@@ -311,7 +311,7 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:
-    """Read the model of a folder for time-series forecasting.
+    """Read the model of a folder for time-series forecasting, in float32; refuse other models.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -325,7 +325,8 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 class _Own(NamedTuple, Generic[Built]):
     """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it.
 
-    `source` is a digest of weights and configuration, and `prepacked` the cache file in use, if any.
+    `source` is a digest of weights and configuration, and `prepacked` the cache file with prepacked weights, if one is
+    used.
     """
 
     model: Built
@@ -366,7 +367,7 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model with prepacked layers from the cache; return None if the cache lacks these layers.
+    """Read a model with prepacked layers from the folder's cache; return None if the cache lacks these layers.
 
     Returns:
         The model, the file with its other weights, and the file with its prepacked layers.
@@ -407,7 +408,11 @@ def _read_model(
 
 
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
-    """Map the weights file of a folder; `outline` holds the model's parameters and stored buffers without data."""
+    """Map the weights file of a folder into memory; its header is checked.
+
+    `outline` holds the model's parameters and stored buffers without data; only those that are not floating-point may
+    be integers in the file.
+    """
     whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
 
@@ -424,7 +429,8 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
 def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
     """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
-    Reading a weight releases the memory of the weights that were read before.
+    Returned are the content and the weights by name. Reading a weight releases the memory of the weights that were read
+    before.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -498,7 +504,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, location: str) -> None:
-    """Raise an error if a tokenizer does not match a model; `location` names the folder in the error message.
+    """Raise an error if a tokenizer does not match a model's configuration; `location` names the folder in the message.
 
     Raises:
         TransduceError: the vocabulary sizes or the ids of special tokens differ.
@@ -546,7 +552,7 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
 
 
 def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) -> str:
-    """Check every file against the digests in the manifest, and return the digest of the weights.
+    """Check every file that the manifest lists against its digests there, and return the digest of the weights.
 
     Raises:
         TransduceError: a file is missing or has another digest.
@@ -592,7 +598,7 @@ def _read_weights(
 
 
 def _shorten_list(names: list[str]) -> str:
-    """Return a list of names as text for a message; only the first 20 are shown, and "none" for an empty list."""
+    """Return a list of names as text for a message: the first 20, and how many more there are; "none" if empty."""
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 

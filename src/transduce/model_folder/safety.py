@@ -54,7 +54,7 @@ def refuse_weights_file(path: Path, advice: str = "") -> None:
 
 
 def file_inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder for an untrusted file name.
+    """Return the path of a file in a folder for an untrusted file name, after checking that it does not lead outside.
 
     Raises:
         TransduceError: the name is not a plain file name, or is a link that leads out of the folder.
@@ -134,7 +134,7 @@ def read_toml(folder: Path, name: str) -> dict[str, Any]:
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor's entry in the header of a safetensors file: type, shape, and where its data are."""
+    """A tensor's entry in the header of a safetensors file: its type, its shape, and the range of its data."""
 
     dtype: str
     """The tensor's data type, such as "F32"."""
@@ -195,7 +195,9 @@ def _decode_header(path: Path, header: bytes) -> tuple[dict[str, TensorEntry], d
 def _check_layout(
     path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str] | None
 ) -> None:
-    """Check that tensors are contiguous, have allowed types and the sizes of their shapes, and fill `data_bytes`.
+    """Check that tensors follow one another without gaps, have allowed types and the sizes of their shapes.
+
+    Together they must fill `data_bytes` bytes.
 
     Raises:
         TransduceError: one of these does not hold.

@@ -97,9 +97,9 @@ class MappedTensors:
         return self._view(*entry.data_offsets, entry.dtype, entry.shape)
 
     def rows(self, names: Iterable[str]) -> Tensor | None:
-        """Return one mapped tensor that joins tensors along their rows, without a copy.
+        """Return one mapped tensor that joins the tensors with these names along their rows, without a copy.
 
-        None if they are not adjacent in the file, or differ in dtype or in the shape of a row.
+        The result is None if they are not adjacent in the file, or differ in dtype or in the shape of a row.
         """
         first, *others = (self.entries[name] for name in names)
         end, rows = first.data_offsets[1], first.shape[0] if first.shape else 0
@@ -136,7 +136,7 @@ class MappedTensors:
 def write_tensors(
     path: Path, outline: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]
 ) -> str:
-    """Write a safetensors file tensor by tensor, and return its SHA-256 (hexadecimal).
+    """Write a safetensors file tensor by tensor, so that only one must be in memory; return its SHA-256 (hexadecimal).
 
     Args:
         path: the file, which must not be in use: write under another name and rename.
@@ -164,7 +164,7 @@ def write_tensors(
 
 
 def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file, with its length, padded so that the data after it are aligned.
+    """Return the header of a safetensors file, beginning with its length, padded so that the data after it are aligned.
 
     `outline` gives names, shapes and dtypes of the tensors, whose data follow in its order.
     """

@@ -115,14 +115,17 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
 
 
 class VerifiedFiles:
-    """The cached digests of a model folder's files; one of at least 32 MiB is read again only when it has changed."""
+    """The cached digests of a model folder's files, so that large files need not be read whenever the folder is opened.
+
+    A file of at least 32 MiB is read again only when its size, times or inode changed; smaller ones always.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @cached_property
     def _records(self) -> dict[str, _VerifiedFile]:
-        """The latest record of each file, by the file's name; records that cannot be read are ignored."""
+        """The latest record of each verified file, by the file's name; records that cannot be read are ignored."""
         records: dict[str, _VerifiedFile] = {}
         for location in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
@@ -152,7 +155,7 @@ class VerifiedFiles:
         return digest
 
     def has_data(self, path: Path, start: int, sha256: str) -> bool:
-        """Return whether the bytes of a file from byte `start` on have this SHA-256.
+        """Return whether the bytes of a file from byte `start` to the end have this SHA-256 (hexadecimal).
 
         A large file is read only once until it changes.
 
@@ -200,7 +203,7 @@ _FORMAT = "transduce prepacked weights 1"
 
 
 class PrepackedCache:
-    """The prepacked (quantized) weights of a model folder, in one file for each memory layout that kernels read."""
+    """The prepacked (quantized) weights of a model folder, in one file for each layout in memory that kernels read."""
 
     def __init__(self, folder: Path, precision: str, source: str) -> None:
         """Describe the cached weights of a model folder at a precision, without reading them.
@@ -215,13 +218,13 @@ class PrepackedCache:
         self._source = source
 
     def has_files(self) -> bool:
-        """Return whether the cache has a file for the precision, even one for other kernels or from older weights."""
+        """Return whether the cache has a file of prepacked weights at the precision, be it current or not."""
         return any(
             next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
         )
 
     def load(self, packed: PackedLayers) -> MappedTensors | None:
-        """Map a model's prepacked weights from the cache; None if it has none that are whole and current.
+        """Map a model's prepacked weights from the cache; None if it has no file of them that is whole and current.
 
         Args:
             packed: the model with prepacked weights on the meta device, without data.
@@ -258,9 +261,9 @@ class PrepackedCache:
     def store(self, packed: PackedLayers, *, always: bool = False) -> Path | None:
         """Write prepacked weights to a cache file and return its path.
 
-        None if they are smaller than 32 MiB, if caching is disabled, or if they could not be written. If no folder can
-        be written to, or the disk is full, a warning says so. Nothing is written while another process writes the same
-        file.
+        None if they are smaller than 32 MiB (and `always` is not set), if caching is disabled, if they could not be
+        written, or while another process writes the same file. If no folder can be written to, or the disk is full, a
+        warning says so.
 
         Args:
             packed: the model with prepacked weights.
@@ -338,7 +341,7 @@ class Int8Comparison(msgspec.Struct, frozen=True):
 
     @property
     def search(self) -> str:
-        """The kind of search."""
+        """The kind of search in words, for messages, such as "with greedy search" or "with 4 hypotheses"."""
         if self.samples:
             return "with sampling"
         return "with greedy search" if self.beam_size == 1 else f"with {self.beam_size} hypotheses"
@@ -408,14 +411,17 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
 
 def has_proofs(folder: Path) -> bool:
-    """Return whether the cache of a model folder has an `Int8Proof`, even of other weights or for another processor."""
+    """Return whether the cache of a model folder has a measurement of 8-bit weights (`Int8Proof`), even of other ones.
+
+    It may be of older weights or for another processor; `read_proof` checks that.
+    """
     return any(next(location.glob(f"*{_PROOF_SUFFIX}"), None) for location in cache_folders(folder))
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
-    """Return the `Int8Proof` of a file with 8-bit weights, which says how often they translate as float32 does.
+    """Return the measurement of how often the 8-bit weights in a file translate as float32 does.
 
-    None if there is none, or if it is of other weights or another version of this package.
+    The result is None if there is none, or if it is of other weights or another version of this package.
     """
     path = prepacked.path.with_suffix(_PROOF_SUFFIX)
     with contextlib.suppress(TransduceError, OSError):
@@ -426,7 +432,7 @@ def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
 
 
 def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[Int8Comparison]) -> Int8Proof:
-    """Store an `Int8Proof` beside a file with 8-bit weights, and return the proof.
+    """Store a measurement of 8-bit weights (`Int8Proof`) beside the file with the weights, and return it.
 
     Args:
         prepacked: the file with the weights.
@@ -442,9 +448,9 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 
 
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
-    """Return the digests of a file's 8-bit weights and of their original weights, and the version of this package.
+    """Return what a measurement of 8-bit weights holds for: digests of these and of the original weights, a version.
 
-    A proof holds only for these. The instruction set is part of the file's name instead.
+    The version is this package's. The instruction set is part of the file's name instead.
     """
     metadata = prepacked.header.metadata
     return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

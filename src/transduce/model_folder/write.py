@@ -101,7 +101,7 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a value as JSON to a file atomically, indented, in UTF-8."""
+    """Write a value as JSON to a file atomically, indented by two spaces, in UTF-8 and with a line feed at the end."""
     write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
@@ -145,7 +145,9 @@ def write_model_folder(
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
-    """Write `model.safetensors` under the name `path`, and return its SHA-256; weights are taken one after the other.
+    """Write `model.safetensors` under the name `path`, and return its SHA-256 (hexadecimal).
+
+    Weights are taken from the mapping one after the other, so that only one must be in memory.
 
     Raises:
         TransduceError: the file cannot be written, for example because the disk is full.

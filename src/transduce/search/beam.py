@@ -1,4 +1,4 @@
-"""Beam search: keeps the W best continuations at each step, until none can beat the finished hypotheses.
+"""Search with a beam, which keeps the W best continuations at each step, until none can beat finished hypotheses.
 
 A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its maximum length.
 Hypotheses that ended rank before all that were cut, whatever their scores.
@@ -55,13 +55,16 @@ class Coverage:
             self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the attention sums of the sentences at these batch indices; the others have finished."""
+        """Keep only the attention sums of the sentences at these batch indices; the others have left the batch."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
 
     def penalty(self, row: int, hypothesis: int) -> float:
-        """Return the coverage penalty, at most 0 nats, of a hypothesis of the sentence at batch index `row`."""
+        """Return the coverage penalty in nats, at most 0, of a hypothesis of the sentence at batch index `row`.
+
+        Before the first step it is 0.
+        """
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
@@ -86,7 +89,7 @@ def beam_search(
     alpha: float = 0.6,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
-    """Return the n best hypotheses for each sentence, best first.
+    """Return the `n_best` best hypotheses of each sentence, best first, found by the paper's beam search.
 
     Args:
         scorer: the model, at the start of a batch of N sentences.
@@ -169,7 +172,7 @@ class BeamSearch:
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Run one decoding step; `steps` is ignored.
+        """Run one decoding step of all sentences in the batch; `steps` is ignored.
 
         Each live hypothesis is extended by each token. Continuations that end become finished hypotheses, and the W
         best others stay live.
@@ -205,7 +208,10 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch by index in the input, and count their live hypotheses as finished."""
+        """Stop decoding sentences, by index in the input, and count their live hypotheses as finished ones.
+
+        These are marked as not ended.
+        """
         staying = []
         for row, sentence in enumerate(self.sentences):
             if sentence in sentences:
@@ -265,7 +271,10 @@ class BeamSearch:
         self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return a mask (B, n) of the ended candidates that may be among the n best results, as scores allow."""
+        """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
+
+        With a coverage penalty or several groups, these are all that exist.
+        """
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
@@ -378,7 +387,7 @@ class LogProbabilities(Scorer):
 
 
 class GenerateSearch(BeamSearch):
-    """A beam search with the ranking and stopping rules of Hugging Face's `generate`."""
+    """A beam search with the ranking and stopping rules of Hugging Face's `generate`, for models tuned with it."""
 
     def __init__(
         self,
@@ -397,7 +406,10 @@ class GenerateSearch(BeamSearch):
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch by index in the input, and count all their live hypotheses as finished."""
+        """Stop decoding sentences, by index in the input, and count all their live hypotheses as finished ones.
+
+        These are marked as not ended.
+        """
         self._ended_now = [[0] * self.beam.groups for _ in self.rows]
         super().abandon(sentences)
 
@@ -416,7 +428,7 @@ class GenerateSearch(BeamSearch):
         del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the candidates that end to the finished hypotheses of their groups, and count them for each group."""
+        """Add the candidates that end to the finished hypotheses of their groups, and note their number by group."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -455,7 +467,7 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether a group with these finished hypotheses may still gain one with a score of at most `bound`."""
+        """Return whether a group with these finished hypotheses may still gain one whose score is at most `bound`."""
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE
         return self.stop != "full" and bound > finished[-1].score

@@ -1,4 +1,4 @@
-"""Constrained search: translations must contain given phrases, and parses must be trees over the words of a sentence.
+"""Constrain search: translations must contain given phrases, and parses must be trees over a sentence's words.
 
 Dynamic beam allocation (Post and Vilar 2018): hypotheses compete only with those that contain equally many tokens of
 the phrases. A started phrase is thus not lost to better scores elsewhere. No hypothesis ends before it contains all
@@ -29,7 +29,7 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class WordContinuations(NamedTuple):
-    """The tokens that continue a word, and the tokens after which a word may continue, in scripts with spaces.
+    """The tokens that continue a word, and those after which a word may continue, in scripts with spaces.
 
     Search uses them to know whether a phrase ends at the end of a word.
     """
@@ -62,7 +62,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return the progress of a hypothesis through the required phrases after it is extended by `token`."""
+        """Return the progress through the required phrases of a hypothesis that is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -92,7 +92,10 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the token ids that start a phrase which a hypothesis lacks, or continue a phrase that it has begun."""
+        """Return the token ids that start a phrase which a hypothesis lacks, or continue a phrase that it has begun.
+
+        Search tries these besides the most probable tokens.
+        """
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
@@ -106,7 +109,7 @@ def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
 
 
 class _Option(NamedTuple):
-    """A candidate continuation of a hypothesis in a sentence with required phrases, with its progress through them."""
+    """A candidate continuation of a hypothesis, with its progress through the sentence's required phrases."""
 
     column: int
     """The index of the candidate among the candidates of its sentence."""
@@ -117,7 +120,7 @@ class _Option(NamedTuple):
 
 
 class ConstrainedSelection(Selection):
-    """A selection that keeps the best hypotheses for each number of phrase tokens still missing (grid beam search).
+    """A selection for beam search with required phrases: the best hypotheses for each number of missing phrase tokens.
 
     Sentences without phrases use `BestSelection`. The beam must have a slot for every number of missing tokens: one
     more than a sentence's phrases have tokens.
@@ -178,7 +181,7 @@ class ConstrainedSelection(Selection):
         _write(selection.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
-        """Return the candidates of one sentence, (1, n), from which the constrained selection chooses.
+        """Return the candidates of one sentence, (1, n), from which constrained search chooses.
 
         These are what `selection` chose without constraints, each hypothesis's best token, and those that advance a
         phrase.
@@ -211,7 +214,7 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses stay in the beam, for each number of phrase tokens that they lack (their stage).
+    """Return how many hypotheses stay in the beam, by the number of phrase tokens that they lack (their stage).
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
     does not fill go to other stages, those that lack least first.
@@ -237,7 +240,7 @@ def _one_row(selection: SelectedCandidates, row: int) -> SelectedCandidates:
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Overwrite one sentence's selected candidates, `to`, with the given candidates at `columns`, in place.
+    """Overwrite one sentence's selected candidates, `to`, in place with those of `candidates` at `columns`.
 
     The remaining slots of `to` get a total of minus infinity, which marks them as unused.
     """
@@ -255,7 +258,10 @@ _MAX_OPENED = 12
 
 
 class BracketToken(NamedTuple):
-    """The numbers of constituents that a token of a linearized parse tree closes and opens, and of words it tags."""
+    """The effect of a token of a linearized parse tree: the constituents it closes and opens, and the words it tags.
+
+    All three are numbers.
+    """
 
     closed: int = 0
     opened: int = 0

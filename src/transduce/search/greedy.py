@@ -1,4 +1,4 @@
-"""Greedy search: every hypothesis takes its next token without comparing hypotheses.
+"""Search greedily or by sampling: every hypothesis takes its next token without comparing hypotheses.
 
 Greedy search takes the best token. Beam search with one hypothesis and no length penalty finds the same, more slowly;
 with a length penalty it continues while a longer hypothesis could still score better. Sampling draws the token.
@@ -66,7 +66,7 @@ class GreedySearch:
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
-        """Create a search with `width` hypotheses per sentence, whose next tokens `choose` selects.
+        """Create a search with `width` hypotheses per sentence, whose next tokens the function `choose` selects.
 
         The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores.
         """
@@ -88,7 +88,7 @@ class GreedySearch:
         self._results: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Extend every hypothesis by its next token; `steps` is ignored."""
+        """Extend every hypothesis by its next token, and remove sentences that are finished; `steps` is ignored."""
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
@@ -119,12 +119,15 @@ class GreedySearch:
         return self.tokens.masked_fill(ended, self.eos_id)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch by index in the input, and count their unfinished hypotheses as results."""
+        """Stop decoding sentences, by index in the input, and count their unfinished hypotheses as results."""
         if sentences:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each finished sentence, as they were started; none for unfinished sentences."""
+        """Return all hypotheses of each finished sentence, in the order in which they were started.
+
+        An unfinished sentence has none.
+        """
         return self._results
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
@@ -227,7 +230,7 @@ class Draw:
     def numbers(self, steps: int) -> Tensor:
         """Return the random numbers of the next steps, float32 (N, steps, W), for N sentences and W samples of each.
 
-        The generators stay as they are.
+        Drawing them leaves the generators as they are, so that the search may run in kernels instead.
         """
         generators = [generator.clone_state() for generator in self.generators]
         drawn = [torch.rand(steps * self.samples, generator=generator) for generator in generators]

@@ -1,4 +1,4 @@
-"""Rules that change logits in turn before a token is chosen.
+"""Define rules of decoding, which change logits in turn before a token is chosen.
 
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
@@ -19,7 +19,7 @@ class Rule(Protocol):
     """An interface of objects that change the logits of a decoding step before tokens are selected."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return the logits as this rule changes them.
+        """Return the logits of the next tokens as this rule changes them.
 
         Args:
             logits: (B, W, V), float32; may be changed in place.
@@ -48,14 +48,14 @@ class MinimumLength(Rule):
         self.eos_id = eos_id
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logit of the end symbol to minus infinity while hypotheses have less than the minimum length."""
+        """Set the end symbol's logit to minus infinity, in place, while hypotheses are shorter than the minimum."""
         if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = IMPOSSIBLE
         return logits
 
 
 class ExtraEndTokens(Rule):
-    """A rule that treats further tokens as the end symbol, for models with several of them."""
+    """A rule that treats further tokens as the end symbol, for models with several end symbols."""
 
     def __init__(self, eos_id: int, more_ids: Sequence[int], *, summed: bool) -> None:
         """Treat `more_ids` as end symbols.
@@ -71,7 +71,10 @@ class ExtraEndTokens(Rule):
         self.summed = summed
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the further ones."""
+        """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the others of them.
+
+        The logits (B, W, V) are changed in place.
+        """
         ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
         logits[..., self.more_ids] = IMPOSSIBLE
         logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
@@ -85,7 +88,7 @@ class NoRepeatedNgrams(Rule):
         self.length = length
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of tokens that would complete an n-gram a second time to minus infinity."""
+        """Return the logits (B, W, V), with minus infinity for tokens that would complete an n-gram a second time."""
         if tokens.shape[-1] < self.length:
             return logits
         runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
@@ -236,7 +239,10 @@ class ForcedToken(Rule):
         self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Forbid all other tokens if the next position is that of the forced token, whose log-probability becomes 0."""
+        """Return logits in which the forced token alone is possible if its position is the next one.
+
+        Its log-probability is then 0. At other positions the logits stay unchanged.
+        """
         position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
         is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
@@ -250,17 +256,17 @@ class Renormalize(Rule):
     """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the log-probabilities of the permitted tokens, which sum to probability 1."""
+        """Return the log-probabilities, (B, W, V), of the permitted tokens alone; their probabilities sum to 1."""
         return logits.log_softmax(dim=-1)
 
 
 def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """Return the rules of Hugging Face's `generate` that apply after all other rules.
+    """Return the rules of Hugging Face's `generate` that apply after all other rules, in their order.
 
     Args:
         settings: forced and forbidden tokens.
         max_lengths: the maximum length of each sentence in tokens, (N,).
-        tags: tokens that start every translation, such as the tag of its language.
+        tags: tokens that start every translation, such as the tag of its language; they replace a forced first token.
     """
     rules: list[Rule] = [Forbid(settings.forbidden_ids)] if settings.forbidden_ids else []
     rules += [ForcedToken(tag, position) for position, tag in enumerate(tags)]

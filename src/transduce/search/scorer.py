@@ -1,4 +1,4 @@
-"""Interfaces between search and its surroundings: the model, observers, and the hypotheses found.
+"""Define interfaces between search and its surroundings: the model, observers, and the hypotheses found.
 
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class Scorer(Protocol):
-    """An interface to a model that scores next tokens during the decoding of a batch; it owns the KV cache."""
+    """An interface of a model that scores next tokens during the decoding of a batch; it owns the key/value cache."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next token of each hypothesis.
@@ -35,10 +35,10 @@ class Scorer(Protocol):
 
 
 class AttentiveScorer(Protocol):
-    """An interface of scorers that report their attention to the source, for coverage penalties."""
+    """An interface of scorers that report attention to the source, by which coverage of the source is judged."""
 
     def attention(self) -> Tensor:
-        """Return the newest step's attention to each of the S source tokens, float32 (B, W, S), for coverage penalties.
+        """Return the newest step's attention to each of S source tokens, float32 (B, W, S), for coverage penalties.
 
         It is 1 where there is nothing to translate: at padding and the end symbol.
         """
@@ -48,7 +48,7 @@ class Observer(Protocol):
     """An object that is called after each step of a search, and can abandon sentences, for example at a timeout."""
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Observe the hypotheses after a step, and return the sentences to abandon.
+        """Observe the hypotheses after a step of the search, and return the sentences to abandon.
 
         Args:
             rows: the indices of the sentences that are still decoded, (B,).
@@ -76,7 +76,7 @@ class TextObserver(Observer, Protocol):
 
 
 class SequenceLimits(NamedTuple):
-    """The start and end symbol of hypotheses and their maximum lengths."""
+    """The start and end symbol of hypotheses, and each hypothesis's maximum length."""
 
     start_id: int
     """The id of the start symbol, the first input of the decoder."""
@@ -134,29 +134,32 @@ _UNLIMITED_STEPS = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
-    """An interface of searches in progress, which find target sequences for the sentences of a batch."""
+    """An interface of searches in progress, which find target sequences for the sentences of a batch step by step."""
 
     @property
     def rows(self) -> Tensor:
         """The indices in the input of the sentences that are still being decoded, int64 (B,)."""
 
     def advance(self, steps: int = 1) -> None:
-        """Run one step, or up to `steps` steps if that is faster.
+        """Run one decoding step, or up to `steps` steps if that is faster.
 
         In a step every hypothesis grows by one token, and finished sentences leave the batch.
         """
 
     def hypotheses(self) -> Tensor:
-        """Return the token ids of the current hypotheses of each sentence as an `Observer` gets them, (B, W, t)."""
+        """Return the token ids of the current hypotheses of each sentence still being decoded, best first, (B, W, t).
+
+        `Observer.after_step` describes them.
+        """
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch by index in the input, and count their current hypotheses as results.
+        """Stop decoding sentences, by index in the input, and count their current hypotheses as their results.
 
         Indices of finished sentences are ignored.
         """
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
+        """Return the hypotheses of each sentence of the input, best first; none for sentences still being decoded."""
 
 
 def run_search(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
@@ -180,7 +183,7 @@ def run_search(search: Search, observer: Observer | None = None) -> list[list[Hy
 
 
 class Ensemble(Scorer):
-    """A scorer that averages the probabilities of models with one vocabulary that decode the same batch."""
+    """A scorer that averages the next-token probabilities of models with one vocabulary that decode the same batch."""
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         self.scorers = scorers
@@ -208,5 +211,5 @@ class MeanAttention(AttentiveScorer):
         self.scorers = scorers
 
     def attention(self) -> Tensor:
-        """Return the mean attention of all models to the source, (B, W, S)."""
+        """Return the mean over all models of the newest step's attention to the source, (B, W, S)."""
         return torch.stack([scorer.attention() for scorer in self.scorers]).mean(dim=0)

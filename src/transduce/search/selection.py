@@ -1,4 +1,4 @@
-"""Selection of the continuations that a beam keeps: the best ones, or the best of each of several groups.
+"""Select the continuations that a beam keeps: the best ones, or the best of each of several groups.
 
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t tokens so far.
 """
@@ -22,7 +22,7 @@ Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Reductions(Protocol):
-    """An interface of compiled kernels for reductions over logits (B, W, V)."""
+    """An interface of compiled kernels for top-k and log-sum-exp over logits (B, W, V)."""
 
     def supports(self, logits: Tensor) -> bool:
         """Return whether the compiled reductions support these logits."""
@@ -34,12 +34,15 @@ class Reductions(Protocol):
         """Return the log-sum-exp of each hypothesis's logits, (B, W, 1)."""
 
     def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each hypothesis's `count` greatest logits, their token ids, and the log-sum-exp of its logits."""
+        """Return each hypothesis's `count` greatest logits, their token ids, and the log-sum-exp of its logits.
+
+        Shapes are (B, W, count) twice and (B, W, 1).
+        """
 
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[Quadruple, Quadruple]:
-        """Return the live and the ended candidates as `BestSelection` chooses them, for logits (B, W, V).
+        """Return the live and the ended candidates of a beam as `BestSelection` chooses them, for logits (B, W, V).
 
         Each result consists of parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
         log-sum-exp of the logits is computed. V must be at least 2 × beam_size.
@@ -53,9 +56,9 @@ class _Kernels:
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use these compiled reductions from now on in this process, for all logits that they support.
+    """Use compiled reductions from now on in this process, for all logits that they support; None: PyTorch.
 
-    Return the previous ones; None: PyTorch.
+    Return those that were in use before.
     """
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
@@ -169,7 +172,8 @@ class Step:
     def of_hypotheses(self, hypotheses: slice) -> "Step":
         """Return the data of this step for the hypotheses in the slice `hypotheses` of each sentence.
 
-        Only logits and scores are cut; the tokens stay those of all hypotheses.
+        They are those of one group, for example. Only logits and scores are cut; the tokens stay those of all
+        hypotheses.
         """
         return Step(
             self.logits[:, hypotheses],
@@ -214,7 +218,7 @@ class Selection(Protocol):
 
 
 class BestSelection(Selection):
-    """A selection of the W best continuations of each sentence, as in plain beam search."""
+    """A selection of the W best continuations over all hypotheses of each sentence, as in plain beam search."""
 
     def __init__(self, *, beam_size: int, eos_id: int) -> None:
         self.beam_size = beam_size
@@ -246,7 +250,7 @@ class DiverseSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Return the best continuations of each group, and those that end, one group after another."""
+        """Return the best continuations of each group of the beam, and those that end, one group after another."""
         taken = step.logits.new_zeros(
             len(step.logits), step.logits.shape[-1]
         )  # (B, V), how often each token was chosen
@@ -300,9 +304,10 @@ def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandidates:
-    """Split candidates, sorted best first, into the ended ones among the `beam_size` best, and the best others.
+    """Split candidates, sorted best first, into those that end and the best `beam_size` others.
 
-    There are `beam_size` others. Slots without a candidate get a total of minus infinity.
+    Only the ended ones among the `beam_size` best candidates count. Slots without a candidate get a total of minus
+    infinity.
     """
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
@@ -314,7 +319,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandid
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """Return the candidates of each sentence, padded to `count` with candidates whose score is minus infinity."""
+    """Return the candidates of each sentence, padded to `count` with ones that have a total of minus infinity."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

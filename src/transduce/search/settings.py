@@ -1,4 +1,4 @@
-"""Settings of search and sampling."""
+"""Define and check the settings of search and sampling."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,10 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would e
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
-    """Raise an error if numeric fields of settings hold anything but numbers; convert NumPy numbers to Python's."""
+    """Raise an error if numeric fields of settings hold anything but numbers; convert NumPy numbers in place.
+
+    They become Python's. A boolean is no number here; None is allowed in optional fields.
+    """
     for name, hint in _numbers_of(type(settings)).items():
         value, is_whole = getattr(settings, name), hint is not float
         if value is None and hint not in (int, float):
@@ -56,7 +59,10 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 def _check_penalties(settings: "SearchSettings") -> None:
-    """Raise an error if a penalty of repeated tokens is out of range; beam search refuses negative ones."""
+    """Raise an error if a penalty of repeated tokens is out of range.
+
+    Beam search refuses negative frequency and presence penalties.
+    """
     if not 0.0 < settings.repetition_penalty <= _MAX_TOKEN_PENALTY:
         raise TransduceError(
             f"`repetition_penalty` must be greater than 0 and at most {_MAX_TOKEN_PENALTY}, but is "

@@ -1,4 +1,4 @@
-"""Text and token ids: reading corpora, filtering sentence pairs, tokenization. Imports no torch."""
+"""Read text and convert it to token ids: corpora, filters of sentence pairs, tokenization. Imports no torch."""
 
 from transduce.text.corpus import CorpusFiles, Pair, read_pairs
 from transduce.text.files import LineNotes, decode_lines, read_lines

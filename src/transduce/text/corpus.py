@@ -1,4 +1,4 @@
-"""Reader of parallel corpora: streams sentence pairs from files, in blocks or one by one."""
+"""Read parallel corpora: stream sentence pairs from files of several formats, in blocks or one by one."""
 
 import json
 import math
@@ -30,7 +30,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjs
 
 
 class Pair(NamedTuple):
-    """A source and target sentence with their file and line, counted from 1."""
+    """A source and target sentence with their file and their line in it, counted from 1."""
 
     source: str
     target: str
@@ -44,7 +44,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     source: tuple[str, ...]
     """Files of the source side, or files of pairs (TSV, JSON lines)."""
     target: tuple[str, ...] = ()
-    """Files of the target side, as many as of the source side; empty for files of pairs."""
+    """Files of the target side, as many as of the source side and in the same order; empty for files of pairs."""
     format: Format = "auto"
     """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
     languages: tuple[str, str] | None = None
@@ -94,7 +94,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class PairBlock(NamedTuple):
-    """Consecutive pairs of one file that are processed together."""
+    """Consecutive pairs of one file, at most 8,192, that are read, filtered and tokenized together."""
 
     number: int
     """The index of the block in the whole corpus, from 0."""
@@ -192,11 +192,11 @@ class PairReader:
             raise _empty(path)
 
     def _open(self, path: str) -> LineBlocks:
-        """Open a file; lines that are not UTF-8 are kept, so that the filters can drop and count them."""
+        """Open a file for reading in blocks; lines that are not UTF-8 are kept, for the filters to drop and count."""
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Add a block of `count` pairs, read or skipped, to the totals; return the number of the line after it."""
+        """Add a block of `count` pairs, read or skipped, to the totals; return the number of the next line."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -207,7 +207,10 @@ class PairReader:
     def _split_table(
         self, lines: list[str], first_line: int, layout: "TableLayout", file: int
     ) -> tuple[list[str], list[str]]:
-        """Split tab-separated lines into sources and targets; lines that are not pairs become placeholder texts."""
+        """Split tab-separated lines into sources and targets.
+
+        A line that is no pair becomes a placeholder text on both sides, which the filters drop and count.
+        """
         sources, targets, path = list[str](), list[str](), self._files.source[file]
         for number, text in enumerate(lines, first_line):
             if number == 1 and layout.has_header:
@@ -229,7 +232,7 @@ class PairReader:
         return (source.replace("\n", " "), target.replace("\n", " ")) if found else (source, target)
 
     def _split_objects(self, lines: list[str], first_line: int, file: int) -> PairBlock:
-        """Return the pairs of JSON lines, with their weights and documents as far as the corpus has them."""
+        """Return a block with the pairs of JSON lines, with their weights and documents if the corpus has them."""
         files, path = self._files, self._files.source[file]
         keys = _Keys(self._languages(file), files.weight_field, files.document_field, files.ignored_fields)
         records = [_object(text, f"{path}:{number}", keys, self.notes) for number, text in enumerate(lines, first_line)]
@@ -246,7 +249,11 @@ class PairReader:
         )
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
-        """Count a block's table lines that are not pairs; raise an error if most lines lack exactly two columns."""
+        """Count a block's table lines that are not pairs.
+
+        Raises:
+            TransduceError: more than half of the block's lines do not have exactly two columns.
+        """
         malformed = sources.count(MALFORMED)
         self.notes.skipped_lines += malformed + sources.count(HEADER)
         if 2 * malformed > len(sources):
@@ -268,7 +275,7 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
 
 
 def read_texts(path: str) -> Iterator[str]:
-    r"""Yield the texts under the key "text" of a file of JSON lines, plain or compressed.
+    r"""Yield the texts under the key "text" of a file of JSON lines, plain or compressed; blank lines are skipped.
 
     A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
 
@@ -293,7 +300,10 @@ def read_texts(path: str) -> Iterator[str]:
 
 
 def format_of(path: str, chosen: Format) -> Format:
-    """Return the format of a file: the chosen one, or for "auto" the one of the name's suffix."""
+    """Return the format of a file: the chosen one, or for "auto" the one of the name's suffix, else "lines".
+
+    A suffix of compression such as .gz is ignored.
+    """
     if chosen != "auto":
         return chosen
     return _FORMAT_OF_SUFFIX.get(uncompressed_name(path).suffix.lower(), "lines")
@@ -348,7 +358,11 @@ def _empty(path: str) -> TransduceError:
 
 
 def _pair_format(path: str, chosen: Format) -> Format:
-    """Return the format of a file of pairs; raise an error if its name does not show one."""
+    """Return the format of a file of pairs: the chosen one, or for "auto" the one of the name's suffix.
+
+    Raises:
+        TransduceError: the file holds one side only by its name, or does not exist.
+    """
     chosen = format_of(path, chosen)
     if chosen == "lines":
         if path != "-" and not Path(path).exists():
@@ -372,7 +386,7 @@ _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "tran
 
 
 class TableLayout(NamedTuple):
-    """The properties of a file of tab-separated pairs: whether it has a header line, and whether fields are quoted."""
+    """The properties of a file of tab-separated pairs that decide how its lines are split."""
 
     has_header: bool = False
     """True if the first line names the columns."""
@@ -381,7 +395,7 @@ class TableLayout(NamedTuple):
 
 
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
-    """Return whether a file of tab-separated pairs has a header and quoted fields, judged by its first 1,000 lines.
+    """Return whether a file of tab-separated pairs has a header and quoted fields, as its first 1,000 lines show.
 
     Fields are quoted as in CSV if each field that begins with a quote also ends with one. In addition, either all
     fields must begin with a quote, or each quoted field must contain a doubled quote or a tab. The first line is a
@@ -405,7 +419,10 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
 
 
 def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:
-    """Return whether two fields of a table are names of columns (language codes or usual names), not texts."""
+    """Return whether two fields of a table's first line are names of columns (language codes, usual names), not texts.
+
+    `languages` are the corpus's languages, whose codes count in any form.
+    """
     first = tuple(name.strip().casefold() for name in names)
     return first[0] != first[1] and (
         all(name in (*_SOURCE_NAMES, *_TARGET_NAMES) for name in first)
@@ -458,7 +475,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The keys that JSON objects may have besides those of the texts: weight, document and ignored keys."""
+        """The keys that a JSON object may have besides those of its texts: weight, document and ignored keys."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
@@ -536,7 +553,11 @@ _MAX_WEIGHT = 1e6
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
-    """Record where each unused JSON field first occurs; refuse a field of weights that the settings do not name."""
+    """Record in `notes` where each unused JSON field first occurs.
+
+    Raises:
+        TransduceError: a field is named as one of weights, but the settings do not name it.
+    """
     if not record.keys() - used:
         return
     for name in record:
@@ -555,7 +576,7 @@ def _keys(record: dict[str, object]) -> str:
 
 
 def read_record(line: str, where: str) -> dict[str, object]:
-    """Return the JSON object of a line; `where` is its file and line for error messages.
+    """Return the JSON object of a line; `where` is its file and line, for error messages.
 
     Raises:
         TransduceError: the line is not a JSON object.
@@ -571,7 +592,10 @@ def read_record(line: str, where: str) -> dict[str, object]:
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    """Return the JSON object of a line whose only faults are lone surrogates or bytes that are not UTF-8, else None."""
+    """Return the JSON object of a line whose only faults are lone surrogates or bytes that are not UTF-8.
+
+    The result is None if it has other faults.
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

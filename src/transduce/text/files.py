@@ -1,4 +1,4 @@
-"""Reader of the lines of a text file, one by one or in blocks.
+"""Read the lines of a text file, plain or compressed, one by one or in blocks.
 
 Text is split only at line feeds: U+2028, U+0085 or a carriage return inside a line are characters of that line.
 """
@@ -96,7 +96,7 @@ class LineNotes:
 
 
 def is_decodable(text: str) -> bool:
-    """Return whether a text has no lone surrogates, which represent invalid UTF-8 bytes or lone JSON escapes."""
+    """Return whether a text has no lone surrogates, which represent bytes that are not UTF-8 or lone JSON escapes."""
     return _SURROGATE.search(text) is None
 
 
@@ -124,7 +124,7 @@ def decode_lines(
 
 
 class LineBlocks:
-    """A reader of the lines of a file in blocks, several times as fast as one by one; used in a ``with`` statement.
+    """A reader of the lines of a file in blocks, several times as fast as line by line; used in a ``with`` statement.
 
     Lines, notes and errors are those of ``read_lines``.
     """
@@ -152,7 +152,11 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, max_lines: int) -> list[str]:
-        """Return the next ``max_lines`` lines of the file, or all that are left."""
+        """Return the next ``max_lines`` lines of the file, or all that are left; an empty list at its end.
+
+        Raises:
+            TransduceError: the file, or a line of it, cannot be read.
+        """
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, max_lines))
@@ -160,7 +164,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, max_lines: int) -> int:
-        """Skip up to ``max_lines`` lines of the file without decoding them, and return their number."""
+        """Skip up to ``max_lines`` lines of the file without decoding them, and return how many were skipped."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, max_lines))
@@ -183,7 +187,11 @@ class _Decoder:
         self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
-        """Return the text of a line of bytes without its line feed."""
+        """Return the text of the file's next line, bytes with its line feed, without the line feed.
+
+        Raises:
+            TransduceError: the line is not UTF-8 and such lines are not kept, or there are too many of them.
+        """
         line = self._without_mark(raw)
         try:
             text = line.decode("utf-8")
@@ -211,7 +219,10 @@ class _Decoder:
             )
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """Return the texts of many lines of bytes without their line feeds."""
+        """Return the texts of the file's next lines, bytes with their line feeds, without the line feeds.
+
+        Errors are those of `decode_line`; decoding many lines at once is faster.
+        """
         if not raw_lines:
             return []
         content = b"".join(raw_lines)
@@ -228,7 +239,7 @@ class _Decoder:
         return text.removesuffix("\n").split("\n")
 
     def skip(self, raw_lines: Sequence[bytes]) -> None:
-        """Count lines without decoding them, and advance the file offset."""
+        """Count the file's next lines without decoding them, so that later errors name the right line and offset."""
         self.skipped += len(raw_lines)
         self.lines += len(raw_lines)
         self._offset += sum(map(len, raw_lines))
@@ -241,7 +252,7 @@ class _Decoder:
             )
 
     def _without_mark(self, content: bytes) -> bytes:
-        """Return a file's content without a byte order mark at its start, which is counted."""
+        """Return bytes without a byte order mark, which is counted, if they begin the file; otherwise unchanged."""
         if self.lines or not content.startswith(_BYTE_ORDER_MARK):
             return content
         self._notes.byte_order_marks += 1
@@ -258,7 +269,10 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
-    """Convert errors raised while reading a file to TransduceErrors; ``taken`` are lines read but not yet counted."""
+    """Convert errors raised while a file is read to TransduceErrors that name the file and, if it is broken, the line.
+
+    ``taken`` are lines that were read but that the decoder has not counted yet.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -335,7 +349,7 @@ def open_uncompressed(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def uncompressed_name(path: str | Path) -> Path:
-    """Return a path without the suffix of a compressed file: a.tsv for a.tsv.gz."""
+    """Return a path without the suffix of a compressed file, if it has one: a.tsv for a.tsv.gz."""
     path = Path(path)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 

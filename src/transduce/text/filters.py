@@ -1,4 +1,4 @@
-"""Filters that drop unsuitable sentence pairs from training, and the report on them."""
+"""Filter unsuitable sentence pairs out of training, and report how many were dropped and why."""
 
 import hashlib
 import re
@@ -88,7 +88,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """"file:line" of the first pair dropped for each reason."""
+    """"file:line" of the first pair dropped, by reason."""
     carriage_returns: int = 0
     """Carriage returns removed at line ends."""
     byte_order_marks: int = 0
@@ -125,7 +125,10 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone whether to drop it; `pair_digest` finds duplicates."""
+    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths.
+
+    Duplicates are found by `pair_digest` instead.
+    """
 
     def __init__(self, settings: FilterSettings, *, line_feeds: bool = False) -> None:
         """Create a filter; with `line_feeds`, texts may have line feeds, for which the vocabulary has a token."""
@@ -145,7 +148,7 @@ class PairFilter:
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def is_target_reason(self, reason: str, source: str) -> bool:
-        """Return whether only the target's text causes a reason that `text_reason` returned."""
+        """Return whether only the target is at fault in a pair that `text_reason` drops for this reason."""
         return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:

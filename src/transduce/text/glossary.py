@@ -1,4 +1,4 @@
-"""Glossaries: terms with required translations, finding them in texts and checking translations."""
+"""Use glossaries: terms with required translations, which are found in texts and checked in translations."""
 
 import re
 import unicodedata
@@ -17,17 +17,20 @@ from transduce.text.languages import is_word_character, unspaced_characters
 
 
 def normalize_for_comparison(text: str) -> str:
-    """Return the text normalized for comparison: composed (NFC), with single spaces."""
+    """Return the text with composed characters (NFC) and single spaces, none at its ends, so that phrases are found."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def is_spaced_word_character(character: str) -> bool:
-    """Return whether a character belongs to a word in a script with spaces between words."""
+    """Return whether a character is part of a word in a script with spaces between words."""
     return is_word_character(character) and not unspaced_characters(character)
 
 
 def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
-    """Return whether a part of a text starts and ends at word boundaries, which exist only in scripts with spaces."""
+    """Return whether the part of a text from `start` to `end` starts and ends at word boundaries.
+
+    In scripts without spaces, every position is one.
+    """
     continues_before = start > 0 and is_spaced_word_character(text[start]) and is_spaced_word_character(text[start - 1])
     continues_after = (
         end < len(text) and is_spaced_word_character(text[end - 1]) and is_spaced_word_character(text[end])
@@ -36,12 +39,15 @@ def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
 
 
 def contains_phrase(text: str, phrase: str) -> bool:
-    """Return whether a text contains a phrase, with matching case; no text contains an empty phrase."""
+    """Return whether a text contains a phrase as whole words, with matching case; no text contains an empty phrase."""
     return any(True for _ in occurrences(normalize_for_comparison(text), normalize_for_comparison(phrase)))
 
 
 def occurrences(text: str, phrase: str) -> Iterator[int]:
-    """Yield the positions at which a phrase starts in a text; none for an empty phrase."""
+    """Yield the positions at which a phrase starts in a text, as whole words in scripts with spaces.
+
+    An empty phrase has none.
+    """
     start = text.find(phrase) if phrase else -1
     while start >= 0:
         if ends_at_word_boundaries(text, start, start + len(phrase)):
@@ -124,7 +130,7 @@ class Glossary:
         return list({term.source: term for _, _, term in self.occurrences(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
-        """Return a copy of a text from which all occurrences of a term are removed."""
+        """Return a text, normalized for comparison, from which all occurrences of a term are removed."""
         text, rest, before = normalize_for_comparison(text), "", 0
         for start, end, match in self.occurrences(text):
             if match == term:
@@ -142,6 +148,12 @@ class Glossary:
 
     places = renamed_attribute("places", "occurrences")
 
+    def term_of(self, text: str) -> Term | None:
+        """Return the term that a text consists of, apart from spaces at its ends; None if it is not exactly a term."""
+        text = normalize_for_comparison(text)
+        term, length = self._term_at(text, 0) if text else (None, 0)
+        return term if length == len(text) else None
+
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """Return the longest term at a position of a text, with its length in characters; None and 1 without a term."""
         lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
@@ -149,11 +161,11 @@ class Glossary:
             part = text[start : start + length]
             term = self._terms.get(part) or self._terms.get(part.lower())
             if term is not None and ends_at_word_boundaries(text, start, start + length):
-                return term, length
+                return term, len(part)  # shorter at the end of the text
         return None, 1
 
     def missing(self, source: str, translation: str) -> list[Term]:
-        """Return the terms of a source that occur in no permitted form in its translation."""
+        """Return the terms of a source text that occur in no permitted form in its translation."""
         return [
             term for term in self.find(source) if not any(contains_phrase(translation, form) for form in term.forms)
         ]
@@ -163,7 +175,7 @@ _OTHER_SEPARATOR = re.compile(r"[,;=|\uff0c\uff1b\u3001]|->|→")  # in files th
 
 
 def read_glossary(path: Path) -> Glossary:
-    """Read a glossary file: each line has a source term, a tab and its translation; further tabs separate alternatives.
+    """Read a glossary file: each line has a source term, a tab and its translation; more tabs separate alternatives.
 
     A term alone in its line stays unchanged in translation. Empty lines are ignored.
 

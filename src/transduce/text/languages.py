@@ -1,4 +1,4 @@
-"""Language codes and scripts, language identification, and detection of texts in an unexpected language."""
+"""Handle language codes and scripts, identify languages, and detect texts in an unexpected language."""
 
 import math
 import os
@@ -50,7 +50,10 @@ _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this 
 
 
 def main_script(line: str) -> str | None:
-    """Return the script of most letters of a line; None if it has hardly any letters."""
+    """Return the script of most letters of a line, such as "Latin"; None if it has fewer than two letters.
+
+    A Chinese character counts as three letters.
+    """
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
     counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
@@ -60,7 +63,7 @@ def main_script(line: str) -> str | None:
 
 
 def script_of(language: str) -> str:
-    """Return the script of a language by its code; Latin if the code is unknown."""
+    """Return the script that a language is written in, by its code; Latin if the code is not in the table."""
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
 
 
@@ -84,7 +87,10 @@ def sentence_script(text: str) -> str | None:
 
 
 def is_written_in(language: str, script: str) -> bool:
-    """Return whether a language may be written in a script; some languages have several scripts."""
+    """Return whether a language may be written in a script, such as "Cyrillic"; some languages have several scripts.
+
+    For those, the result is True.
+    """
     return base_code(language) in _UNCERTAIN or script_of(language) == script
 
 
@@ -121,7 +127,10 @@ UNSPACED_LANGUAGES = frozenset((*CHINESE, *JAPANESE, *SOUTHEAST_ASIAN))
 
 
 def language_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the language code that ends a file's name before any .gz or the like: train.zh.gz → zh, a.txt → None."""
+    """Return the language code that ends a file's name, before a suffix such as .gz: zh for train.zh.gz.
+
+    The result is None if the name ends otherwise, as a.txt does.
+    """
     _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
 
@@ -152,7 +161,7 @@ def is_in_large_script(text: str) -> bool:
 
 
 def is_unspaced_character(character: str) -> bool:
-    """Return whether a character is of a script without spaces between words, which excludes Hangul."""
+    """Return whether a character is of a script without spaces between words, such as Han or Thai, but not Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
@@ -168,7 +177,7 @@ def is_word_character(character: str) -> bool:
 
 
 def unspaced_characters(text: str) -> list[str]:
-    """Return the characters of a text that belong to scripts with many characters or no spaces, in order."""
+    """Return the characters of a text in scripts with many characters or without spaces (Hangul too), in order."""
     return _LARGE_SCRIPT.findall(text)
 
 
@@ -200,11 +209,11 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def unknown_probability(self) -> float:
-        """The probability of an n-gram without a count: equal for all languages, whatever their amount of text."""
+        """The probability of an n-gram that a profile lacks: equal for all languages, whatever their amount of text."""
         return 0.5 / max(1, *self.totals.values())
 
     def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
-        """Return each language's probability with a uniform prior, most likely first.
+        """Return the probability that a text is in each language, most likely first, with a uniform prior.
 
         Args:
             text: a text of any length; one without letters gives equal probabilities.
@@ -226,7 +235,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
-        """Return the language profiles as the content of a file in a model folder."""
+        """Return the language profiles as JSON, the content of the file `FILE_NAME` in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
 
     def save(self, folder: str | Path) -> None:
@@ -277,7 +286,7 @@ def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRA
 
 
 def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
-    """Combine the languages of several profiles; for a language in more than one, the first is used."""
+    """Combine the languages of several profiles into one; for a language in more than one, the first is used."""
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
@@ -304,7 +313,10 @@ def _most_frequent(counts: Counter[str], kept: int) -> dict[str, int]:
 
 
 def _ngrams(text: str) -> Iterator[str]:
-    """Yield n-grams of letters including spaces around words, such as " I "; digits and punctuation are ignored."""
+    """Yield the n-grams (n = 1 to 3) of a text's letters in lower case, including spaces around words, such as " i ".
+
+    Digits and punctuation count as spaces; a single space is no n-gram.
+    """
     words = _NOT_LETTERS.sub(" ", text.lower()).strip()
     letters = f" {words} "
     for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
@@ -418,7 +430,7 @@ _PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 
 
 def base_code(language: str) -> str:
-    """Return the language of a code without its script and region, such as zh for zh-Hans."""
+    """Return the language of a code in lower case, without its script and region, such as zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
 
 
@@ -473,7 +485,10 @@ def detect_other_language(text: str, language: str) -> str | None:
 
 
 def is_long_enough(text: str) -> bool:
-    """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters."""
+    """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters.
+
+    In Thai, these are twelve letters.
+    """
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     return _is_long_enough(main_script, counts[main_script], _words(text))
@@ -501,7 +516,10 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
 
 
 def _is_clear_script(text: str, script: str) -> bool:
-    """Return whether a short text has enough letters of a script to rule out languages with other scripts."""
+    """Return whether a short text has enough letters of a script to rule out languages that are written in others.
+
+    These are two letters, or in Latin two words, one of them in lower case.
+    """
     if script != "Latin":
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
     # Names in Latin letters occur in texts of all scripts, but have capital letters.
@@ -524,9 +542,10 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the code of the language whose frequent words a Latin text has; None if it may be the expected language.
+    """Return the code of the language whose frequent words a text in Latin letters has.
 
-    Words that are frequent in both languages do not count, and repeated words count once.
+    The result is None if it may be the expected language, or if there are no frequent words for that. Words that are
+    frequent in both languages do not count, and repeated words count once.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None
@@ -539,7 +558,10 @@ def _other_latin(words: list[str], expected: str) -> str | None:
 
 
 def _other_profile(words: list[str], expected: str) -> str | None:
-    """Return the name of a language whose n-grams fit the words far better than the expected one's, or None."""
+    """Return the name of a language whose n-grams fit the words far better than those of the expected language.
+
+    The result is None if there is none, or no profile of the expected language.
+    """
     codes, logs_by_ngram = _common_log_probabilities()
     if expected not in codes:
         return None
@@ -559,7 +581,7 @@ def _other_profile(words: list[str], expected: str) -> str | None:
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
-    """Return how many words are frequent in `language` but not in `expected`, and how many the other way around."""
+    """Return how many of these words are frequent in `language` but not in `expected`, and how many vice versa."""
     found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
     return len(found - expected_found), len(expected_found - found)
 

@@ -1,4 +1,4 @@
-"""Readers of sentence pairs from CSV, Parquet, Arrow, Hugging Face datasets, TMX, and Python objects.
+"""Read sentence pairs from CSV, Parquet, Arrow, Hugging Face datasets, TMX, and Python objects.
 
 Each yields pairs of texts, which training first writes to JSON lines. The packages that some need are imported on use.
 """
@@ -31,7 +31,7 @@ _INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these el
 
 
 class Columns(NamedTuple):
-    """The columns, keys or languages of a table that hold the source and target texts, weights and document names."""
+    """The columns, keys or languages of a table that hold source and target texts, weights and document names."""
 
     names: tuple[str, str] | None = None
     """The columns of source and target; None: columns named by the languages, or with usual names such as `source`."""
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     """The name of the column that names the document of each pair; None: documents have no names."""
 
     def check_more(self, names: Sequence[str], where: str) -> None:
-        """Check that the names of a table's columns include those of weights and documents, if these are set.
+        """Check that a table has the columns of weights and documents that are set, by the names of its columns.
 
         Raises:
             TransduceError: the table lacks one; the message begins with `where`.
@@ -58,7 +58,7 @@ class Columns(NamedTuple):
                 )
 
     def more(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the values of a row's weight and document columns by column name, as far as these columns are set.
+        """Return the values of a row's weight and document columns by column name, without those that are not set.
 
         Raises:
             TransduceError: the weight is missing, or not a number of at least 0.
@@ -80,7 +80,7 @@ class PairRow(NamedTuple):
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
-    """Return the format of a file of pairs that must be converted to JSON lines; None for a file that is read as it is.
+    """Return the format of a file of pairs that must be converted to JSON lines; None for a file that is read directly.
 
     Args:
         path: the file, or a folder of a dataset.
@@ -97,7 +97,7 @@ def table_format(path: str, format: Format = "auto", *, has_columns: bool = Fals
 
 
 def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[PairRow]:
-    """Yield the sentence pairs of a file in a format such as CSV or TMX.
+    """Yield the sentence pairs of a file in a format such as CSV, Parquet or TMX.
 
     Raises:
         TransduceError: the file cannot be read, a package is missing, or no columns or languages fit.
@@ -140,7 +140,16 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:
-    """Yield the pair of each row, which is a mapping by column names or a sequence of two texts."""
+    """Yield the pair of each row, which is a mapping by column names or a sequence of two texts.
+
+    Args:
+        batches: the rows, in any number of batches.
+        columns: which columns hold the texts.
+        where: the name of the file or argument, for messages.
+
+    Raises:
+        TransduceError: there is no row, a row has not two texts, or no columns fit.
+    """
     keys: tuple[str, str] | None = None
     number = 0
     for batch in batches:
@@ -172,7 +181,9 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 
 
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
-    """Return the names of the columns of a table that hold source and target.
+    """Return the names of a table's columns that hold source and target.
+
+    They are those that are set, those named by the languages, or those with usual names, or else the only two.
 
     Raises:
         TransduceError: the specified columns do not exist, or none are specified and none of the known names fit.
@@ -235,7 +246,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
 
 
 def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
-    """Yield the rows of a Parquet or Arrow file or of a datasets folder, as mappings."""
+    """Yield batches of rows, as mappings by column name, of a Parquet, Arrow or JSON-lines file or datasets folder."""
     if not Path(path).exists():
         raise TransduceError(f"{path} does not exist: check the file's name.")
     try:
@@ -348,7 +359,10 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text with a language code, or else one with a code of the same language, such as de-DE for de."""
+    """Return the text with a language code, or else one with a code of the same language, such as de-DE for de.
+
+    Without either, the result is None.
+    """
     code = language.casefold().replace("_", "-")
     if code in texts:
         return texts[code]

@@ -1,4 +1,4 @@
-"""Find spans of texts that translation must not change: placeholders, tags, URLs, file names, long numbers, emoji.
+"""Find spans of texts that translation must not change: placeholders, tags, URLs, file names, numbers, emoji.
 
 Every expression is linear in the length of a text: it starts only where a run of its characters starts, and repeats
 are possessive or bounded. Servers search texts of unknown origin.
@@ -60,7 +60,7 @@ _ATTRIBUTE = r"""\s++[\w:.-]++(?:\s*+=\s*+(?:"[^"<>]*+"|'[^'<>]*+'|[^\s"'<>=]++)
 
 
 def _any_of(words: str) -> str:
-    """Return an expression that matches any of the words, longer ones first."""
+    """Return a regular expression that matches any of the words, which spaces separate; longer ones are tried first."""
     return "|".join(map(re.escape, sorted(words.split(), key=len, reverse=True)))
 
 
@@ -131,7 +131,10 @@ _BEFORE_BRACES = "$#%@"
 
 
 def _brace_spans(text: str) -> Iterator[Span]:
-    """Yield the spans of placeholders, templates and ICU messages in braces, with a sign such as $ before them."""
+    """Yield the spans of placeholders, templates and ICU messages in braces, with a sign such as $ before them.
+
+    Other text in braces, and text without a closing brace, is left out.
+    """
     opened: list[int] = []
     balanced: list[Span] = []
     for match in _BRACE.finditer(text):
@@ -180,7 +183,7 @@ def _call_spans(text: str) -> Iterator[Span]:
 
 
 def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile a user's regular expressions for protected spans.
+    """Compile a user's regular expressions for protected spans, and check that none matches an empty text.
 
     Raises:
         TransduceError: an expression is invalid, or matches an empty text.
@@ -243,7 +246,10 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return, in order, all spans of `first`, which are disjoint, and those of `others` that overlap none of these."""
+    """Return, in order, all spans of `first`, which must be disjoint, and those of `others` that overlap none of them.
+
+    Of overlapping spans in `others`, the one that begins first is kept.
+    """
     kept, free = list(first), disjoint(others)
     if not kept:
         return free
@@ -258,7 +264,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without any that begins in an earlier one; of spans at one offset, the longest is kept."""
+    """Return spans in order without any that begins inside an earlier one; of several at one offset, the longest."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:
@@ -277,7 +283,10 @@ def _matches(text: str) -> Iterator[Span]:
 
 
 def _is_trailing(text: str, start: int, end: int) -> bool:
-    """Return whether the last character of `text[start:end]`, a protected match, belongs to the sentence around it."""
+    """Return whether the last character of `text[start:end]`, a protected match, belongs to the sentence around it.
+
+    It does if it is a closing bracket without an opening one, or punctuation after most kinds of matches.
+    """
     last = text[end - 1]
     if last in _BRACKETS:
         return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)
@@ -285,7 +294,7 @@ def _is_trailing(text: str, start: int, end: int) -> bool:
 
 
 def _is_short_number(number: str) -> bool:
-    """Return whether a match is a number that a model translates well, such as 30 or 2,500."""
+    """Return whether a match is a number that a model translates well unprotected, such as 30 or 2,500."""
     digits = sum(character.isdigit() for character in number)
     is_plain = all(character.isdigit() or character in "+.,:/-" for character in number)
     return is_plain and digits < _MANY_DIGITS and _DOTTED.fullmatch(number) is None

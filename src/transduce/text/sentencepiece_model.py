@@ -1,4 +1,4 @@
-"""Training and editing of sentencepiece models, with the same result on every run and machine."""
+"""Train and edit sentencepiece models, with the same result on every run and machine."""
 
 import io
 import re
@@ -72,7 +72,7 @@ def is_bpe(model_bytes: bytes) -> bool:
 
 
 def is_by_character(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model is a character model, in which every character is a piece."""
+    """Return whether a sentencepiece model is a character model, in which every character is a piece (token)."""
     return _model_type(model_bytes) == bytes([_CHARACTER])
 
 
@@ -99,7 +99,7 @@ def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
 
 
 def replaces_characters(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model rewrites characters before it tokenizes, as its default rules do."""
+    """Return whether a sentencepiece model rewrites characters before it tokenizes, as sentencepiece's defaults do."""
     return bool(_part(model_bytes, _MODEL_NORMALIZER).get(_CHARACTER_MAP))
 
 
@@ -118,7 +118,7 @@ def is_plain(model_bytes: bytes) -> bool:
 
 
 def padding_name(model_bytes: bytes) -> str:
-    """Return the name that a sentencepiece model sets for the padding token, even if it has no such token."""
+    """Return the name that a sentencepiece model sets for the padding token, even if it lacks one; else "<pad>"."""
     return _part(model_bytes, _MODEL_TRAINER).get(_PAD_NAME, b"<pad>").decode()
 
 
@@ -160,7 +160,10 @@ def _encode_varint(value: int) -> bytes:
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
-    """Return a sentencepiece model with each score rounded to a multiple of 2 ** -fraction_bits."""
+    """Return a sentencepiece model with the score of each piece rounded to a multiple of 2 ** -fraction_bits.
+
+    Sums of such scores are exact, so that every implementation breaks ties equally.
+    """
     rounded = bytearray(model_bytes)
     for piece in _piece_fields(model_bytes):
         for field in _fields(model_bytes, piece.start, piece.stop):
@@ -277,7 +280,7 @@ def is_symbol(text: str) -> bool:
 
 
 def check_symbols(symbols: Sequence[str]) -> None:
-    """Refuse symbols that a vocabulary cannot have.
+    """Refuse user symbols, tokens that are never split, that a vocabulary cannot have.
 
     Raises:
         TransduceError: a symbol is empty, occurs twice, or has a space, a comma or ▁.
@@ -355,7 +358,10 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
 
 
 def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines, splitting long ones, preferably at spaces, and replacing NULs, which the trainer refuses."""
+    """Yield lines, splitting those of more than 1,000 characters, preferably at spaces.
+
+    NULs, which the trainer refuses, and line feeds become spaces.
+    """
     for line in lines:
         line = line.replace("\x00", " ").replace("\n", " ")
         while len(line) > _MAX_LINE_CHARACTERS:

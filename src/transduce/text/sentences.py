@@ -1,4 +1,4 @@
-"""Splitting of running text into sentences and documents, and of long texts into parts that a model can read.
+"""Split running text into sentences and documents, and long texts into parts that a model can read.
 
 A document is a list of sentences in order. In a hard-wrapped file (a book) a line ends where the next word would not
 have fitted, sentences end anywhere in a line, an empty line ends a paragraph, and the file is one document. In any
@@ -64,7 +64,10 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield the parts of a span, each as long as fits, split at the points of `_SPLIT_POINTS` from `level` on."""
+    """Yield the parts of a span, each as long as fits, split at sentence ends, commas, spaces, or anywhere.
+
+    `level` is the index of the kind of split point that is tried first.
+    """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
         yield span
@@ -84,7 +87,7 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> It
 
 
 def _cut(text: str, span: Span, points: re.Pattern[str]) -> list[Span]:
-    """Split a span of a text after each match of `points`, and return the resulting spans."""
+    """Split a span of a text after each match of the expression `points`, and return the resulting spans."""
     ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
     edges = [span.start, *ends, span.end]
     return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
@@ -134,7 +137,7 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of one document, whose lines may be hard-wrapped."""
+    """Return the sentences of one document, a text whose lines may be hard-wrapped."""
     lines = text.split("\n")
     if is_hard_wrapped(lines):
         return _wrapped_sentences(lines, lines)
@@ -165,9 +168,10 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Return whether text was wrapped by width: lines end where the next word does not fit, sentences end within lines.
+    """Return whether text was wrapped by width, so that sentences continue across its lines.
 
-    Sentences that end within lines distinguish prose from a list, whose lines may be about equally long.
+    Then lines end where the next word does not fit, and sentences end within lines. The latter distinguishes prose from
+    a list, whose lines may be about equally long.
     """
     followed = _consecutive_lines(lines)
     if len(followed) < 2:
@@ -192,7 +196,10 @@ def _width(followed: Sequence[tuple[str, str]]) -> int:
 
 
 def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether more sentences end within lines than at line ends; `followed` are pairs of consecutive lines."""
+    """Return whether more sentences end within lines than at line ends; `followed` are pairs of consecutive lines.
+
+    Few lines may begin with a capital letter or digit after a line that ends no sentence.
+    """
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))
@@ -206,13 +213,13 @@ def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
 
 
 def _first_word(line: str) -> int:
-    """Return the length of a line's first word; 0 in a script without spaces, which wraps at any character."""
+    """Return the length of a line's first word in characters; 0 in scripts without spaces, which wrap anywhere."""
     word = line.split(maxsplit=1)[0]
     return 0 if is_unspaced_character(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
-    """Yield paragraphs, each as one line: text between empty lines, with one space for each line end.
+    """Yield paragraphs of a hard-wrapped text, each as one line: text between empty lines, a space for each line end.
 
     No space is inserted after a dash, which may join two words, or in a script without spaces.
 
@@ -259,12 +266,18 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def sentence_ends(text: str, *, before_small: bool = False) -> list[int]:
-    """Return the offsets after the sentences of a text; with `before_small`, also sentences before a small letter."""
+    """Return the offsets after the sentences of a text, except that of its end without a mark.
+
+    With `before_small`, a mark before a small letter ends a sentence too.
+    """
     return list(_find_ends(text, before_small=before_small))
 
 
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
-    """Yield the offsets after the sentences of a text; with `before_small`, also sentences before a small letter."""
+    """Yield the offsets after the sentences of a text, except that of its end without a mark.
+
+    With `before_small`, a mark before a small letter ends a sentence too.
+    """
     start = 0
     for match in _END.finditer(text):
         stop = match.end()
@@ -428,7 +441,7 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
 
 
 class _SentenceFinder:
-    """A classifier of a text's punctuation marks, which decides whether a mark ends a sentence."""
+    """A classifier of a text's punctuation marks, which decides for each whether it ends a sentence."""
 
     def __init__(self, text: str, language: str | None) -> None:
         self.text = text
@@ -515,7 +528,15 @@ class _SentenceFinder:
         return True
 
     def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
-        """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item."""
+        """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item.
+
+        Args:
+            number: the digits before the full stop.
+            start: the offset where the sentence begins.
+            before: the end of the sentence, before the full stop.
+            following: the text after the full stop.
+            is_starter: True if the word after it often begins sentences.
+        """
         if len(number) > 3:
             return True
         is_first = self.text[start : start + _REACH].lstrip().startswith(f"{number}.") and not before.strip(
@@ -552,7 +573,7 @@ _MIN_WORDS, _MIN_CHARACTERS = 3, 4
 
 
 def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None:
-    """Return the numbers of sentences of a source and its translation if the translation surely has fewer, else None.
+    """Return the numbers of sentences of a source and of its translation if the latter surely has fewer; else None.
 
     The source's number is a lower bound: short sentences, quotations and ellipses do not count. The translation's is an
     upper bound: semicolons, colons and dashes count too. Abbreviations, initials and decimals end no sentence.

@@ -252,7 +252,7 @@ class Span(NamedTuple):
 
 
 def describe_spans(tags: Iterable[str]) -> bool:
-    """Return whether a set of tags describes spans: every tag is O or of a form such as B-PER, and not all are O."""
+    """Return whether tags describe spans: every tag is O or of a form such as B-PER, and not all are O."""
     others = set(tags) - {_OUTSIDE}
     return bool(others) and all(map(_SPAN_TAG.fullmatch, others))
 

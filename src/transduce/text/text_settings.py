@@ -1,4 +1,7 @@
-"""Settings for texts to translate as people write them: several sentences in a line, indentation, placeholders."""
+"""Define settings for texts to translate as people write them, and measure the lines that a model was trained on.
+
+Such texts have several sentences in a line, indentation, and placeholders.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,13 +55,13 @@ _FORMAT_VERSION = 1
 
 
 class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measurements of the source lines that a model was trained on, as stored in its folder."""
+    """Measurements of the source lines that a model was trained on, to decide how texts are split."""
 
     format_version: int = _FORMAT_VERSION
     multi_sentence_share: float
-    """The share of lines with several sentences."""
+    """The share of lines with several sentences, from 0 to 1."""
     wordless_share: float
-    """The share of lines without a letter."""
+    """The share of lines without a letter, from 0 to 1."""
     tokens: int
     """The number of tokens that 99 % of the lines do not exceed."""
 
@@ -90,7 +93,7 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def content(self) -> bytes:
-        """Return the measurements as the content of a file in a model folder."""
+        """Return the measurements as JSON, the content of the file `FILE_NAME` in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
 
     @classmethod

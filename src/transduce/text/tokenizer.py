@@ -1,4 +1,7 @@
-"""The tokenizer of a model: a vocabulary for the source side and one for the target side, often the same."""
+"""Tokenize texts for a model: a vocabulary for the source side and one for the target side, often the same.
+
+The vocabularies can also be written as Hugging Face's tokenizer files.
+"""
 
 import copy
 import hashlib
@@ -42,7 +45,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Tokenizer:
-    """The vocabularies of the source and target side; both are one object if the vocabulary is joint."""
+    """The tokenizer of a model: the vocabularies of source and target side, one object if the vocabulary is joint."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
         """Create a tokenizer.
@@ -81,7 +84,7 @@ class Tokenizer:
         return cls(learn(0, 1)) if settings.joint else cls(learn(0), learn(1))
 
     def for_target(self, language: str) -> "Tokenizer":
-        """Return a tokenizer whose source sentences start with the token of a target language.
+        """Return a copy of the tokenizer whose source sentences start with the token of a target language.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -91,7 +94,7 @@ class Tokenizer:
         return tokenizer
 
     def for_tag(self, tag: str) -> "Tokenizer":
-        """Return a tokenizer whose source sentences start with the token of a tag.
+        """Return a copy of the tokenizer whose source sentences start with the token of a tag, such as a domain.
 
         Raises:
             TransduceError: the vocabulary has no token for the tag.
@@ -107,7 +110,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that determines the ids."""
+        """The SHA-256 (hexadecimal) of all that determines the ids, to recognize models with one tokenizer."""
         digest = hashlib.sha256(self._card())
         for vocabulary in self._vocabularies():
             digest.update(hashlib.sha256(vocabulary.model_bytes).digest())
@@ -155,7 +158,10 @@ class Tokenizer:
 
 
 def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the placeholder tokens that both vocabularies of a tokenizer have."""
+    """Return the placeholder tokens, which stand for protected text, that both vocabularies of a tokenizer have.
+
+    If a model was trained without placeholders, there are none.
+    """
     sides = {id(side): side for side in (tokenizer.source, tokenizer.target)}.values()
     return tuple(token for token in PLACEHOLDER_TOKENS if all(side.has_special_token(token) for side in sides))
 
@@ -201,7 +207,10 @@ _MAX_LEADING_SPACES = 1_000
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
-    """Return the content of tokenizer.json, whose ids equal the vocabulary's; the end symbol is appended."""
+    """Return the content of Hugging Face's tokenizer.json, whose ids equal the vocabulary's.
+
+    The end symbol is appended to every text.
+    """
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
     return {
@@ -228,7 +237,7 @@ def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str,
 
 
 def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
-    """Return the content of special_tokens_map.json."""
+    """Return the content of Hugging Face's special_tokens_map.json: the padding, end and unknown tokens."""
     return {
         "pad_token": vocabulary.token(vocabulary.pad_id),
         "eos_token": vocabulary.token(vocabulary.eos_id),
@@ -271,10 +280,10 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
 
 
 def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Return the `pre_tokenizer` of a tokenizer.json, which splits before each ▁ or, if a piece has several, each run.
+    """Return the `pre_tokenizer` of a tokenizer.json, which splits a text before each ▁ or each run of them.
 
-    It also isolates user-defined symbols. Names of special tokens, such as `</s>`, are split so that they match no
-    token; BPE without user-defined symbols needs no such split.
+    Runs count if a piece has several ▁. It also isolates user-defined symbols. Names of special tokens, such as `</s>`,
+    are split so that they match no token; BPE without user-defined symbols needs no such split.
 
     Args:
         pieces: the pieces of the vocabulary.

@@ -1,4 +1,4 @@
-"""Constituency trees: Penn Treebank brackets, cleaning, drawing, and linearization for sequence-to-sequence models."""
+"""Read, clean, draw and linearize constituency trees, for parsers that are sequence-to-sequence models."""
 
 import re
 from collections import Counter
@@ -48,12 +48,12 @@ class Tree(NamedTuple):
 
 
 def escape_word(word: str) -> str:
-    """Escape a word for use in brackets: ( becomes -LRB-."""
+    """Return a word escaped for use in brackets, as treebanks do: ( becomes -LRB-."""
     return _ESCAPES.get(word) or word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def unescape_word(word: str) -> str:
-    """Return the original word for an escaped one of a treebank."""
+    """Return the original word for an escaped one of a treebank: -LRB- becomes (."""
     return _ESCAPED.get(word) or _BACKSLASH.sub(r"\1", word)
 
 
@@ -105,7 +105,7 @@ class _Open(NamedTuple):
 
 
 class _Reader:
-    """A parser that builds trees from brackets and tokens."""
+    """A parser that builds trees from the brackets and words of a treebank, one after the other."""
 
     def __init__(self) -> None:
         self._stack: list[_Open] = []
@@ -256,7 +256,9 @@ def split_symbols(text: str) -> list[str]:
 
 
 def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
-    """Return the most frequent runs of bracket symbols, which get tokens of their own: `S(NP(DT/`, `)VP(VBZ/`, `))`.
+    """Return the most frequent runs of bracket symbols between two words, which get tokens of their own.
+
+    Examples are `S(NP(DT/`, `)VP(VBZ/` and `))`.
 
     Args:
         rows: linearized trees.
@@ -267,7 +269,10 @@ def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
 
 
 def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
-    """Return the tokens of a linearized tree besides words: every tree symbol and run of symbols, marked and sorted."""
+    """Return the tokens of linearized trees besides words: every bracket symbol and run of them, marked and sorted.
+
+    The mark ⟩ before each tells it from words.
+    """
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
     return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
 
@@ -320,7 +325,7 @@ def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
 
 
 class _Builder:
-    """A tree under construction: the open constituents from the root down, and the number of words used."""
+    """A tree under construction from bracket symbols: the open constituents from the root down, and the words used."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -363,7 +368,7 @@ class _Builder:
             self._root = tree
 
     def finish(self) -> Tree:
-        """Close all open constituents, attach the remaining words, and return the tree."""
+        """Close all open constituents, attach the remaining words to the root with the tag XX, and return the tree."""
         while len(self._open) > 1:
             self._close()
         while self._used < len(self._words):

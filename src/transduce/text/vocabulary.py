@@ -1,4 +1,4 @@
-"""A vocabulary, which converts sentences to token ids and back, and its special tokens."""
+"""Convert sentences to token ids and back by a vocabulary, and define its special tokens."""
 
 import copy
 import re
@@ -55,7 +55,7 @@ BACK_TRANSLATED = "<back-translated>"
 """The token that starts each back-translated source (Caswell et al. 2019, "Tagged Back-Translation")."""
 
 CONTEXT_SEPARATOR = "<sep>"
-"""The token between a sentence and the sentences of its document before it."""
+"""The token after each earlier sentence of a document that stands as context before a sentence."""
 
 _TAG_TOKEN = re.compile("<tag:(.+)>")
 _LANGUAGE_TOKEN = re.compile(r">>(.+)<<")
@@ -125,7 +125,7 @@ class Vocabulary:
         return cls(content, nfc=nfc, name=str(path))
 
     def for_target(self, language: str) -> "Vocabulary":
-        """Return a copy of the vocabulary whose sentences start with the token of a target language.
+        """Return a copy of the vocabulary whose sentences start with the token of a target language, before any tag.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -158,24 +158,24 @@ class Vocabulary:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """The ids of the tokens that may start a sentence before its text: of languages, tags and back-translation."""
+        """The ids of the tokens that may start a source before its text: of languages, tags and back-translation."""
         tokens = (*map(language_token, self.target_languages), *map(tag_token, self.tags), BACK_TRANSLATED)
         return tuple(self.id(token) for token in tokens if self.has_special_token(token))
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that the vocabulary has tokens for, in a model that was trained on tagged corpora."""
+        """The tags that the vocabulary has tokens for; none unless the model was trained on tagged corpora."""
         pieces = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, pieces) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
-        """The languages that the vocabulary has tokens for, in a model that translates between several languages."""
+        """The languages that the vocabulary has tokens for; none unless the model translates between several."""
         pieces = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a sentence without the end symbol."""
+        """Return the token ids of a sentence without the tokens before and the end symbol after it."""
         return self.encode_batch([text])[0]
 
     def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
@@ -188,7 +188,7 @@ class Vocabulary:
         return self.with_special_tokens(ids)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Return the ids of many sentences in order; the number of threads affects only the speed."""
+        """Return the token ids of many sentences in order, without end symbols; `threads` affects only the speed."""
         texts = [self.normalize(text) for text in texts]
         try:
             return self._encode_all(texts, threads)
@@ -211,11 +211,11 @@ class Vocabulary:
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of the ids as the sentencepiece model writes them, with ▁ for a space."""
+        """Return the tokens of ids as the sentencepiece model writes them, with ▁ for a space."""
         return [self.token(id) for id in ids]
 
     def token(self, id: int) -> str:
-        """Return the string of the token with this id."""
+        """Return the token with this id as the sentencepiece model writes it, with ▁ for a space."""
         token: str = self._processor.id_to_piece(int(id))
         return token
 
@@ -228,7 +228,7 @@ class Vocabulary:
         return self.token(self.id(name)) == name
 
     def is_text_token(self, id: int) -> bool:
-        """Return whether an id represents text, and is not padding, end symbol or unknown token."""
+        """Return whether a token id represents text, and not padding, the end symbol or the unknown token."""
         return id not in self._special and id != self.unk_id
 
     def normalize(self, text: str) -> str:
@@ -252,19 +252,19 @@ class Vocabulary:
         return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁, and possibly part of a character."""
+        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁; a byte token adds its byte."""
         token = self.token(id)
         byte = byte_of(token)
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])
 
     def id(self, token: str) -> int:
-        """Return the id of a token; the unknown id if there is no such token."""
+        """Return the id of a token, spelled with ▁ for a space; the unknown token's id if there is no such token."""
         id: int = self._processor.piece_to_id(token)
         return id
 
 
 def byte_of(piece: str) -> int | None:
-    """Return the byte of a byte-fallback token such as <0xE6>; None for other tokens."""
+    """Return the byte, 0 to 255, of a byte-fallback token such as <0xE6>; None for other tokens."""
     match = _BYTE.fullmatch(piece)
     return None if match is None else int(match[1], 16)
 
@@ -275,7 +275,7 @@ def fallback_ids(vocabulary: Vocabulary) -> set[int]:
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no UTF-8 file can contain, by U+FFFD."""
+    """Return a text in which U+FFFD replaces lone surrogates, which no UTF-8 file can contain."""
     # UTF-16 joins surrogate pairs; lone surrogates cannot be decoded and become U+FFFD.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -291,7 +291,7 @@ def replace_lone_surrogates(text: str) -> str:
 
 
 class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A special token with the rules by which it is matched in text."""
+    """A special token that is matched in a text before tokenization, with the rules of the match."""
 
     text: str
     spaces_before: bool = False
@@ -301,7 +301,7 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     whole_word: bool = False
     """True if the token matches only where no letter, digit or underscore is adjacent."""
     normalized: bool = False
-    """True if the token is normalized and then matched in the normalized text."""
+    """True if the token is matched in the text after normalization, and its own text is normalized too."""
 
 
 class SymbolSplitter:
@@ -310,7 +310,7 @@ class SymbolSplitter:
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
         """Compile the patterns that find symbols (special tokens); `normalize` is the tokenizer's normalizer.
 
-        The normalizer must be idempotent.
+        It must be idempotent.
         """
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
@@ -319,7 +319,10 @@ class SymbolSplitter:
         self._normalized = _Pattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token)."""
+        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token).
+
+        Parts are normalized if there are symbols that are matched after normalization.
+        """
         for part, is_symbol in self._raw.parts(text):
             if is_symbol or not self._normalized.symbols:
                 yield part, is_symbol

@@ -1,4 +1,4 @@
-"""Positions of words and tokens in a sentence, to transfer per-token results to words."""
+"""Find the positions of words and tokens in a sentence, to transfer results for tokens to words."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 
 
 class Span(NamedTuple):
-    """A range of characters in a text."""
+    """A range of characters in a text, from `start` to `end` (exclusive)."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
 
 
 def split_words(text: str) -> list[Span]:
-    """Return the words of a text, separated by spaces; in scripts without spaces every character is a word."""
+    """Return the spans of a text's words, separated by spaces; in scripts without spaces every character is a word."""
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
         start = match.start()
@@ -53,7 +53,7 @@ def split_words(text: str) -> list[Span]:
 
 
 def locate_words(words: Sequence[str], text: str) -> list[Span]:
-    """Return the spans of the words in the text, in their order.
+    """Return the spans of these words in a text, in their order.
 
     Raises:
         TransduceError: a word does not occur in order.
@@ -73,7 +73,7 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
 
 
 def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
-    """Return the span of each token, without the space before a word.
+    """Return the span of each token in a text, without the space before a word.
 
     A byte of a character covers the whole character. The unknown token covers what no other token covers. White space
     and the end symbol cover nothing.
@@ -134,7 +134,7 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _locate_token(text: str, position: int, token_text: str) -> tuple[int, int]:
-    """Return start and end of a token in a text, searched from a position on; empty for a token of spaces only."""
+    """Return start and end of a token in a text, searched from an offset on; both are equal for a token of spaces."""
     start = _skip_spaces(text, position) if token_text else position
     end = start
     for character in token_text:
@@ -170,7 +170,10 @@ def _unknown_end(following: Sequence[str], text: str, start: int) -> int:
 
 
 def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.float32]":
-    """Return the number of characters that each word shares with each token, (words, tokens)."""
+    """Return the number of characters that each word shares with each token, float32, (words, tokens).
+
+    Both are spans of one text.
+    """
     import numpy as np
 
     shared = [[max(0, min(w.end, p.end) - max(w.start, p.start)) for p in tokens] for w in words]

@@ -54,7 +54,9 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
         ({"model.norm_order": "post", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
     ],
 )
-def test_settings_that_no_corpus_makes_right(settings: dict[str, Any], refusal: str, tmp_path: Path) -> None:
+def test_contradictory_settings_are_refused_before_the_corpus_is_read(
+    settings: dict[str, Any], refusal: str, tmp_path: Path
+) -> None:
     with pytest.raises(TransduceError, match=refusal):
         train(out=tmp_path / "run", settings=MISSING | settings, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
@@ -70,12 +72,14 @@ def test_settings_that_no_corpus_makes_right(settings: dict[str, Any], refusal: 
         {"task.kind": "masked-language-model", "data.target": []},
     ],
 )
-def test_settings_that_some_corpus_suits_wait_for_it(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_depend_on_the_corpus_are_not_refused_before_reading_it(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(TransduceError, match=r"nowhere\.zh"):
         train(out=tmp_path / "run", settings=MISSING | settings, device="cpu", threads=1)
 
 
-def test_a_model_that_is_kept_is_compared_first(trained: Path, tmp_path: Path) -> None:
+def test_settings_are_compared_with_the_base_model_before_the_corpus_is_read(trained: Path, tmp_path: Path) -> None:
     said = {"init_from": str(trained), "model.d_model": 48} | MISSING
     with pytest.raises(TransduceError, match=r"`model\.d_model` is 48, but the model in .* has \d+, and its weights"):
         train(out=tmp_path / "run", settings=said, device="cpu", threads=1)
@@ -119,7 +123,7 @@ def test_a_warm_up_that_leaves_no_steps_to_fall_is_reported(
     assert line.endswith("half of the steps, as the rate falls in the rest; you set 30")
 
 
-def test_a_step_reads_the_text_once_at_most(
+def test_a_step_larger_than_the_text_is_not_accumulated(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = toy_settings | {"training.batch_tokens": 1_000_000}
@@ -144,7 +148,7 @@ def test_a_step_reads_the_text_once_at_most(
         ),
     ],
 )
-def test_what_the_corpus_shows_to_be_wrong_is_reported_before_the_first_step(
+def test_settings_that_contradict_the_corpus_are_refused_before_the_first_step(
     settings: dict[str, Any], refusal: str, toy_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=refusal):
@@ -152,7 +156,7 @@ def test_what_the_corpus_shows_to_be_wrong_is_reported_before_the_first_step(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_does_nothing_in_a_recurrent_model_is_reported(
+def test_settings_without_effect_in_a_recurrent_model_are_reported(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "general"}
