@@ -6,6 +6,9 @@ For the decoding step of some encoder-decoder shapes, greedily and with beam 4 f
 rate of our matrix multiplications beside two limits: a loop of the multiplication instruction over registers, and the
 time in which the step's weights can be read from memory. One thread, processor time, the median of several passes;
 measure and limits alternate. Weights are random. It needs an x86 processor with `vpdpbusd` (VNNI) in vectors.
+
+The last figure is the rate of translation that imported_speed.py would find if the encoder and all decoding steps did
+nothing but these multiplications, at the instruction's rate: no program that multiplies all of them can be faster.
 """
 
 import ctypes
@@ -29,6 +32,7 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 
 SENTENCES, PASSES = 32, 7
+SOURCE_TOKENS, TARGET_TOKENS = 20, 24  # of a sentence in imported_speed.py, on average
 _ACCUMULATORS = 16  # more than the latency of an instruction times its rate
 _READ_BYTES = 512 << 20  # more than any cache
 
@@ -55,9 +59,15 @@ class Shape(NamedTuple):
         """Return the number of weights that a step reads, one byte each."""
         return sum(number * inputs * outputs for number, inputs, outputs in self.products())
 
+    def encoder_weights(self) -> int:
+        """Return the number of weights that multiply a source token, with those of cross-attention's keys."""
+        attention = (4 + 2) * self.width**2
+        return self.layers * (attention + 2 * self.width * self.inner)
+
 
 SHAPES = {
     "opus-mt": Shape(6, 512, 2048, 58_101),
+    "t5-small": Shape(6, 512, 2048, 32_128),
     "bart-base": Shape(6, 768, 3072, 50_265),
     "nllb-600m": Shape(12, 1024, 4096, 256_206),
 }
@@ -132,10 +142,12 @@ def main() -> None:
                 found.append((peak, reading, step))
             peak, reading, step = (statistics.median(each) for each in zip(*found, strict=True))
             work = rows * shape.weights()
+            sentence = TARGET_TOKENS * work / SENTENCES + SOURCE_TOKENS * shape.encoder_weights()
             print(
                 f"{name}, {search}: {work / step / 1e9:.0f} GMAC/s of {peak / 1e9:.0f} ({work / step / peak:.0%}); a "
                 f"step's products take {1e3 * step:.1f} ms, at the instruction's rate {1e3 * work / peak:.1f}, and "
-                f"reading the weights at {reading / 1e9:.1f} GB/s {1e3 * shape.weights() / reading:.1f}"
+                f"reading the weights at {reading / 1e9:.1f} GB/s {1e3 * shape.weights() / reading:.1f}; "
+                f"at most {TARGET_TOKENS * peak / sentence:,.0f} tokens/s"
             )
 
 

@@ -1,1 +1,1 @@
-"""The subcommands of `transduce`, one module each; each calls one function of the package."""
+"""The subcommands of the command line `transduce`: their options, checks and printed reports."""

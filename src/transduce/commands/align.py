@@ -49,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the word links `source-target` of each sentence pair, counted from 0; or choose attention heads."""
+    """Print the word links of each sentence pair as `source-target`, counted from 0, and return 0.
+
+    With --known, the alignment error rate is printed too. With --learn, attention heads or word statistics are written
+    to a file instead.
+    """
     from transduce.inspection.alignment import (
         ReferenceAlignment,
         align_pairs,
@@ -93,7 +97,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_links(location: str, line: str) -> "Links":
-    """Parse the links of a line such as `0-0 1-2 2-1`; `location` names the line in error messages.
+    """Parse a line of word links such as `0-0 1-2 2-1`, in which words are counted from 0.
+
+    Args:
+        location: name of the line in error messages.
+        line: the line; a blank one has no links.
+
+    Returns:
+        The pairs of source word and target word.
 
     Raises:
         TransduceError: a part of the line is not a link.
@@ -110,7 +121,7 @@ def parse_links(location: str, line: str) -> "Links":
 
 
 def format_links(links: "Links") -> str:
-    """Format alignment links as a line, sorted."""
+    """Format the word links of a sentence pair as a line such as `0-0 1-2 2-1`, sorted by source and target word."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 

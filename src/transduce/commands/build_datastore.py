@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a new datastore, and its effect on the loss."""
+    """A report about a new datastore for kNN retrieval: its size, and its effect on the loss."""
 
     pairs: int
+    """Number of sentence pairs that are stored."""
     left_out: int
     """Number of pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build a datastore, and print its effect on the loss."""
+    """Build a datastore of sentence pairs, write it, print its effect on the model's loss, and return 0."""
     from transduce.inference.datastore import build_datastore
 
     if (options.dev_source is None) != (options.dev_target is None):
@@ -107,7 +108,7 @@ def _report(datastore: "Datastore") -> Report:
 
 
 def _progress_printer(pairs: int) -> Callable[[int], None]:
-    """Return a callback that prints progress at intervals."""
+    """Return a function that takes the number of pairs done so far and now and then prints it on standard error."""
     from transduce.inference.bulk_files import ReportClock
 
     clock = ReportClock()

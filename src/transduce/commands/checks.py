@@ -29,7 +29,7 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check_install(options: argparse.Namespace) -> int:
-    """Print the report on the installation: versions, hardware, extras and backends."""
+    """Print a report on the installation (versions, hardware, extras, backends), for a model if named; return 0."""
     from transduce.inspection.installation import check_install
 
     check_writable(report=options.json, inputs=[options.model])
@@ -45,7 +45,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Verify a model folder, and print what was checked."""
+    """Compare every byte of a model folder with its manifest, print what was checked, and return 0."""
     from transduce.model_folder.upkeep import verify
 
     check_writable(report=options.json, inputs=[options.folder])
@@ -60,7 +60,7 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Compare a resumed run with an uninterrupted one, and print a report; return 0 if they are equal, otherwise 1."""
+    """Train a few steps twice, once killed and resumed, and print whether the results are equal; return 0, else 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
@@ -112,7 +112,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Print the report on a model and its corpus; return 0 if every check passed, otherwise 1."""
+    """Print the report on a model, a corpus or both; return 0 if every check passed, otherwise 1."""
     import torch
 
     from transduce.inspection.corpus_doctor.report import html_page
@@ -171,7 +171,7 @@ def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
 
 
 def _tokenizer(model: str | None) -> "Tokenizer | None":
-    """Return the tokenizer of a model folder; None if the model is not a folder."""
+    """Return the tokenizer in a model folder; None if `model` is None or not a folder, such as a settings file."""
     from transduce.model_folder.read import read_model_folder
 
     return read_model_folder(Path(model)).tokenizer if model and Path(model).is_dir() else None

@@ -44,7 +44,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Export a model, and print how well the export agrees with the model."""
+    """Export a model to another format, print how well the export agrees with the model, and return 0."""
     from transduce.exchange.export import export
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
@@ -86,7 +86,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_import(options: argparse.Namespace) -> int:
-    """Import a model, and print a report on it."""
+    """Convert a Hugging Face folder to a model folder, print a report on the model, and return 0."""
     from transduce.exchange.import_folder import import_model_folder
 
     check_writable(report=options.json, inputs=[options.folder])
@@ -122,7 +122,10 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_quantize(options: argparse.Namespace) -> int:
-    """Quantize a model, and print where its weights are, or how often it translates like the float32 model."""
+    """Store a model's weights in 8 bits, print a report and return 0.
+
+    With --prove, it is also measured and stored how often they give the float32 model's translations.
+    """
     from transduce.model_folder.upkeep import quantize_folder
 
     check_writable(report=options.json, inputs=[options.folder, options.prove, options.references])

@@ -76,7 +76,10 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Translate the source, score the translations, and print BLEU and chrF with their signatures."""
+    """Score a model on a test set: print BLEU and chrF of its translations with their signatures, and return 0.
+
+    A text classifier is scored by its labels instead.
+    """
     from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
     from transduce.inference.evaluate import decoding_record
 
@@ -121,7 +124,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 
 def _is_classifier(model: str) -> bool:
-    """Return whether a folder holds a text classifier.
+    """Return whether a folder holds a text classifier; False if it is no folder or of another task.
 
     Raises:
         TransduceError: the folder holds a tagger, which another command measures.
@@ -151,7 +154,16 @@ _OF_TRANSLATIONS = (
 
 
 def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
-    """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table."""
+    """Classify the texts; print accuracy, macro F1, the scores of each label and a confusion table; return 0.
+
+    Args:
+        options: the options of `transduce evaluate`; --output gets the predicted labels.
+        texts: the texts of the test set.
+        labels: the right label of each text.
+
+    Raises:
+        TransduceError: an option is for translations only, or the model does not know the labels.
+    """
     from transduce.evaluation.scores import score_labels
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
@@ -183,7 +195,14 @@ def _translate(
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
-    """Yield names and settings of the usual greedy and beam searches that differ from the one used."""
+    """Yield the searches of published scores, such as greedy and beam 4, except the one that was used.
+
+    Args:
+        search: the search settings that were used, which the others change.
+
+    Yields:
+        A description of each search in words, and its settings.
+    """
     for way, beam_size, length_penalty in _SEARCHES:
         settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
         if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:
@@ -222,7 +241,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Print both systems' scores, the difference, and whether it is significant."""
+    """Compare two models or files of translations: print scores and whether they differ significantly; return 0."""
     from transduce.evaluation.significance import compare
 
     names = _names_of_systems(options.a, options.b)
@@ -256,12 +275,14 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 class _System(msgspec.Struct, frozen=True):
-    """The translations of a system, with its languages and decoding settings if known."""
+    """The translations of one of the compared systems, with its languages and decoding settings if known."""
 
     lines: list[str]
+    """The translations."""
     languages: tuple[str | None, str | None] = (None, None)
-    """Source and target language of a model."""
+    """Source and target language of a model; None if unknown, as for a file of translations."""
     decoding: dict[str, str | int | float | bool] = {}
+    """The search settings and precision of a model; empty for a file of translations."""
 
 
 def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
@@ -291,7 +312,10 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
 
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
-    """Return a warning if two models have different language pairs; zh and zho may be one language."""
+    """Return a list with a warning if two compared models have different source or target languages, else [].
+
+    Codes of different length, such as zh and zho, may be of one language and give no warning; unknown ones neither.
+    """
     codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
     if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
         return []
@@ -301,7 +325,10 @@ def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
 
 
 def _names_of_systems(a: str, b: str) -> tuple[str, str]:
-    """Return the shortest different suffixes of the two paths, as names of the systems."""
+    """Return names of two compared systems: the shortest suffixes of their paths that differ.
+
+    Equal paths get the names `PATH (1)` and `PATH (2)`.
+    """
     from transduce.inspection.plots_runs import unique_suffixes
 
     name_a, name_b = unique_suffixes([Path(a), Path(b)])
@@ -312,9 +339,10 @@ def _names_of_systems(a: str, b: str) -> tuple[str, str]:
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of a file's scores: the score of each line, and totals."""
+    """The scores that a model gives to existing translations: one for each line, and totals."""
 
     lines: int
+    """The number of lines."""
     tokens: int = msgspec.field(name="pieces")
     """The number of target tokens, including end symbols."""
     log_probability: float
@@ -322,9 +350,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     perplexity: float
     """Perplexity per token: the exponential of the mean negative log-probability."""
     length_penalty: float
+    """The exponent of the length penalty by which each line's log-probability was divided; 0: not divided."""
     precision: str
+    """Number format of the model's weights, such as `fp32`."""
     scores: list[float]
-    """The score of each line."""
+    """The score of each line: its log-probability in nats, over the length penalty."""
 
     def __str__(self) -> str:
         return (
@@ -351,7 +381,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print a score for each line, and the totals on standard error."""
+    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0."""
     from transduce.inference.scoring import TooLongError
     from transduce.search.settings import SearchSettings
 
@@ -369,7 +399,13 @@ def run_score(options: argparse.Namespace) -> int:
 
 
 def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> Summary:
-    """Return the scores of all lines with their totals."""
+    """Return the scores of all lines with their totals.
+
+    Args:
+        scores: the score of each line.
+        length_penalty: the length penalty that the scores contain, for the summary.
+        precision: number format of the model's weights, for the summary.
+    """
     tokens = sum(len(score.token_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)
     return Summary(
@@ -392,7 +428,7 @@ class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     """The line number, from 1."""
     warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
-    """The quality warnings."""
+    """Why the translation may be bad, such as untranslated or repeated text; at least one."""
     source: str
     translation: str
 
@@ -404,9 +440,11 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report of all source lines whose translations have quality warnings."""
 
     lines: int
+    """The number of all lines."""
     counts: "dict[WarningKind, int]"
     """The number of lines with each kind of warning."""
     flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
+    """The lines with warnings."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -430,7 +468,11 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_estimate_quality(options: argparse.Namespace) -> int:
-    """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
+    """Print the lines whose translations have quality warnings, and return 0.
+
+    Each has the line number, the warnings, source and translation, separated by tabs. With --redecode, all translations
+    are written to a file, after those with warnings were searched again.
+    """
     from transduce.inference.redecoding import estimate_quality, redecode
 
     search = search_settings(options, options.model[0])
@@ -454,9 +496,14 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
 
 
 def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
-    """Return existing translations with the model's scores.
+    """Return existing translations with the probabilities that the model gives to their tokens.
 
-    There is no score if the model would split the source, or if either side is too long.
+    A translation has none if the model would not translate its source as a whole, or if a side is too long.
+
+    Args:
+        translator: the model.
+        sources: the source of each translation.
+        targets: the translations, of any origin.
     """
     from transduce.inference.scoring import as_translation, score_translations
     from transduce.inference.spans import can_score

@@ -40,7 +40,10 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_experiment(options: argparse.Namespace) -> int:
-    """Run an experiment and print its table; return 1 if a run failed."""
+    """Train an experiment's variants with several seeds and print a table that compares them; return 1 if a run failed.
+
+    With --dry-run, nothing is trained: the runs are listed, and 1 is returned if any could not start.
+    """
     from transduce.inspection.experiments import REPORT, experiment
     from transduce.tasks.experiments import read_experiment
 
@@ -59,7 +62,7 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def _dry_run(experiment: "ExperimentSettings", device: str) -> int:
-    """Print the runs of an experiment and the obstacles to starting them; return 1 if there are obstacles."""
+    """Print the runs of an experiment, and what would keep them from starting; return 1 if anything would, else 0."""
     from transduce.tasks.experiments import expand, find_problems
 
     problems = list[str]()
@@ -96,7 +99,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
 
 
 def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce paper`, whose defaults are None, so that options without effect are refused."""
+    """Declare the options of `transduce paper`; their defaults are None, so that those without effect are detected."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
         f"  {name:8} {localized(purpose)}\n{' ' * 11}" + " ".join(f"[{option_of(option)}]" for option in _TAKES[name])
@@ -136,7 +139,7 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_paper(options: argparse.Namespace) -> int:
-    """Compute the requested table or figure, and print it with what the paper says."""
+    """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
     allowed = _TAKES[options.result]
     for name in {option for options_of in _TAKES.values() for option in options_of}:
         if vars(options)[name] is not None and name not in allowed:
@@ -152,7 +155,7 @@ def run_paper(options: argparse.Namespace) -> int:
 
 
 def _set(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the options of these names that the user has set."""
+    """Return the values of those of the named options that the user has set, by name, as keyword arguments."""
     return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
 
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table of forecasts or, with `--score`, a report of forecast errors."""
+    """Print a table (CSV) of forecasts or, with `--score`, a report of forecast errors; return 0."""
     from transduce.data.series import read_table
     from transduce.inference.forecaster import load_forecaster
 
@@ -90,7 +90,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
-    """Forecast a table one horizon at a time, each from the points before it, and return the scores.
+    """Forecast a table's own points, one stretch of `--steps` points after the other, and return the errors.
+
+    Each stretch is forecast from the actual points before it.
+
+    Args:
+        forecaster: the model.
+        values: the points of the table, (N, C).
+        options: the options --steps, --last (score only the newest points), --season, --samples and --seed.
 
     Raises:
         TransduceError: an option is out of range, or the table is too short.
@@ -127,7 +134,10 @@ def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.N
 
 
 def table_lines(forecast: "Forecast") -> Iterator[str]:
-    """Yield the lines of a table: a header, then one line per point."""
+    """Yield a forecast as the lines of a CSV table: a header, then one line per point, without line breaks.
+
+    With samples, each series has three columns: the forecast, and the low and high end of its range.
+    """
     import numpy as np
 
     from transduce.inference.forecaster import forecast_columns
@@ -139,5 +149,5 @@ def table_lines(forecast: "Forecast") -> Iterator[str]:
 
 
 def _cell(name: str) -> str:
-    """Return a name as a CSV cell, quoted if it contains a comma or quotes."""
+    """Return the name of a column as a cell of a CSV table, quoted if it contains a comma or quotes."""
     return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name

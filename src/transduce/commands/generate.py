@@ -36,13 +36,14 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     continuations: "tuple[Continuation, ...]"
     search: "SearchSettings"
     precision: str
+    """Number format of the weights, such as `fp32`."""
 
     def __str__(self) -> str:
         return "\n---\n".join(self.prompt + each.text for each in self.continuations)
 
 
 class GenerationReports(msgspec.Struct, frozen=True):
-    """The continuations of several prompts."""
+    """The reports on several prompts with their continuations, in the order of the prompts."""
 
     generations: tuple[GenerationReport, ...]
 
@@ -110,7 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Continue prompts; print a single continuation while it is generated, or several when they are complete."""
+    """Continue prompts by a language model, print the texts, and return 0.
+
+    A single continuation is printed while it is generated, several (or JSON) when they are complete.
+    """
     from transduce.inference.generator import load_generator
 
     search = search_from_options(options)
@@ -133,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
-    """Return the report on a prompt and its continuations."""
+    """Return a generation as a report with the search settings and the precision that produced it."""
     return GenerationReport(
         prompt=generation.prompt,
         continuations=generation.continuations,
@@ -143,13 +147,13 @@ def _report(generation: "Generation", search: "SearchSettings", generator: "Gene
 
 
 def _standard_input() -> str:
-    """Return all of standard input without the line end that `echo` adds."""
+    """Return all of standard input as UTF-8 text, without the last line break, which `echo` adds."""
     text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def search_from_options(options: argparse.Namespace) -> "SearchSettings":
-    """Return the search settings of the options.
+    """Return the search settings that the options of `transduce generate` describe; by default they sample.
 
     Raises:
         TransduceError: an option is out of range, or contradicts another.

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import a translator's weights and word lists, or a language model, and print a report on the new model folder."""
+    """Convert a model written after a tutorial, with its word lists, to a model folder; print a report and return 0."""
     from transduce.interop.tutorials import import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
 
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> int:
-    """Save imported weights as a model folder, and return the number of parameters."""
+    """Write an imported model and its tokenizer to the folder `out`, and return the model's number of parameters."""
     from transduce.model.build import build_model
     from transduce.model.transformer import Decoder, Transformer
     from transduce.model_folder.write import save
@@ -119,7 +119,13 @@ def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tup
 
 
 def _import_language_model(options: argparse.Namespace) -> int:
-    """Import the weights and the characters or tokens of a language model, and print a report on the new folder."""
+    """Convert a language model written after nanoGPT, minGPT or Karpathy's lecture to a model folder.
+
+    A report is printed, and 0 returned.
+
+    Raises:
+        TransduceError: an option applies to translators only, or weights and vocabulary do not fit together.
+    """
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
 
     unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
@@ -154,7 +160,16 @@ def _import_language_model(options: argparse.Namespace) -> int:
 
 
 def _language_tokenizer(file: str, rows: int) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json or of a list of characters, for a table of embeddings of `rows` rows."""
+    """Return the tokenizer of an imported language model.
+
+    Args:
+        file: a tokenizer.json, or a file with a list of characters.
+        rows: number of the model's embeddings. The tokenizer's size is at least that, and up to 3 more, for padding,
+            end and unknown.
+
+    Raises:
+        TransduceError: the number of tokens does not fit the embeddings.
+    """
     from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
     from transduce.interop.vocabulary_files import character_vocabulary, read_vocabulary
 
@@ -174,9 +189,13 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
 
 
 def _with_rows(weights: "dict[str, Tensor]", added: int) -> "dict[str, Tensor]":
-    """Add `added` rows to a language model's embeddings and output layer, for tokens that it must never generate.
+    """Return a language model's weights with more rows in embeddings and output layer, for tokens added to its list.
 
-    The rows are zero, and the bias of their logits is −10,000.
+    The rows are zero, and the bias of their logits is −10,000, so that the model never generates these tokens.
+
+    Args:
+        weights: the model's state_dict, which is not changed.
+        added: number of rows to add; 0: the weights themselves are returned.
     """
     import torch
     from torch.nn import functional
@@ -196,6 +215,9 @@ def _with_rows(weights: "dict[str, Tensor]", added: int) -> "dict[str, Tensor]":
 
 def read_tensors(file: Path) -> "dict[str, Tensor]":
     """Read a state_dict from a file of PyTorch or safetensors, without running code that a pickle may contain.
+
+    A state_dict inside a checkpoint (`state_dict`, `model_state_dict`, `model`) is taken out of it, and the prefixes
+    of DataParallel and torch.compile are removed from the names.
 
     Raises:
         TransduceError: the file is too large, damaged, or holds something else than tensors by name.
@@ -235,9 +257,13 @@ def read_tensors(file: Path) -> "dict[str, Tensor]":
 
 
 def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
-    """Return the words of a vocabulary file with their ids; the start, end and padding symbols get their usual names.
+    """Return the words of a vocabulary file with their ids, and with usual names of the special symbols.
 
-    The options name these symbols as the file spells them.
+    --start, --end and --padding say how the file spells these symbols, which become <s>, </s> and <pad>; without the
+    options they stay.
+
+    Raises:
+        TransduceError: the file lacks a symbol that an option names.
     """
     ids = _read_words(file)
     for symbol, usual in ((options.start, _STARTS[0]), (options.end, "</s>"), (options.padding, "<pad>")):
@@ -249,7 +275,13 @@ def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
 
 
 def _read_words(file: str) -> dict[str, int]:
-    """Return the words of a vocabulary file with their ids."""
+    """Return the id of each word in a vocabulary file: a word per line, a JSON list, or a JSON object of words and ids.
+
+    Words without ids are numbered from 0.
+
+    Raises:
+        TransduceError: the file starts like JSON, but is neither such a list nor such an object.
+    """
     with name_path_in_errors(file):
         text = Path(file).read_text("utf-8-sig")
     if text.lstrip().startswith(("[", "{")):
@@ -263,9 +295,17 @@ def _read_words(file: str) -> dict[str, int]:
 
 
 def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedModel":
-    """Add rows for the symbols that the word lists lacked, such as the one for unknown words.
+    """Return an imported translator with rows for the symbols that its word lists lacked, such as unknown words.
 
-    The rows are zero, and the bias of their logits is −10,000, so that the symbols are never generated.
+    The rows of embeddings and output layer are zero, and the bias of their logits is −10,000, so that the symbols are
+    never generated. Without such symbols the model is returned unchanged.
+
+    Args:
+        found: the configuration and weights.
+        tokenizer: the tokenizer of the word lists, to which the symbols were added.
+
+    Raises:
+        TransduceError: the word lists have fewer words, or over 3 more, than the embeddings have rows.
     """
     import torch
     from torch.nn import functional
@@ -314,7 +354,18 @@ def _config(
     start_id: int,
     ids: tuple[int, int],
 ) -> ModelConfig:
-    """Return the configuration that the shapes of the weights and the options describe."""
+    """Return the configuration of a tutorial's translator, from the shapes of its weights and the command's options.
+
+    Args:
+        options: the options --style, --heads, --norm-order, --unscaled and --embeddings.
+        weights: the model's state_dict.
+        names: names of its embeddings and stacks.
+        start_id: id of the decoder's start symbol.
+        ids: ids of padding and end.
+
+    Raises:
+        TransduceError: the weights lack the source embeddings, or the style's names of layers.
+    """
     if names.source not in weights:
         raise TransduceError(
             f"{options.file} has no {names.source}, the source embeddings of the style {options.style}: pass the names "

@@ -51,7 +51,7 @@ _BELONG_TO = {
 
 @runtime_checkable
 class _Drawn(Protocol):
-    """An interface of the results of causal tools, which can be drawn as text and as heat maps."""
+    """A result of a causal tool (ablation, patching, logit lens, probe), which can be drawn as text or heat maps."""
 
     def draw(self) -> str: ...
     def chart(self) -> "Chart": ...
@@ -131,7 +131,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print how the model reads a sentence, with its attention, or the result of the tool that the options choose."""
+    """Print how a model reads a sentence, with its attention, or the result of the tool that the options choose.
+
+    With --html, a page for a browser is written too. 0 is returned.
+    """
     from transduce.inference.translator import Translator
     from transduce.inspection.sentence import inspect_text
 
@@ -155,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder for any task, with the command's options for loading."""
+    """Load the model of a folder of any task (translation, classification, …), as the options for loading say."""
     from transduce.inference.load import load, task_of
 
     if task_of(Path(folder)) == "translation":
@@ -164,7 +167,12 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
 
 def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
-    """Return the sentence, or for a time-series model the history in the table that it names."""
+    """Return the input of a model to inspect: the sentence as it is, or for a time-series model the points of a table.
+
+    Args:
+        reader: the model.
+        sentence: the sentence; for a time-series model, the path of the table with the past points, (N, C).
+    """
     from transduce.data.series import read_table
     from transduce.inference.forecaster import Forecaster
 
@@ -172,7 +180,11 @@ def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
 
 
 def _check_options(options: argparse.Namespace) -> str | None:
-    """Return the tool that the options choose, and refuse options that do not go together."""
+    """Return the name of the tool that the options choose, such as `ablate`; None: the usual view of a sentence.
+
+    Raises:
+        TransduceError: options do not go together, or the sentence is missing.
+    """
     from transduce.inspection.plots import check_picture
 
     chosen = [name for name in _TOOLS if vars(options)[name]]
@@ -207,7 +219,12 @@ def _check_options(options: argparse.Namespace) -> str | None:
 
 
 def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
-    """Refuse an empty sentence, which leaves a tool nothing to measure, and reference texts that have no use."""
+    """Refuse an empty sentence, which leaves a tool nothing to measure, and --reference without --ablate mean.
+
+    Args:
+        options: the options of `transduce inspect`.
+        tool: the chosen tool; None: the usual view, for which the sentence may be empty.
+    """
     if tool not in (None, "probe") and not options.sentence.strip():
         raise TransduceError("The sentence is empty, so there is nothing to measure: pass one after the model.")
     if options.reference is not None and options.ablate != "mean":
@@ -223,7 +240,11 @@ def _show_translation(options: argparse.Namespace, translator: "Translator") -> 
 
 
 def _report_input(translator: "Translator", text: str) -> None:
-    """Warn about a text with letters that the vocabulary lacks, or with sentences that translation would divide."""
+    """Warn on standard error if a text is inspected in another way than `transduce translate` would translate it.
+
+    That is the case for several sentences, which translation divides, and for parts that translation copies. Letters
+    that the vocabulary lacks and a wrong language are reported too.
+    """
     from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
     warnings = LineWarnings(
@@ -251,7 +272,10 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the page of all sentences and models; print the part of the first sentence and model."""
+    """Write the HTML page with the translations of all sentences by all models; print the first one as text.
+
+    The models are the command's and that of --beside.
+    """
     from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage
@@ -271,7 +295,11 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the page of all texts of a model of another kind; print the part of the first text."""
+    """Write the HTML page of all texts for a model that is no translating Transformer; print the first one as text.
+
+    Raises:
+        TransduceError: another model is passed by --beside, which only translators can be compared with.
+    """
     from transduce.inspection.sentence import inspect_text
     from transduce.inspection.sentence_view import TextInspectionPage
 
@@ -284,7 +312,11 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
-    """Return the sentences that a page shows: those passed, or else samples of the dev set."""
+    """Return the sentences that an HTML page shows: those passed, or else those that the run sampled from its dev set.
+
+    Raises:
+        TransduceError: there are neither.
+    """
     from transduce.inspection.sentence import sample_sentences
 
     passed = [each for each in (options.sentence, *(options.more or [])) if each is not None]
@@ -295,9 +327,14 @@ def _sentences(options: argparse.Namespace) -> list[str]:
 
 
 def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspected) -> _Inspected:
-    """Return an inspection whose first attribution is by the method of --attribution, if one is chosen.
+    """Return an inspection with an attribution by the method of --attribution put first, so that a page opens with it.
 
-    A page opens with the first method.
+    Without --attribution, the inspection is returned unchanged.
+
+    Args:
+        options: the options of `transduce inspect`.
+        reader: the model that was inspected.
+        found: the inspection of one text.
     """
     from transduce.inference.translator import Translator
     from transduce.inspection.attribution import attribute
@@ -316,7 +353,10 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
 
 
 def _with_table(options: argparse.Namespace, found: _Inspected) -> _Inspected:
-    """Return an inspection whose table of words is the first attribution, if --attribution chooses a method."""
+    """Return an inspection whose printed table of words is the attribution by the method of --attribution.
+
+    Without that option it is returned unchanged, with its table of attention.
+    """
     if options.attribution is None:
         return found
     replaced: _Inspected = msgspec.structs.replace(found, words=found.attributions[0].words)
@@ -336,14 +376,23 @@ def _show_text(options: argparse.Namespace, inspection: "TextInspection") -> int
 
 
 def _title(options: argparse.Namespace) -> str | None:
-    """Return the title of a table of attribution; None without --attribution, for the default title."""
+    """Return the title of the printed table if it shows attribution; None for the default title, of attention."""
     if options.attribution is None:
         return None
     return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
 
 
 def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> int:
-    """Run a causal tool, print its tables, and write its heat maps if requested."""
+    """Run a causal tool on the sentence, print its result, write its heat maps to --picture if set, and return 0.
+
+    Args:
+        options: the options of `transduce inspect`.
+        reader: the model.
+        tool: the tool: `ablate`, `patch_from`, `logit_lens` or `probe`.
+
+    Raises:
+        TransduceError: the model is a forecaster, which only a probe can examine, or a file has no texts.
+    """
     from transduce.inference.forecaster import Forecaster
     from transduce.inspection.causal import ablate, logit_lens, patch_activations
     from transduce.inspection.plots import save_chart
@@ -373,7 +422,14 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> in
 
 
 def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
-    """Return a file's labels: one per word if each line has as many labels as its text words, else one per line."""
+    """Return the labels for a probe: a list for each text's words, or one label for each text.
+
+    They are of words if each line has as many labels as its text has words, and a text has several.
+
+    Args:
+        texts: the texts.
+        lines: the lines of the file of labels.
+    """
     counts = [len(split_words(text)) for text in texts]
     of_words = len(lines) == len(texts) and all(
         len(line.split()) == count for line, count in zip(lines, counts, strict=True)
@@ -409,7 +465,13 @@ def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
 def _show(
     options: argparse.Namespace, result: "Inspection | TextInspection | PronounAttention | _Drawn", drawn: str
 ) -> int:
-    """Print a result as its text `drawn` or as JSON, write the requested JSON file, and return the exit code 0."""
+    """Print a result, write it as JSON to --json if set, and return the exit code 0.
+
+    Args:
+        options: the options of `transduce inspect`; with `--json -` the JSON is printed instead of the text.
+        result: the result.
+        drawn: the result as text.
+    """
     content = msgspec.json.encode(result) + b"\n"
     if options.json == "-":
         sys.stdout.buffer.write(content)

@@ -1,6 +1,7 @@
-"""`transduce COMMAND …`: run a subcommand, and turn errors into a message and exit code 2."""
+"""The command `transduce`: parse its arguments, run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
+import errno
 import io
 import os
 import re
@@ -85,11 +86,11 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         groups: Iterable[Any],
         prefix: str | None = None,
     ) -> None:
-        """Add the usage, with its first word in the user's language."""
+        """Add the line of usage to the help text; its first word ("usage:") is in the user's language."""
         super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
 
     def start_section(self, heading: str | None) -> None:
-        """Begin a group of options, whose title is in the user's language."""
+        """Begin a group of options in the help text, with its title in the user's language; None: no title."""
         super().start_section(None if heading is None else localized(heading))
 
     def format_help(self) -> str:
@@ -97,7 +98,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return re.sub(r"(?<=[\u2e80-\uffff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
     def add_text(self, text: str | None) -> None:
-        """Add a paragraph, in the user's language, to the help text."""
+        """Add a paragraph, translated to the user's language, to the help text; None adds nothing."""
         super().add_text(None if text is None else localized(text))
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -124,9 +125,10 @@ class ListingFormatter(HelpFormatter):
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines of at most `width` columns, in which a Chinese character takes two.
+    """Divide a help text in Chinese into lines of at most `width` columns, of which a Chinese character takes two.
 
-    A line can end at a space, and before or after a Chinese character, but no line begins with a closing mark.
+    A line can end at a space, and before or after a Chinese character, but no line begins with a closing mark. Longer
+    words stay whole, and line breaks in the text count as spaces.
     """
     lines, line, columns = [], "", 0
     for unit in re.findall(_UNIT, " ".join(text.split())):
@@ -143,9 +145,10 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports errors in one sentence and suggests the nearest option for a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse arguments, checking option names first, as argparse would first complain about missing options.
+        """Parse a subcommand's arguments; positional ones may come before or after options.
 
-        Positional arguments may come before or after options.
+        Names of options are checked first, as argparse would first complain about missing ones; renamed options are
+        accepted. An error is printed, and the process exits with code 2.
         """
         arguments = current_options(arguments, self._option_string_actions)
         for argument in arguments:
@@ -160,7 +163,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def format_usage(self) -> str:
-        """Return the usage after an English "usage: ", whose length argparse relies on."""
+        """Return the line of usage, which begins with an English "usage: ", because argparse relies on its length."""
         with use_ui_language("en"):
             return super().format_usage()
 
@@ -176,10 +179,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """An option that prints the version of transduce and exits, and reads the version only then."""
+    """The action of the option --version: it prints the version of transduce and exits with code 0."""
 
     def __call__(self, *_: object) -> NoReturn:
-        """Print the version and exit."""
+        """Print the version of transduce, which is read only now, and exit with code 0."""
         from importlib.metadata import version  # half of the time of `transduce --help`, if imported above
 
         print(f"transduce {version('transduce')}")
@@ -187,7 +190,11 @@ class _Version(argparse.Action):
 
 
 def build_parser(verb: str | None) -> Parser:
-    """Return the parser of one subcommand, or the parser that lists all subcommands."""
+    """Return the argument parser of one subcommand.
+
+    Args:
+        verb: the subcommand, a key of `VERBS`; None: the parser of `transduce` itself, whose help lists all of them.
+    """
     if verb is None:
         listing = "\n".join(f"  {name:17} {localized(purpose)}" for name, purpose in VERBS.items())
         about = localized("Train a sequence-to-sequence Transformer and use it.")
@@ -221,13 +228,13 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def _sentence(purpose: str) -> str:
-    """Return the purpose of a command as a sentence in the user's language."""
+    """Return the purpose of a command (an English phrase in `VERBS`) as a sentence in the user's language."""
     text = localized(purpose)
     return f"{text[0].upper()}{text[1:]}." if text == purpose else f"{text}。"
 
 
 def add_ui_language(parser: argparse.ArgumentParser) -> None:
-    """Declare --ui-language, whose value `main` takes out of the arguments before they are parsed."""
+    """Declare the option --ui-language, so that help shows it; `main` removes it from the arguments before parsing."""
     parser.add_argument(
         _UI_LANGUAGE,
         metavar=f"{{{','.join(LANGUAGES)},auto}}",
@@ -236,7 +243,10 @@ def add_ui_language(parser: argparse.ArgumentParser) -> None:
 
 
 def _take_ui_language(arguments: list[str]) -> str:
-    """Remove --ui-language and its value from the arguments, wherever they are, and return the value."""
+    """Remove --ui-language and its value from the arguments, wherever they are before `--`, and return the value.
+
+    Without the option it is "auto". An unknown value is an error, with exit code 2.
+    """
     language = "auto"
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for number in reversed([n for n, each in enumerate(options) if each.partition("=")[0] == _UI_LANGUAGE]):
@@ -249,7 +259,14 @@ def _take_ui_language(arguments: list[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit code: 0, 2 for an error that it explains, or 130 after Ctrl-C."""
+    """Run a subcommand of `transduce` and return its exit code.
+
+    Args:
+        arguments: the subcommand and its arguments; None: those of the process.
+
+    Returns:
+        0; 1 if a check or a run failed; 2 for an error that was explained on standard error; 130 after Ctrl-C.
+    """
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -261,7 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(arguments: list[str]) -> int:
-    """Run a subcommand, explain errors on standard error, and return the exit code."""
+    """Run a subcommand, and explain errors that a user can cause on standard error; return the exit code.
+
+    It is the subcommand's own, 2 after an error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed it. Errors
+    of other kinds are raised.
+    """
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
@@ -299,14 +320,20 @@ def _explained(arguments: list[str]) -> int:
         location = f"{error.filename}: " if error.filename else ""
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.stderr.write(localized("transduce: Free disk space, then run the command again.\n"))
         return 2
 
 
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
-    """Return an error's message in which options replace the names of the settings or Python arguments that they set.
+    """Return an error's message with options, such as `--batch-tokens`, instead of names in a settings file or Python.
 
-    If a settings file or --set is passed, settings whose options are not passed keep their names. If no option of a
-    Python argument that the message names is passed, Python arguments keep their names.
+    Only options of the subcommand are named. If a settings file or --set is passed, settings whose options are not
+    passed keep their names. If no option of a Python argument that the message names is passed, these keep their names.
+
+    Args:
+        error: the error, whose message has names in backticks.
+        arguments: the subcommand and its arguments.
     """
     message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
@@ -335,9 +362,9 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
 
 
 def _start_in_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale cannot represent arguments that are UTF-8.
+    """Restart the process in Python's UTF-8 mode if the locale cannot represent arguments that are UTF-8.
 
-    This process could decode them, but could not open files by such names.
+    This process could decode them, but could not open files by such names. In all other cases nothing happens.
     """
     argument_text = "\n".join(sys.argv[1:])
     if sys.getfilesystemencoding() == "utf-8" or not any(
@@ -380,9 +407,9 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception in the body of `with`, so that partial output and child processes are removed.
+    """In a `with` block, make SIGTERM exit with code 143 by an exception, so that temporary files are removed.
 
-    Training, experiments and the server handle the signal in their own way.
+    Outside of the main thread nothing changes. Training, experiments and the server handle the signal in their own way.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -395,7 +422,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Return the functions that declare a command's options and that run the command."""
+    """Import a subcommand's module, and return its functions that declare the options and that run the subcommand."""
     name = verb.replace("-", "_")
     if verb in _SHARED_MODULES:
         module = import_module(f"transduce.commands.{_SHARED_MODULES[verb]}")
@@ -424,18 +451,19 @@ class _Closed(io.RawIOBase):
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:
-        """Raise an error, as the stream is closed."""
+        """Raise a TransduceError that says that the standard input is closed."""
         raise TransduceError(self._sentence)
 
     def write(self, _: object, /) -> NoReturn:
-        """Raise an error, as the stream is closed."""
+        """Raise a TransduceError that says that the standard output is closed."""
         raise TransduceError(self._sentence)
 
 
 def replace_closed_streams() -> None:
-    """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
+    """Replace standard streams that the caller has closed, as by `>&-`; open ones stay.
 
-    Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
+    Using standard input or output then raises a TransduceError, and messages on standard error are discarded. Their
+    file descriptors are occupied too; otherwise the next opened file would get one, and with it the output of
     libraries.
     """
     for number in range(3):

@@ -36,7 +36,7 @@ GENERATED_TOKENS = 200
 
 
 def text_argument(argument: str) -> str:
-    """Check that an option's text is valid UTF-8, since other bytes would become replacement characters.
+    """Return an option's text if it is valid UTF-8; as argparse's `type`, it refuses other bytes.
 
     Raises:
         argparse.ArgumentTypeError: the text has such bytes, which only file names may have.
@@ -49,7 +49,7 @@ def text_argument(argument: str) -> str:
 
 
 def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
-    """Add the group of options --device and --threads, and return the function that adds another to the group."""
+    """Declare the options --device and --threads in a group of a command, and return the group's `add_argument`."""
     add = parser.add_argument_group("device and precision").add_argument
     add("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
     add("--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)")
@@ -57,22 +57,28 @@ def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
 
 
 def option_of(name: str) -> str:
-    """Return the option that sets the argument `name`: --batch-tokens for batch_tokens."""
+    """Return the command-line option for a name in Python: `--batch-tokens` for `batch_tokens`."""
     return f"--{name.replace('_', '-')}"
 
 
 def add_settings(add: Callable[..., object], *names: str, table: Mapping[str, SettingOption] = OPTIONS) -> None:
-    """Declare options that set settings, by their names in a table."""
+    """Declare options that set training or other settings.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        *names: names of the options in Python.
+        table: help and form of each option by its name; by default that of training and preparing.
+    """
     for name in names:
         add(option_of(name), help=table[name].help, **table[name].form)
 
 
 def settings_from(options: argparse.Namespace, **converted: Any) -> dict[str, Any]:
-    """Return the content of the command's settings file, changed by --set and by the options of `OPTIONS`.
+    """Return the content of the command's settings file (empty without one), changed by --set and by other options.
 
     Args:
         options: the options of a command.
-        **converted: values of options, by their names, in the form that settings have.
+        **converted: values of options, by their names, that replace those in `options`, in the form that settings have.
     """
     from transduce.tasks.settings.reading import put_options, read_settings
 
@@ -82,9 +88,11 @@ def settings_from(options: argparse.Namespace, **converted: Any) -> dict[str, An
 
 
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
-    """Add the group of options for where and how to compute: --device, --threads, --precision.
+    """Declare a command's options for where and how to compute: --device, --threads, --precision.
 
-    int8 is offered for models that read or write text, but not for training.
+    Args:
+        parser: the command's parser.
+        int8: offer 8-bit weights as a precision; false for commands that train.
     """
     add = add_device(parser)
     if not int8:
@@ -146,13 +154,13 @@ SEARCH_OPTIONS = {
         FLAG,
     ),
 }
-"""The options of `add_search`, by their names in Python."""
+"""The options that override the search settings in a model's folder, by their names in Python."""
 BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search options that have no effect when translations are sampled."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options that override the search settings in a model's folder."""
+    """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
 
@@ -161,7 +169,12 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
-    """Declare the options of sampling; `temperature` is its default."""
+    """Declare the options of sampling: --temperature, --top-k, --top-p, --min-p and --seed, which are None by default.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        temperature: the temperature that the command uses by default, which the help states.
+    """
     add(
         "--temperature",
         type=float,
@@ -185,12 +198,12 @@ def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
 
 
 def sampling_from(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those options of `add_sampling` that are set, by their names in `SamplingSettings`."""
+    """Return the values of those sampling options that the user has set, by their names in `SamplingSettings`."""
     return {name: vars(options)[name] for name in SAMPLING_OPTIONS if vars(options)[name] is not None}
 
 
 def add_glossary(parser: argparse.ArgumentParser) -> None:
-    """Add the option --glossary."""
+    """Declare a command's option --glossary, a file with required translations of terms."""
     parser.add_argument(
         "--glossary",
         metavar="FILE",
@@ -199,7 +212,7 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
 
 
 def add_datastore(parser: argparse.ArgumentParser) -> None:
-    """Add the option --datastore, a datastore for kNN retrieval."""
+    """Declare a command's option --datastore, a file with a datastore for kNN retrieval."""
     parser.add_argument(
         "--datastore",
         metavar="FILE",
@@ -208,14 +221,14 @@ def add_datastore(parser: argparse.ArgumentParser) -> None:
 
 
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
-    """Return the glossary of the option --glossary; None if it is not set."""
+    """Read and return the glossary that the option --glossary names; None if the option is not set."""
     from transduce.inference.glossary_search import as_glossary
 
     return as_glossary(options.glossary)
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for models with language tags: --source-language, --target-language."""
+    """Declare a command's options for multilingual models: --source-language, --target-language and --tag."""
     group = parser.add_argument_group("languages (defaults: those of the model's folder)")
     group.add_argument(
         "--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans"
@@ -227,7 +240,7 @@ def add_languages(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
-    """Add the group of scoring options: --tokenize, --lowercase."""
+    """Declare a command's options for computing BLEU: --tokenize and --lowercase."""
     group = parser.add_argument_group("scoring")
     group.add_argument(
         "--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)"
@@ -236,7 +249,12 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
-    """Refuse options that have no effect in combination with others; an option that is not set is None.
+    """Refuse options that have no effect in combination with others.
+
+    Args:
+        options: the options of a command.
+        names: names of the options to refuse, which are None if they are not set.
+        reason: why, as the end of the message after the option.
 
     Raises:
         TransduceError: one of the options is set.
@@ -247,12 +265,16 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
-    """Return the options of `add_computing` as keyword arguments of functions that load a model."""
+    """Return --precision, --device and --threads as keyword arguments for the functions that load a model."""
     return {"precision": options.precision, "device": options.device, "threads": options.threads}
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
-    """Load the model of a folder, or several models as an ensemble, with the command's options for loading."""
+    """Load the translator of a folder, or of several as an ensemble, as the command's options say.
+
+    Those that apply are --precision, --device, --threads, --source-language, --target-language, --datastore and --tag;
+    ones that the command lacks count as not set.
+    """
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
@@ -262,7 +284,14 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:
-    """Return the number of threads of a process, None for all cores; batch-invariant results need one."""
+    """Return the number of computing threads of a command: --threads, or None for all cores.
+
+    Without --threads it is 1 if the search settings ask for batch-invariant results, which need one thread.
+
+    Args:
+        options: the options of the command.
+        folder: the model folder, whose search settings count.
+    """
     if options.threads is None and "batch_invariant" in options and search_settings(options, folder).batch_invariant:
         return 1
     threads: int | None = options.threads
@@ -270,12 +299,13 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
 
 
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
-    """Return the search settings: the options of `add_search` over the settings in a model's folder.
+    """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
-    Options of a search disable sampling, which the settings in the folder may specify.
+    An option that only affects a beam search disables sampling, which the settings in the folder may specify. No model
+    is loaded.
 
     Raises:
-        TransduceError: a setting is out of range, which is checked before a model is loaded.
+        TransduceError: a setting is out of range, or options contradict each other.
     """
     from transduce.inference.decoding import read_search_settings
 
@@ -302,7 +332,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
 
 
 def file_or_stream(path: str) -> str | None:
-    """Convert the path of a file option; `-` becomes None for standard input or output."""
+    """Return the path of a file option, or None for `-`, which means standard input or output; argparse's `type`."""
     return None if path == "-" else path
 
 
@@ -312,9 +342,9 @@ def check_writable(
     """Refuse outputs that could not be written, or would overwrite an input, before any work is done.
 
     Args:
-        paths: files to write, or None.
-        report: a file to write that may be `-`, standard output.
-        inputs: files and model folders that are read, or None.
+        paths: files to write; None: an option that is not set.
+        report: one more file to write, which may be `-` for standard output.
+        inputs: files, lists of files and model folders that are read; None: an option that is not set.
 
     Raises:
         TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input, or
@@ -349,7 +379,11 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def _is_model_file(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the model in a folder, so that a report must not overwrite it."""
+    """Return whether a file belongs to the model in a folder, so that a report must not overwrite it.
+
+    It does if it is directly in the folder and the manifest lists it, or a run writes a file of this name; without a
+    manifest any file in the folder does.
+    """
     from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
     from transduce.tasks.run.run_folder import RUN_FILES
 
@@ -362,7 +396,7 @@ def _is_model_file(path: Path, folder: Path) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a folder that could not be created or written to.
+    """Refuse a folder that could not be created or written to, before any work is done; it need not exist.
 
     Raises:
         TransduceError: a part of the path is a file, or not writable.
@@ -377,7 +411,7 @@ def check_folder(path: str) -> None:
 
 
 def read_aligned_lines(*paths: str) -> list[list[str]]:
-    """Return the lines of files that correspond line by line.
+    """Return the lines of several text files that correspond line by line, one list per file.
 
     Raises:
         TransduceError: a file cannot be read, the files differ in length, or they are empty.
@@ -390,7 +424,12 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
-    """Print a report as text, and write it as JSON if a path is set; a path of `-` prints only the JSON."""
+    """Print a report as text in the user's language, and write it as JSON too if a path is set.
+
+    Args:
+        report: the report.
+        json_path: the JSON file; None: no JSON; `-`: only the JSON is printed, and no text.
+    """
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":
@@ -399,7 +438,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
 
 
 def write_json(report: msgspec.Struct, path: str) -> None:
-    """Write a report as JSON; `-` is standard output."""
+    """Write a report to a file as indented JSON; the path `-` is standard output."""
     content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     if path != "-":
         write_file(Path(path), content)
@@ -409,9 +448,13 @@ def write_json(report: msgspec.Struct, path: str) -> None:
 
 
 def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
-    """Print lines, and a report on standard error; write the report as JSON if `json_path` is set.
+    """Print results on standard output and the report about them on standard error.
 
-    If `json_path` is `-`, the JSON is printed instead of the lines.
+    Args:
+        lines: the results, one per line.
+        report: the report.
+        json_path: also write the report as JSON to this file; None: no JSON; `-`: the JSON is printed on standard
+            output instead of the lines.
     """
     if json_path is not None:
         write_json(report, json_path)

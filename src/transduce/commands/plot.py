@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw the requested kind of chart as a file or as text."""
+    """Draw the requested kind of chart into a picture file, or as text on standard output, and return 0."""
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
 
     _check_options(options)
@@ -115,7 +115,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not apply to the kind of chart, and fill in defaults."""
+    """Refuse options that do not apply to the kind of chart or are out of range, and fill in the kind's defaults.
+
+    Raises:
+        TransduceError: an option or the number of arguments does not fit the kind.
+    """
     items, takes = _TAKES[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
@@ -176,7 +180,10 @@ def _attention(options: argparse.Namespace) -> "Chart":
 
 
 def _lengths(options: argparse.Namespace) -> "Chart":
-    """Plot BLEU by sentence length; each item is a model folder or a file of translations."""
+    """Return a chart of BLEU by sentence length for several systems.
+
+    Each item of the command is a model folder, whose model translates --source first, or a file of translations.
+    """
     from transduce.inspection.plots_runs import plot_lengths, unique_suffixes
 
     if options.source is None or options.reference is None:

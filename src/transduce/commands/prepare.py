@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare a corpus, and print a report."""
+    """Tokenize a corpus or a shard of it, merge shards, or only train a tokenizer; print a report and return 0."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
     check_writable(report=options.json, inputs=read)
     check_folder(options.out)
@@ -103,7 +103,16 @@ def _request(options: argparse.Namespace) -> "PrepareRequest":
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse options that cannot be combined with the option `mode`."""
+    """Refuse options that cannot be combined with another one.
+
+    Args:
+        options: the options of the command.
+        mode: the option that is set, such as `--merge`.
+        *others: names of the options (and of the settings file) that must not be set beside it.
+
+    Raises:
+        TransduceError: one of the others is set.
+    """
     for other in others:
         if getattr(options, other, None):
             name = "a settings file" if other == "settings" else f"`{option_of(other)}`"

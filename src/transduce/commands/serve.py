@@ -126,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal arrives, then return 0."""
+    """Serve the models' translations over HTTP until a signal arrives, then return 0."""
     from transduce.serving.models import parse_model
 
     _check_installed()
@@ -187,10 +187,10 @@ def _check_installed() -> None:
 
 
 def serving_settings(options: argparse.Namespace) -> ServingSettings:
-    """Return the settings of the server from the options.
+    """Return the server's settings that the options of `transduce serve` describe, with the API keys from their file.
 
     Raises:
-        TransduceError: a setting is out of range, or the keys cannot be read.
+        TransduceError: a setting is out of range, or the file of keys cannot be read.
     """
     from transduce.serving.limits import read_api_keys
 
@@ -212,7 +212,10 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
-    """Load the translation models and the language models, each in the order in which they were named.
+    """Load the folders that `transduce serve` names: translators with their glossaries, and language models.
+
+    Both lists are in the order in which the folders were named; a multilingual folder gives a translator for each pair
+    of languages, which share its weights.
 
     Raises:
         TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
@@ -249,7 +252,10 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
 
 
 def _samples(folder: Path) -> tuple[str, ...]:
-    """Return a few short sentences that a run translated when it last validated, for the web page."""
+    """Return up to four short sentences that a run translated when it last validated, as examples for the web page.
+
+    Empty if the folder has none, or the report in it is damaged.
+    """
     from transduce.inspection.sentence import sample_sentences
 
     try:
@@ -262,7 +268,13 @@ def _samples(folder: Path) -> tuple[str, ...]:
 def make_catalog(
     models: "Sequence[ServedModel]", generators: "Sequence[ServedGenerator]", settings: ServingSettings
 ) -> "Catalog":
-    """Return everything that a running server can load again: models, language profiles and API keys."""
+    """Return everything that a running server can replace when it reloads: models, language profiles and API keys.
+
+    Args:
+        models: the translators, whose profiles for the detection of languages are merged.
+        generators: the language models.
+        settings: the server's settings, which have the keys.
+    """
     from transduce.serving.service import Catalog
 
     profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
@@ -281,7 +293,16 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerat
 def _translators(
     folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
 ) -> "Iterator[tuple[Translator, tuple[str, str] | None]]":
-    """Yield a translator for each language pair of a folder, with the pair; all share the model's weights."""
+    """Yield a translator for each language pair that a model folder is served for, with the pair.
+
+    All share the model's weights.
+
+    Args:
+        folder: the model folder.
+        languages: the only pair to serve; None: all pairs of the folder. For a folder of one unknown pair, None is
+            yielded as the pair.
+        options: the options for loading a model.
+    """
     from transduce.model_folder.read import read_directions
 
     directions = read_directions(folder)
@@ -295,9 +316,11 @@ def _translators(
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
-    """Read the glossary files, and return the glossaries by pairs of language codes.
+    """Read the files of --glossary, and return the glossaries by pairs of source and target language code.
 
-    A glossary that is named without languages has the key None.
+    Args:
+        named: the arguments, such as `zh:en=FILE`, or FILE alone, whose glossary gets the key None.
+        models: number of served models; with several, each file needs its languages.
 
     Raises:
         TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.
@@ -327,9 +350,10 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 
 
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
-    """Return the default number of concurrently decoded batches: one per computing thread up to 4, or 1 on a GPU.
+    """Return the default number of batches that a server decodes at the same time.
 
-    Two batches on one core each are faster than both cores for one batch after the other.
+    It is the number of PyTorch's threads, at most 4, as two batches on one core each are faster than both cores for one
+    batch after the other; 1 if any model is on a GPU.
     """
     import torch
 
@@ -341,7 +365,10 @@ def _are_on_cpu(models: "Sequence[ServedModel | ServedGenerator]") -> bool:
 
 
 def inspection_views() -> "InspectionViews":
-    """Return the web page and the inspection functions behind it, so that serving does not import inspection."""
+    """Return the functions that draw the server's web page and inspect sentences for it, and the types of results.
+
+    They are passed to the server, so that the package `serving` does not import `inspection`.
+    """
     from transduce.inspection.interventions import Comparison
     from transduce.inspection.sentence_view import Inspection
     from transduce.serving.inspection_api import InspectionViews

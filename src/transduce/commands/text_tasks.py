@@ -49,7 +49,7 @@ _VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
 
 
 def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
-    """Yield the results for all items of a function that computes up to `size` items per call."""
+    """Yield the results of a function for all items in order, by calling it for blocks of up to `size` of them."""
     waiting = iter(items)
     while block := list(itertools.islice(waiting, size)):
         yield from compute(block)
@@ -60,7 +60,12 @@ def _input_lines(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _write_results(results: Iterable[str], output: str | None) -> None:
-    """Write lines, with their line feeds, to a file, or to standard output as soon as each is computed."""
+    """Write results, which include their line breaks.
+
+    Args:
+        results: the results, each one or more lines.
+        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
+    """
     if output:
         write_file(Path(output), "".join(results).encode())
         return
@@ -93,14 +98,17 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _number_of_labels(text: str) -> int:
-    """Parse the number of labels; the error message also explains a file name that is taken for the option's value."""
+    """Return the number of labels to print, as argparse's `type`; it refuses all but whole numbers from 1.
+
+    The message also explains a file name that was taken for the option's value.
+    """
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of labels (1 or more); put a file before the option")
 
 
 def run_classify(options: argparse.Namespace) -> int:
-    """Print a label for each text or, if the correct labels are known, a report of scores."""
+    """Print a label for each text or, with --labels (the right ones), a report of scores; return 0."""
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
@@ -121,7 +129,7 @@ def run_classify(options: argparse.Namespace) -> int:
 
 
 def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> None:
-    """Classify all texts, write the labels to a file if requested, and print scores."""
+    """Classify all texts, write the predicted labels to --output if set, and print scores against --labels."""
     from transduce.evaluation.scores import check_line_counts, score_labels
     from transduce.inference.evaluate import check_labels
 
@@ -136,7 +144,12 @@ def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> Non
 
 
 def format_classification(classification: "Classification", shown: int | None) -> str:
-    """Format a label, or labels with their probabilities, separated by tabs."""
+    """Return the classification of a text as a line.
+
+    Args:
+        classification: the label and the probabilities of all labels, the most probable first.
+        shown: how many labels to show with their probabilities, separated by tabs; -1: all; None: the label alone.
+    """
     if not shown:
         return classification.label
     ranked = list(classification.probabilities.items())[: shown if shown > 0 else None]
@@ -173,7 +186,10 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_tag(options: argparse.Namespace) -> int:
-    """Print a line `word TAB tag` for each word, with an empty line after each sentence, or a report of scores."""
+    """Print a line `word TAB tag` for each word, with an empty line after each sentence; return 0.
+
+    With --score, a report that compares the tags with those in the file is printed instead.
+    """
     from transduce.inference.tagger import load_tagger
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
@@ -194,14 +210,23 @@ def run_tag(options: argparse.Namespace) -> int:
 
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
-    """Return the sentences of the input, each as a list of words."""
+    """Return the sentences to tag, each as a list of words.
+
+    They come from the columns of a tagged file, or else from lines whose words are separated by spaces.
+    """
     if options.columns or (options.text and is_tagged_file(options.text)):
         return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
     return (line.split() for line in _input_lines(options))
 
 
 def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
-    """Tag the sentences of a tagged file, compare the tags with those of the file, and print a report."""
+    """Tag the sentences of a tagged file, compare the tags with those of the file, and print a report of scores.
+
+    The predicted tags are written to --output if set.
+
+    Raises:
+        TransduceError: the model knows none of the file's tags.
+    """
     from transduce.evaluation.scores import score_tags
 
     sentences = read_tagged(options.text, options.columns)
@@ -227,7 +252,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
 
 
 class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The bracket scores of a treebank, with the settings of the parser."""
+    """A report about a parser: its bracket scores on a treebank, and the beam size with which it parsed."""
 
     brackets: "BracketReport"
     f1: float
@@ -269,7 +294,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_parse(options: argparse.Namespace) -> int:
-    """Print a tree for each sentence or, given a treebank, a report of bracket scores."""
+    """Print a tree for each sentence or, with --reference (a treebank), a report of bracket scores; return 0."""
     from transduce.inference.parser import load_parser
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
@@ -298,7 +323,7 @@ def _format_parse(parse: "Parse", options: argparse.Namespace) -> str:
 
 
 def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingReport:
-    """Parse a treebank's sentences, write the trees to a file if requested, and return the bracket scores."""
+    """Parse the sentences of a treebank, write the trees to --output if set, and return the bracket scores."""
     from transduce.evaluation.brackets import BracketSettings, score_trees
 
     references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
@@ -322,12 +347,12 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of texts with the candidates for their masks."""
+    """The texts whose masks were filled, with the candidates for each mask."""
 
     fillings: "Sequence[Filling]"
 
     def __str__(self) -> str:
-        """Return each text with its masks filled, and a line of candidates for each mask."""
+        """Return each text with its masks filled, and below it a line of candidates for each mask."""
         return "\n".join("\n".join([filling.text, *_format_masks(filling)]) for filling in self.fillings)
 
 
@@ -339,7 +364,7 @@ def _format_masks(filling: "Filling") -> list[str]:
 
 
 def _format_candidate(candidate: "Candidate") -> str:
-    """Return a candidate's text, or the candidate's token if its text is invisible or part of a character."""
+    """Return a candidate for a mask as printed: its text, or its token if the text is blank or part of a character."""
     text = candidate.text.strip()
     return candidate.token if not text or "\ufffd" in text else text
 
@@ -361,7 +386,7 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_fill_mask(options: argparse.Namespace) -> int:
-    """Print each text with its masks filled, and below it the candidates for each mask."""
+    """Print each text with its masks filled, and below it the candidates for each mask; return 0."""
     from transduce.inference.mask_filler import load_filler
 
     check_writable(report=options.json, inputs=[options.model])
@@ -403,7 +428,10 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> int:
-    """Write the vectors of all lines, and report the numbers of lines and of truncated lines."""
+    """Write a vector for each line of text to --output (.npy or .jsonl), and return 0.
+
+    The number of vectors, and of lines that are longer than the model reads, are reported on standard error.
+    """
     from transduce.inference.embedder import load_embedder
 
     path, kind = Path(options.output), _VECTOR_FORMATS.get(Path(options.output).suffix)
@@ -431,7 +459,11 @@ def run_embed(options: argparse.Namespace) -> int:
 
 
 def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
-    """Return lines with their vectors, (lines, width), float32, and the number of truncated lines."""
+    """Compute the vectors of some lines.
+
+    Returns:
+        A list with one item: the lines, their vectors, (lines, width), float32, and how many lines were truncated.
+    """
     whole = embedder.tokenizer.source.encode_batch(lines)
     rows = embedder.frame(whole)
     cut = sum(len(row) < len(ids) + 2 for row, ids in zip(rows, whole, strict=True))  # with [CLS] and [SEP]
@@ -439,7 +471,19 @@ def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
 
 
 def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:
-    """Write one array, (lines, width), in NumPy's format; return the numbers of lines and of truncated lines."""
+    """Write the vectors of all lines as one float32 array, (lines, width), in NumPy's format (.npy).
+
+    Args:
+        file: the file, which must be seekable if there are any lines, as the array's size is written at the end.
+        blocks: groups of lines with their vectors, and the number of truncated lines in each.
+        width: numbers in a vector.
+
+    Returns:
+        The number of lines, and how many of them were truncated.
+
+    Raises:
+        TransduceError: the file is not seekable.
+    """
     count = cut = 0
     _write_header(file, (0, width))
     for _, vectors, cut_here in blocks:
@@ -454,7 +498,10 @@ def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    """Write a NumPy array's header, which NumPy pads, so that its length does not depend on the number of rows."""
+    """Write the header of an .npy file with a float32 array of this shape.
+
+    NumPy pads it, so that it can be overwritten when the number of rows is known.
+    """
     import numpy as np
 
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False, "shape": shape}
@@ -462,9 +509,15 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 
 
 def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
-    """Write a JSON object with a text and its vector for each line; return the numbers of lines and truncated lines.
+    """Write a JSON object with `text` and `vector` for each line; numbers have nine digits, which identify a float32.
 
-    Numbers have nine significant digits, which identify a float32.
+    Args:
+        file: the file.
+        blocks: groups of lines with their vectors, and the number of truncated lines in each.
+        width: not used.
+
+    Returns:
+        The number of lines, and how many of them were truncated.
     """
     count = cut = 0
     for texts, vectors, cut_here in blocks:

@@ -94,7 +94,11 @@ _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
+    """Train a model, or only print a forecast of the run (--dry-run, --forecast).
+
+    Returns:
+        0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved.
+    """
     from transduce.tasks.train import train_in_stages
 
     is_dry = options.dry_run or options.forecast
@@ -119,9 +123,10 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 class _ForecastKeeper(Callback):
-    """A callback that stores the forecast of a run's time and memory, which the command prints after a dry run."""
+    """A callback that stores the forecast of a run's time and memory, which a dry run writes as JSON."""
 
     forecast: "RunForecast | None" = None
+    """The forecast; None until the run has made it."""
 
     @override
     def on_forecast(self, event: "RunForecast") -> None:
@@ -129,7 +134,17 @@ class _ForecastKeeper(Callback):
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
-    """Return the `RunRequest` that the options of `add_run` describe."""
+    """Return the training run that the command's options describe.
+
+    Args:
+        options: the options of `add_run`: settings, texts, model, device.
+        out: the run's folder.
+        resume: continue from the newest checkpoint.
+        dry_run: only choose settings and forecast.
+
+    Raises:
+        TransduceError: options contradict each other, or a setting is invalid.
+    """
     from transduce.tasks.run.run import RunRequest
 
     if options.dev_corpus and not options.corpus:
@@ -150,7 +165,11 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
 
 
 def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, Any]]:
-    """Return the tables of `data.corpora`; dev sets belong to the corpora whose languages their suffixes show.
+    """Return the setting `data.corpora` that --corpus and --dev-corpus describe, as a table for each corpus.
+
+    Args:
+        corpora: the arguments of each --corpus: one or two files, and settings such as `weight=2`.
+        dev: the two files of each --dev-corpus, which belongs to the corpus with the same languages by its suffixes.
 
     Raises:
         TransduceError: a dev set belongs to no corpus, or a corpus has other than one or two files.
@@ -196,7 +215,10 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Train a translator; print samples and the share of held-out sentences that it translates exactly right."""
+    """Train a small translator on the built-in corpus, print samples and its result, and return 0.
+
+    The result is the share of held-out sentences that it translates exactly right.
+    """
     from transduce.demonstration.run import SENTENCES, demo
 
     check_folder(options.out)
@@ -220,7 +242,11 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove the folder of an earlier demonstration; refuse any other folder."""
+    """Remove the folder of an earlier demonstration, if it exists.
+
+    Raises:
+        TransduceError: the folder holds something else.
+    """
     from transduce.demonstration.run import refuse_other_run
     from transduce.model_folder.read import SETTINGS_FILE
 

@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for texts: --split-sentences, --join-lines, --protect."""
+    """Declare a command's options for how texts are read: --split-sentences, --join-lines and --protect."""
     group = parser.add_argument_group("text")
     group.add_argument(
         "--split-sentences",
@@ -120,7 +120,7 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for large files: --output, --resume, --shard, --workers."""
+    """Declare a command's options for large files: --output, --resume, --shard and --workers."""
     group = parser.add_argument_group("large files")
     group.add_argument(
         "--output",
@@ -134,7 +134,10 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a translation for each input line; on a terminal, prompt for sentences."""
+    """Translate the lines of a file or of standard input, or a document, and return 0.
+
+    Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
+    """
     from transduce.inference.bulk_files import parse_line_shard, portion_size, portions
     from transduce.machine import detect_machine
 
@@ -175,7 +178,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_context(options: argparse.Namespace, folder: str) -> int:
-    """Return how many earlier lines the model reads as context; refuse options that would lose this context.
+    """Return how many earlier lines a model reads as context for each line, and refuse options that would lose them.
+
+    Args:
+        options: the options of `transduce translate`.
+        folder: the model's folder.
+
+    Returns:
+        The number of lines; 0 if the model reads each line by itself.
 
     Raises:
         TransduceError: an option divides documents, or translates lines by themselves.
@@ -198,14 +208,21 @@ def _check_context(options: argparse.Namespace, folder: str) -> int:
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
-    """Split the arguments into model folders and, if the last of several is not a folder, a text file."""
+    """Split a command's positional arguments into model folders and an input file.
+
+    The last of several arguments is the file if it is not a folder; otherwise, and for `-`, the file is None.
+    """
     if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
         return paths[:-1], file_or_stream(paths[-1])
     return paths, None
 
 
 def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return the search settings and constraints that the options set for every line.
+    """Return everything that applies to each line that is translated: search settings, required text, glossary, ….
+
+    Args:
+        options: the options of `transduce translate`.
+        folder: the model's folder, whose search settings the options override.
 
     Raises:
         TransduceError: an option is out of range, or has no effect.
@@ -261,7 +278,17 @@ def check_options(options: argparse.Namespace) -> None:
 def translate_with_warnings(
     options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield each group of input lines in `portions` with its translated text, computed by one process or several."""
+    """Translate groups of input lines by one process or several, and yield each with its translated text, in order.
+
+    Warnings about the lines are reported on standard error; so are missing glossary terms, unless there are several
+    alternatives per line.
+
+    Args:
+        options: the options of `transduce translate`.
+        folders: the model folders; several are an ensemble.
+        job: what applies to each line.
+        portions: the groups of lines.
+    """
 
     from transduce.commands.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
@@ -282,7 +309,12 @@ def translate_with_warnings(
 def _report_missing_terms(
     glossary: Glossary, results: "Iterable[tuple[Portion, str]]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
+    """Yield translated groups of lines unchanged, and at the end report on standard error which lack a glossary term.
+
+    Args:
+        glossary: the terms.
+        results: the groups of input lines with their translated text.
+    """
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
@@ -318,7 +350,16 @@ def _translate_portions(
 
 
 def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", portions: "Iterable[Portion]") -> None:
-    """Translate into the file --output; an interrupted translation can be resumed."""
+    """Translate groups of input lines into the file --output, such that an interrupted translation can be resumed.
+
+    Nothing is done if the file is complete already, which is reported on standard error.
+
+    Args:
+        options: the options of `transduce translate`.
+        folders: the model folders; several are an ensemble.
+        job: what applies to each line.
+        portions: the groups of lines; with --resume, those that were translated earlier are skipped.
+    """
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)
@@ -360,7 +401,15 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
-    """Return a fingerprint of all models and options that determine the output for a line."""
+    """Return bytes that represent all models and options that determine the output for a line.
+
+    A translation is only resumed if they are equal to those of the interrupted one.
+
+    Args:
+        options: the options of `transduce translate`.
+        folders: the model folders, whose files are read.
+        job: what applies to each line.
+    """
     from transduce.inference.decoding import read_max_source_tokens
 
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
@@ -374,20 +423,20 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return the digest of a model folder's manifest or, without a manifest, the digests of all its files."""
+    """Return SHA-256 digests that identify the model in a folder: of its manifest or, without one, of all its files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
 
 
 def open_device(path: str) -> io.TextIOWrapper:
-    """Open a device such as /dev/stdout as UTF-8 text with line feeds."""
+    """Open a device such as /dev/stdout to write UTF-8 text with line feeds, whatever the locale is."""
     return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
 
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Yield standard output as UTF-8 text with line feeds, independent of the locale."""
+    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
     try:
         yield output
@@ -397,9 +446,10 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
 
 
 def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input, in which U+FFFD replaces bytes that are not UTF-8.
+    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
 
-    `read_lines` refuses a file with such bytes, since a user can fix a file, but not a stream.
+    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
+    stream.
 
     Args:
         is_any_text: do not check whether the first lines show a document, such as subtitles.
@@ -437,7 +487,11 @@ def _refuse_other_content(line: bytes) -> None:
 
 
 def _refuse_other_ends(raw: bytes) -> None:
-    """Refuse input in which carriage returns alone end the lines, so that it would be read as one line."""
+    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
+
+    Args:
+        raw: the bytes of the first line.
+    """
     if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
         raise TransduceError(
             "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
@@ -446,7 +500,16 @@ def _refuse_other_ends(raw: bytes) -> None:
 
 
 def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:
-    """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
+    """Translate sentences that a user types at a prompt, until an empty line or the end of the input.
+
+    A single translation is printed while it is generated; several alternatives, and re-decoded ones, when they are
+    complete.
+
+    Args:
+        translator: the model.
+        output: where translations are written.
+        job: what applies to each sentence: search settings, required text, glossary.
+    """
     from transduce.inference.quality_estimation import describe_wrong_language
     from transduce.inference.redecoding import redecode
 
@@ -498,7 +561,11 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
 
 
 def _ask() -> str:
-    """Return a line typed by the user; the prompt is not written to a redirected output."""
+    """Return a line that the user types after a prompt, which goes to standard error if the output is redirected.
+
+    Raises:
+        EOFError: the input ends.
+    """
     with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
         import readline  # noqa: F401
     if sys.stdout.isatty():

@@ -48,7 +48,7 @@ _OF_LINES: dict[str, object] = {
 
 
 def add_documents(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for documents: --format, --columns, --fields, --keep-source and others."""
+    """Declare the options of `transduce translate` for documents, such as --format, --columns and --keep-source."""
     group = parser.add_argument_group(
         "documents", f"files that end in {known_suffixes()}; only their text is translated"
     )
@@ -93,9 +93,13 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def document_format(file: str | None, options: argparse.Namespace) -> Format | None:
-    """Return the format of the input if it is a document, or None if its lines are translated.
+    """Return the format of the input if it is a document, such as a Word file, or None if its lines are translated.
 
     Plain text is a document if --encoding or --keep-source is set.
+
+    Args:
+        file: the input; None: standard input, whose lines are translated.
+        options: the options of `transduce translate`.
 
     Raises:
         TransduceError: the file is in a format that cannot be translated, or its content is another than its name
@@ -123,14 +127,14 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 def translate_file(
     options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "Job", identity: bytes
 ) -> int:
-    """Translate a document; write it to --output.
+    """Translate a document, write it to --output, report warnings on standard error, and return 0.
 
     Without --output, text goes to standard output, and an archive such as .docx beside the document, with the target
     language in its name.
 
     Args:
         options: the command's options.
-        folders: the model folders.
+        folders: the model folders; several are an ensemble.
         file: the document.
         format: the document's format.
         job: search settings, glossary and settings for texts.
@@ -204,7 +208,10 @@ _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
 
 @contextlib.contextmanager
 def naming_options(file: str) -> Iterator[None]:
-    """Within a `with` block, name the command's options and the file in errors about a document."""
+    """In a `with` block, change messages of errors about a document to name the command's options and the file.
+
+    They name settings, such as `columns`, and call the file "The document".
+    """
     try:
         yield
     except TransduceError as error:
@@ -216,7 +223,7 @@ def naming_options(file: str) -> Iterator[None]:
 
 
 def _write_stream(path: str | None, content: bytes) -> None:
-    """Write a document to a device such as /dev/stdout; None: standard output."""
+    """Write the bytes of a document to a device such as /dev/stdout; a path of None is standard output."""
     if path is None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -226,7 +233,7 @@ def _write_stream(path: str | None, content: bytes) -> None:
 
 
 class _UnitWarnings:
-    """A collector of warnings about the texts of a document, which are numbered from 1."""
+    """Collects warnings about the translations of a document's texts, which are numbered from 1; `str` lists them."""
 
     def __init__(self, translator: "Translator") -> None:
         from transduce.commands.line_warnings import LineWarnings, unknown_letters
@@ -240,7 +247,10 @@ class _UnitWarnings:
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
-        """Check the translations of the document's next texts, and collect the warnings about them."""
+        """Check the translations of the document's next texts, and collect the warnings about them.
+
+        Texts of the kind `html` are numbered, but not checked.
+        """
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
             if unit.kind != "html":
@@ -252,7 +262,14 @@ class _UnitWarnings:
 
 @contextlib.contextmanager
 def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
-    """Show a progress bar on a terminal; yield a function that receives the texts (units) that are finished."""
+    """Show a progress bar in a `with` block while a document is translated, if standard error is a terminal.
+
+    Yields a function to call with the texts (units) that are finished; without a terminal it does nothing.
+
+    Args:
+        document: the document, whose characters are the total.
+        name: the file's name, shown beside the bar.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return

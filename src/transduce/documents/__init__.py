@@ -1,1 +1,1 @@
-"""Translation of documents: only their text is translated, and their structure and markup stay the same."""
+"""Translate documents such as Word files, HTML and subtitles: only their text changes, not structure and markup."""

@@ -19,25 +19,37 @@ class Source(NamedTuple):
     limits: Limits
 
     def text_file(self, encoding: str = "utf-8", *, is_markup: bool = False) -> TextFile:
-        """Return the document's content as a text file in this encoding, unless the settings name another."""
+        """Decode the document's content as a text file.
+
+        Args:
+            encoding: encoding of the content; a byte order mark or the setting `encoding` overrides it.
+            is_markup: the file is HTML or XML, which can write characters that the encoding lacks as references.
+
+        Raises:
+            TransduceError: the content is not text in this encoding.
+        """
         return TextFile(self.content, self.settings.encoding or encoding, is_markup=is_markup)
 
     def archive(self) -> Archive:
-        """Return the document's content as a ZIP archive."""
+        """Unpack the document's content as a ZIP archive, within the limits on size.
+
+        Raises:
+            TransduceError: the content is not a ZIP archive, or the archive is damaged, unsafe or too large.
+        """
         return Archive(self.content, self.limits)
 
 
 class Format(NamedTuple):
-    """A document format: its names, file suffixes and media type, and the function that reads it."""
+    """A document format that can be translated: its names, file suffixes, media type and reading function."""
 
     name: str
     """The name of the format, as in `--format`."""
     title: str
-    """A description of the format for people."""
+    """A description of the format for people, such as `Word document`."""
     suffixes: tuple[str, ...]
     """The suffixes of file names, in lower case; the first is the usual one."""
     reader: str
-    """Module and function that reads documents of the format, such as `text_formats:read_text`."""
+    """Module in this folder and its function that reads documents of the format, such as `text_formats:read_text`."""
     media_type: str
     """The media type of the format, such as `text/html`."""
 
@@ -47,7 +59,7 @@ class Format(NamedTuple):
         return self.name not in {each.name for each in _TEXT_FORMATS}
 
     def read(self, source: Source) -> Document:
-        """Return the texts of a document and the function that writes it.
+        """Return a document of this format as its texts to translate and a function that writes it with translations.
 
         Raises:
             TransduceError: the content is not in this format or exceeds a limit, or a setting does not fit it.
@@ -110,17 +122,21 @@ _OTHER_STARTS = (
 
 
 def known_suffixes() -> str:
-    """Return the suffixes of all formats as a list for messages."""
+    """Return the file suffixes of all formats, separated by spaces, for error messages."""
     return " ".join(_BY_SUFFIX)
 
 
 def format_of_name(name: str) -> Format | None:
-    """Return the format that the suffix of a file name stands for, or None if it is unknown."""
+    """Return the document format that a file name's suffix stands for (in any case), or None if it is unknown."""
     return _BY_SUFFIX.get(PurePath(name).suffix.lower())
 
 
 def format_of_content(content: bytes) -> Format | None:
-    """Return the format that the content of a file shows by its start, or None if it shows none."""
+    """Recognize a document's format by its content alone, such as `WEBVTT` at the start or the files of a ZIP archive.
+
+    Returns:
+        The format; None if the content shows none, as plain text, Markdown and tables do.
+    """
     if content.startswith(b"PK\x03\x04"):
         return _format_of_archive(content)
     mark_16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -134,7 +150,10 @@ def format_of_content(content: bytes) -> Format | None:
 
 
 def _is_json(content: bytes) -> bool:
-    """Return whether content is JSON; the start of a large file is taken to be JSON."""
+    """Return whether a file's content is one valid JSON value.
+
+    Content of exactly `START_BYTES` bytes counts as valid without a check, because it may be the start of a file.
+    """
     import json
 
     if len(content) == START_BYTES:
@@ -150,7 +169,12 @@ _ARCHIVE_PARTS = {"word/": "docx", "ppt/": "pptx", "xl/": "xlsx"}
 
 
 def _format_of_archive(content: bytes) -> Format | None:
-    """Return the format of a ZIP archive by its first entries, without unpacking it."""
+    """Recognize the document format of a ZIP archive without unpacking it.
+
+    Returns:
+        The format of the media type that the first file (`mimetype`) declares, as in OpenDocument and EPUB; otherwise
+        the Office format whose folder (`word/`, `ppt/`, `xl/`) its list of files has; None if it is neither.
+    """
     stored = re.match(rb"PK\x03\x04.{22}\x08\x00(?:..)mimetype([\w.+/-]{1,80})", content[:200], re.DOTALL)
     if stored is not None:
         declared = stored[1].partition(b"PK")[0].decode("ascii", "ignore")
@@ -168,11 +192,11 @@ _UNSUPPORTED = re.compile(
 
 
 def recognize_text(name: str, start: bytes) -> None:
-    """Refuse a file whose lines are to be translated if its name or its start shows that it is a document.
+    """Refuse a file for line-by-line translation if its name or its start shows that it is not plain lines.
 
     Args:
         name: the file's name.
-        start: the first bytes of its content.
+        start: the first `START_BYTES` bytes of its content, or all of a smaller file.
 
     Raises:
         TransduceError: the file is a document, or in a format that cannot be translated.
@@ -193,15 +217,15 @@ def recognize_text(name: str, start: bytes) -> None:
 
 
 def recognize(name: str, content: bytes, format: str | None = None) -> Format:
-    """Return the format of a document.
+    """Return the format of a document, by the suffix of its name; the content is only checked against it.
 
     Args:
         name: the file's name.
         content: its content.
-        format: name of the format if the user sets it; None: by name and content.
+        format: name of the format, such as `srt`, which is used without a check of name and content; None: by suffix.
 
     Raises:
-        TransduceError: the format is unknown, or the content contradicts the name.
+        TransduceError: the format is unknown or cannot be translated, or the content contradicts the name.
     """
     if format is not None:
         if format not in FORMATS:
@@ -229,7 +253,11 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 
 
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
-    """Return whether the format that a document's content shows contradicts the format of its name."""
+    """Return whether the format that a document's content shows contradicts the different format of its name.
+
+    It does if the name is of an archive or plain text, or if the two are SRT and WebVTT, or HTML and XLIFF. Any
+    other text format wins over what its content looks like.
+    """
     return (
         by_name.is_archive
         or by_name.name == "txt"
@@ -238,7 +266,7 @@ def _is_contradiction(by_name: Format, by_content: Format) -> bool:
 
 
 def read_document(name: str, content: bytes, settings: DocumentSettings, limits: Limits) -> Document:
-    """Return the texts of a document of any known format and the function that writes it.
+    """Read a document of any known format: its texts to translate, and a function that writes it with translations.
 
     Args:
         name: the file's name, whose suffix shows the format.
@@ -247,7 +275,8 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
         limits: limits on size.
 
     Raises:
-        TransduceError: the format is unknown, the content is damaged or exceeds a limit, or a setting does not fit it.
+        TransduceError: the format is unknown, the content is damaged or exceeds a limit, a setting does not fit the
+            format, or an archive has no text to translate.
     """
     check_size(content, limits)
     found = recognize(name, content, settings.format)

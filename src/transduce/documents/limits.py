@@ -18,11 +18,11 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Limits on the size of a document; the defaults suit uploads to a server."""
 
     max_bytes: int = 20 << 20
-    """Maximum size of the file."""
+    """Maximum size of the file in bytes."""
     max_entries: int = 5_000
     """Maximum number of files in an archive such as .docx."""
     max_expanded_bytes: int = 100 << 20
-    """Maximum size of all files of an archive after decompression."""
+    """Maximum size in bytes of all files of an archive together, after decompression."""
     max_characters: int = 2_000_000
     """Maximum number of characters to translate."""
 
@@ -32,10 +32,10 @@ LOCAL_LIMITS = Limits(max_bytes=1 << 30, max_entries=100_000, max_expanded_bytes
 
 
 def check_size(content: bytes, limits: Limits) -> None:
-    """Refuse a file that is too large.
+    """Refuse the content of a document that has more bytes than `limits.max_bytes`.
 
     Raises:
-        TransduceError: the file exceeds the limit.
+        TransduceError: the content is larger.
     """
     if len(content) > limits.max_bytes:
         raise TransduceError(
@@ -53,10 +53,11 @@ class Archive:
     """A ZIP archive in memory, some of whose files can be replaced; order and other files stay the same."""
 
     def __init__(self, content: bytes, limits: Limits) -> None:
-        """Check an archive against the limits before anything is unpacked.
+        """Check a ZIP archive against the limits by its list of files, and then unpack all files into memory.
 
         Raises:
-            TransduceError: the archive is damaged, encrypted or too large, or an entry has an unsafe name.
+            TransduceError: the archive is damaged, encrypted or too large, uses a compression other than Deflate, or
+                has two files of one name or a file whose name points outside of it.
         """
         self._content = content
         self._entries: dict[str, bytes] = {}
@@ -81,7 +82,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """The names of all files in the archive, in order."""
+        """The names of all files in the archive, without folders, in the archive's order."""
         return list(self._entries)
 
     def _check(self, limits: Limits) -> None:
@@ -111,7 +112,12 @@ class Archive:
                 )
 
     def write(self, changes: Mapping[str, bytes]) -> bytes:
-        """Return the archive with some of its files replaced; without changes, the same bytes."""
+        """Return the bytes of the archive with the content of some files replaced.
+
+        Args:
+            changes: new contents by file name; each name must be in the archive. If all contents are equal to the old
+                ones, the original bytes are returned.
+        """
         changes = {name: content for name, content in changes.items() if self._entries[name] != content}
         if not changes:
             return self._content
@@ -128,7 +134,10 @@ class Archive:
 
 
 def _is_unsafe(name: str) -> bool:
-    """Return whether the name of an entry points outside of the archive."""
+    """Return whether the name of a file in a ZIP archive could lead outside of the folder where it is unpacked.
+
+    Such names are absolute, start with a drive letter, or contain `..`, a backslash or a null character.
+    """
     return "\0" in name or "\\" in name or name.startswith("/") or ".." in name.split("/") or name[1:2] == ":"
 
 
@@ -138,7 +147,7 @@ _DECLARED = re.compile(rb"""^<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["'
 
 
 def xml_encoding(content: bytes) -> str:
-    """Return the encoding that an XML file without a byte order mark declares."""
+    """Return the encoding that an XML file declares in its first line, in lower case; `utf-8` if it declares none."""
     match = _DECLARED.match(content[:200])
     return "utf-8" if match is None else match[1].decode().lower()
 
@@ -148,10 +157,10 @@ def check_xml(text: str, name: str) -> None:
 
     Args:
         text: the XML.
-        name: its name, for messages.
+        name: name of the document's format for error messages, such as `XLIFF`.
 
     Raises:
-        TransduceError: the text is refused.
+        TransduceError: the text is not well-formed, or has a document type (`<!DOCTYPE …>`).
     """
     parser = expat.ParserCreate("utf-8")
     parser.StartDoctypeDeclHandler = lambda *_: _refuse_doctype(name)
@@ -169,11 +178,11 @@ def parse_xml(content: bytes, name: str) -> Any:
     """Return the tree (`lxml.etree`) of an XML file; nothing outside the file is read.
 
     Args:
-        content: the file.
-        name: its name, for messages.
+        content: the bytes of the file.
+        name: its name in the document's archive, for error messages.
 
     Raises:
-        TransduceError: the XML is malformed, or declares entities or a document type.
+        TransduceError: the XML is malformed or declares a document type, or lxml is not installed.
     """
     etree = import_extra("lxml.etree", "documents")
     parser = etree.XMLParser(
@@ -189,7 +198,7 @@ def parse_xml(content: bytes, name: str) -> Any:
 
 
 def write_xml(tree: Any) -> bytes:
-    """Return the bytes of a tree that `parse_xml` returned."""
+    """Return an `lxml.etree` tree as the bytes of an XML file, in the encoding that its source declared or UTF-8."""
     etree = import_extra("lxml.etree", "documents")
     info = tree.docinfo
     written = etree.tostring(tree, xml_declaration=True, encoding=info.encoding or "UTF-8", standalone=info.standalone)
@@ -200,7 +209,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def xml_text(text: str) -> str:
-    """Return a text without the characters that XML cannot store."""
+    """Return a text without the control characters and other code points that XML 1.0 does not allow."""
     return _NOT_XML.sub("", text)
 
 
@@ -208,11 +217,14 @@ _EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")
 
 
 def unescaped(text: str) -> str:
-    """Return a text of Excel in which escapes such as `_x000D_` are the characters that they stand for."""
+    """Return a string of an Excel file with escapes such as `_x000D_` replaced by the characters they stand for."""
     return _EXCEL_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def escaped(text: str) -> str:
-    """Return a text of Excel with escapes for control characters, and for what looks like an escape."""
+    """Return a text as Excel files store it, with control characters as escapes such as `_x000D_`.
+
+    Tabs and line feeds stay. Text that only looks like an escape is escaped too, so that reading restores it.
+    """
     text = _EXCEL_ESCAPE.sub(r"_x005F_x\1_", text)
     return re.sub("[\x00-\x08\x0b-\x1f]", lambda match: f"_x{ord(match[0]):04X}_", text)

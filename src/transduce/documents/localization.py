@@ -36,7 +36,7 @@ _PO_WIDTH = 77
 
 
 class _String(NamedTuple):
-    """A string of a gettext catalog, with the span of its quoted literals in the file."""
+    """A string of a gettext catalog, decoded, with the start and end of its quoted literals in the file."""
 
     start: int
     end: int
@@ -54,6 +54,7 @@ class _Entry:
     ids: list[_String] = field(default_factory=list)
     """The text to translate and, for plural forms, the plural text."""
     translations: dict[int, _String] = field(default_factory=dict)
+    """The translations (`msgstr`), which may be empty, by the number of the plural form; 0 without plural forms."""
 
     @property
     def is_fuzzy(self) -> bool:
@@ -62,7 +63,14 @@ class _Entry:
 
 
 def read_po(source: Source) -> Document:
-    """Return the document of a gettext catalog: the entries without a translation, or those of the settings."""
+    """Read a gettext catalog as a document; its units are the texts that have no translation yet.
+
+    With `overwrite` they are all texts, with `overwrite_fuzzy` also those flagged fuzzy. Each translation is written
+    into the `msgstr` of its text.
+
+    Raises:
+        TransduceError: the file is not a gettext catalog or not text in its encoding.
+    """
     declared = _CHARSET.search(source.content[:65_536])
     is_named = declared is not None and declared[1] != b"CHARSET"
     file = source.text_file(declared[1].decode() if declared is not None and is_named else "utf-8")
@@ -89,10 +97,10 @@ def _is_header(entry: _Entry) -> bool:
 
 
 def _entries(text: str) -> Iterator[_Entry]:
-    """Yield the entries of a gettext catalog; obsolete entries count as comments.
+    """Yield the entries of a gettext catalog, its header first; obsolete entries (`#~`) are skipped as comments.
 
     Raises:
-        TransduceError: a line is neither a comment nor a string.
+        TransduceError: a line is neither empty nor a comment nor part of an entry.
     """
     entry: _Entry | None = None
     notes: list[Line] = []
@@ -138,18 +146,19 @@ def _entries(text: str) -> Iterator[_Entry]:
 
 
 def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
-    """Return the notes of the entry that follows a comment or an empty line.
+    """Return the notes (lines with `#,` or `#|`) of a catalog's next entry, after reading one more line.
 
     Args:
-        line: the comment or empty line; an obsolete entry is a comment, to which the notes before it belong.
-        notes: the notes before `line`.
+        line: a comment or an empty line. A note is added; after a line of an obsolete entry (`#~`) there are none,
+            because those before it belong to that entry.
+        notes: the notes that were found before `line`.
     """
     comment = line.text.lstrip()
     return [] if comment.startswith("#~") else [*notes, line] if comment.startswith(("#,", "#|")) else notes
 
 
 def _flags(line: Line) -> list[str]:
-    """Return the flags of an entry in a line before it; none if the line has other notes."""
+    """Return the flags of a catalog entry in one of its notes, such as `fuzzy`; empty if the line has no flags."""
     text = line.text.strip()
     return [flag.strip() for flag in text[2:].split(",") if flag.strip()] if text.startswith("#,") else []
 
@@ -159,7 +168,14 @@ def _unquoted(literal: str) -> str:
 
 
 def _quoted(text: str, newline: str) -> str:
-    """Return a text as quoted literals of a gettext catalog, on one line or wrapped at 77 characters."""
+    """Return a text as quoted and escaped literals of a gettext catalog.
+
+    A short text without inner line breaks is one literal; others are wrapped after line breaks and at 77 characters.
+
+    Args:
+        text: the text.
+        newline: line break of the file, which is put between the literals.
+    """
     escapes = {value: f"\\{key}" for key, value in _ESCAPED.items()} | {"\\": "\\\\", '"': '\\"'}
     escaped = "".join(escapes.get(character, character) for character in text)
     if len(escaped) <= _PO_WIDTH - 7 and "\\n" not in escaped.removesuffix("\\n"):
@@ -173,7 +189,15 @@ def _quoted(text: str, newline: str) -> str:
 
 
 def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
-    """Return the translations of a catalog entry that are to be written, each with its source text."""
+    """Return the strings of a catalog entry that get a new translation, each with the source text to translate.
+
+    They are those without a translation, or all with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
+
+    Args:
+        entry: the entry.
+        plurals: number of plural forms in the target language; with one form, it is the translation of the plural.
+        settings: the settings `overwrite` and `overwrite_fuzzy`.
+    """
     is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
     return [
         (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
@@ -185,9 +209,16 @@ def _open_strings(entry: _Entry, plurals: int, settings: DocumentSettings) -> li
 def _edit_entry(
     file: TextFile, entry: _Entry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
 ) -> Edit:
-    """Return the edit that writes translations of a catalog entry.
+    """Return the edit that writes new translations into an entry of a gettext catalog.
 
-    The flag `fuzzy` belongs to the former translation, so it is removed if no string of that stays.
+    The flag `fuzzy` belongs to the former translation, so it is removed if no string of that stays. With `mark_fuzzy`
+    the entry gets it.
+
+    Args:
+        file: the catalog.
+        entry: the entry.
+        open_strings: the strings to write, each with its source text, which is a unit of the edit.
+        settings: the setting `mark_fuzzy`.
     """
     end = max(string.end for string in entry.translations.values())
     start = min(entry.start, *(line.start for line in entry.notes)) if entry.notes else entry.start
@@ -215,7 +246,7 @@ def _edit_entry(
 
 
 def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
-    """Return a line with notes of a catalog entry for a changed translation; empty if the line is to be removed.
+    """Return a note of a catalog entry as it is written with a new translation; empty if the line is to be removed.
 
     Args:
         line: one of the entry's notes.
@@ -234,7 +265,7 @@ def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> s
 
 
 def _outer_breaks(text: str) -> tuple[str, str]:
-    """Return the line breaks at the start and at the end of a text."""
+    """Return the line breaks at the start and those at the end of a text, which its translation gets too."""
     core = text.strip("\n")
     start = text.index(core) if core else 0
     return text[:start], text[start + len(core) :]
@@ -255,7 +286,7 @@ _UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 
 @dataclass
 class _Element:
-    """An open element of an XLIFF file."""
+    """An element of an XLIFF file whose end has not been read yet, with what was found in it so far."""
 
     name: str
     attributes: dict[str, str]
@@ -264,13 +295,15 @@ class _Element:
     inner: int
     """Position after the element's start tag."""
     is_untranslated: bool
+    """True if the element or one around it says `translate="no"`."""
     preserves_space: bool
+    """True if `xml:space="preserve"` applies to the element."""
     source: tuple[int, int] | None = None
-    """The span inside the element's `source` child."""
+    """Start and end of the content of the element's `source` child; None if no such child was read."""
     source_end: int = 0
     """The position after the `source` child, or after the `seg-source` element that follows."""
     target: tuple[int, int, str] | None = None
-    """The span and the start tag of the element's `target` child."""
+    """Start and end of the element's `target` child and its start tag; None if no such child was read."""
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -278,7 +311,10 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def read_xliff(source: Source) -> Document:
-    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`.
+    """Read an XLIFF file as a document; its units are the segments without a translation, or all with `overwrite`.
+
+    Translations are written as `target` elements, and the target language where the file does not state it. Segments
+    with `translate="no"` or without a letter are left out.
 
     Raises:
         TransduceError: the file is damaged or not XLIFF.
@@ -317,7 +353,16 @@ def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
 
 
 def _close(file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings) -> Iterator[Edit]:
-    """Close the innermost open XLIFF element, and yield an edit if the element is a segment."""
+    """Close the innermost open element of an XLIFF file, and yield the edits for a segment that is to be translated.
+
+    A `source` or `target` element is recorded in the segment around it instead.
+
+    Args:
+        file: the XLIFF file.
+        opened: the open elements, of which the last one is removed.
+        match: the end tag, or the tag of an empty element.
+        settings: the setting `overwrite`: also yield edits for segments that have a translation.
+    """
     element = opened.pop()
     parent = opened[-1] if opened else None
     inner = (element.inner, max(element.inner, match.start()) if not match["empty"] else element.inner)
@@ -345,7 +390,7 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
 
 
 def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
-    """Yield the edit that gives an XLIFF 2 segment with the state `initial` the state `translated`."""
+    """Yield the edit that changes an XLIFF 2 segment's state from `initial` to `translated`; none for other states."""
     state = re.search(r"""\sstate\s*=\s*["'](initial)["']""", file.text[segment.start : segment.inner])
     if state is not None:
         start, end = (segment.start + position for position in state.span(1))
@@ -356,7 +401,11 @@ _MAX_INDENTATION = 400  # columns
 
 
 def _edit_segment(file: TextFile, element: _Element) -> Edit:
-    """Return the edit that replaces or adds the `target` of an XLIFF segment."""
+    """Return the edit that writes the translation of an XLIFF segment's source into its `target`.
+
+    A missing `target` is added after the source, with the same indentation. A target with the state `new` or
+    `needs-translation` gets the state `needs-review-translation`.
+    """
     assert element.source is not None
     parts, sources = _inline_parts(file.text[slice(*element.source)], preserves_space=element.preserves_space)
     inline = InlineText(parts)
@@ -383,9 +432,16 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
 
 
 def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:
-    """Return the content of a `source` element as texts and tags, and the source of each tag.
+    """Divide the content of an XLIFF `source` element into strings and inline tags.
 
-    Elements that contain codes of the original format, not text, are tags without text.
+    An element that contains codes of the original format, not text, is a single tag.
+
+    Args:
+        text: the content, as it is in the file.
+        preserves_space: keep line breaks in the text; without it each becomes a space.
+
+    Returns:
+        The strings and tags in order, and what each tag is in the file.
     """
     parts: list[Part] = []
     sources: dict[Tag, str] = {}
@@ -429,11 +485,11 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
 
 
 def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
-    """Return the parts with the codes that belong together, such as `bx` and `ex`, as start and end of a span.
+    """Return the parts of an XLIFF text with codes that belong together, such as `bx` and `ex`, as start and end tags.
 
     Args:
-        parts: texts and tags.
-        sources: the source of each tag; those of the new tags are added.
+        parts: the strings and tags of the text.
+        sources: what each tag is in the file; the start and end tags that replace codes are added.
     """
     kinds: dict[str, Kind] = {"open": "start", "close": "end"}
     tokens = []
@@ -457,7 +513,10 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
 
 
 def _kind(name: str) -> Literal["empty", "object"]:
-    """Return the kind of tag that stands for an XLIFF element without text to translate, by the element's name."""
+    """Return the kind of tag for an XLIFF element without text to translate, by the element's name.
+
+    `object` for placeholders that stand for a word and for protected spans; `empty` for codes that only format.
+    """
     return "object" if name in ("x", "ph", "mrk", "g", "pc", "cp") else "empty"
 
 
@@ -467,7 +526,13 @@ def _is_protected(attributes: str) -> bool:
 
 
 def _language_edits(file: TextFile, root: re.Match[str], language: str | None) -> Iterator[Edit]:
-    """Yield the edits that store the target language where it is missing."""
+    """Yield the edits that add the target language to an XLIFF file where it is missing.
+
+    Args:
+        file: the XLIFF file.
+        root: the start tag of its root element, which has the language in XLIFF 2; in 1.2 each `file` element has it.
+        language: code of the target language; None yields no edits.
+    """
     if language is None:
         return
     is_2 = "srcLang" in root["attributes"]

@@ -30,14 +30,20 @@ _FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark w
 
 
 class _Line(NamedTuple):
-    """The part of a line of the file that belongs to the text of a Markdown block."""
+    """The part of a line that belongs to the text of a Markdown block, and its position in the file."""
 
     start: int
     text: str
 
 
 def read_markdown(source: Source) -> Document:
-    """Return the document of a Markdown file (CommonMark with tables and strikethrough)."""
+    """Read a Markdown file (CommonMark with tables and strikethrough) as a document.
+
+    Its units are the headings, paragraphs, list items, table cells, blocks of HTML, and descriptions of images.
+
+    Raises:
+        TransduceError: a paragraph is too long, or markdown-it-py is not installed.
+    """
     file = source.text_file()
     front = _FRONT_MATTER.match(file.text)
     body = file.text[front.end() if front else 0 :]
@@ -52,7 +58,7 @@ def read_markdown(source: Source) -> Document:
 
 
 class _Reader:
-    """A reader of the blocks of a Markdown file."""
+    """Finds the texts to translate in the blocks of one parsed Markdown file."""
 
     def __init__(self, file: TextFile, lines: Sequence[str], starts: Sequence[int], inline: "_Inline") -> None:
         self.file = file
@@ -61,7 +67,11 @@ class _Reader:
         self.inline = inline
 
     def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
-        """Yield the edits (spans of the file to replace by translations) of all Markdown blocks, in order."""
+        """Yield the edits (spans of the file to replace by translations) of all Markdown blocks, in order.
+
+        Args:
+            tokens: the file's tokens as markdown-it-py parsed them.
+        """
         in_table = is_atx = False
         for token in tokens:
             if token.type == "table_open":
@@ -79,7 +89,12 @@ class _Reader:
                 yield from self._nested_html(self._locate(token.map[0], token.content.rstrip("\n")))
 
     def _is_drawn_table(self, first: int, end: int) -> bool:
-        """Return whether lines `first` to `end` are a table drawn with characters, whose columns must not move."""
+        """Return whether a block is a table drawn with characters, which is not translated as its columns would move.
+
+        Args:
+            first: index of the block's first line; the lines before and after the block are checked too.
+            end: index of the line after the block.
+        """
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_Line]:
@@ -114,7 +129,11 @@ class _Reader:
             yield Edit(start, stop, [Unit(text, "html")], lambda translations: translations[0])
 
     def _nested_html(self, lines: Sequence[_Line]) -> Iterator[Edit]:
-        """Yield the edit of HTML in a list or a quotation, whose lines begin with a mark or an indentation."""
+        """Yield the edit for a block of HTML in a list or a quotation; none if it has no letter outside of tags.
+
+        Args:
+            lines: its lines, without the indentation or the `> ` before them, which their translation gets again.
+        """
         text = "\n".join(line.text for line in lines)
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
         if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
@@ -132,7 +151,15 @@ class _Reader:
                     yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
 
     def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
-        """Yield the edit (span of the file to replace by a translation) of a Markdown block, if the block has text."""
+        """Yield the edit (span of the file to replace by a translation) for a text in a Markdown block.
+
+        None is yielded if neither the text nor a description of an image in it has a letter.
+
+        Args:
+            lines: the lines of the text. If it has several, the translation is wrapped at their width, at least 40.
+            is_paragraph: the text is a paragraph, whose lines must not look like the start of another block.
+            is_cell: the text is a cell of a table, in which vertical bars are escaped.
+        """
         parsed = self.inline.parse([line.text for line in lines])
         inline = InlineText(parsed.parts)
         start, end = lines[0].start, lines[-1].start + len(lines[-1].text)
@@ -190,7 +217,7 @@ def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
 
 
 class _Image(NamedTuple):
-    """An image with a description."""
+    """An image whose description is translated, and the Markdown before and after the description."""
 
     tag: Tag
     before: str
@@ -200,7 +227,7 @@ class _Image(NamedTuple):
 
 @dataclass
 class _Parsed:
-    """The texts and inline tags that were parsed from a Markdown block."""
+    """The strings and inline tags of a Markdown block, what each tag is in the file, its images and line breaks."""
 
     parts: list[Part] = field(default_factory=list)
     sources: dict[Tag, str] = field(default_factory=dict)
@@ -209,7 +236,13 @@ class _Parsed:
     """Tags of hard line breaks."""
 
     def add(self, kind: Any, source: str, number: int | None = None) -> Tag:
-        """Append an inline tag, with a new number unless a number is passed."""
+        """Append an inline tag to the block's parts and return it.
+
+        Args:
+            kind: the kind of the tag, as in `Tag`.
+            source: what the tag is in the file.
+            number: number of the start tag that an end tag belongs to; None: a new number.
+        """
         tag = Tag(kind, len(self.sources) if number is None else number)
         self.parts.append(tag)
         self.sources[tag] = source
@@ -221,7 +254,7 @@ class _Delimiters:
     """A run of characters such as `**` that may start or end emphasis."""
 
     position: int
-    """Index among the parts of the block, at which the tags of the run are inserted."""
+    """Index among the block's strings and tags at which the tags that the run becomes are inserted."""
     character: str
     length: int
     can_open: bool
@@ -247,7 +280,7 @@ _SPECIAL = set("\\`[!<&*_~${\n")
 
 
 class _Inline:
-    """A parser and writer of inline Markdown elements, such as emphasis and links."""
+    """Parses inline Markdown, such as emphasis and links, to strings and tags, and writes these as Markdown again."""
 
     def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
         self.markdown = markdown
@@ -260,7 +293,10 @@ class _Inline:
         self.state_class = rules.StateInline
 
     def parse(self, lines: Sequence[str]) -> _Parsed:
-        """Return the texts and inline tags of the lines of a Markdown block."""
+        """Divide the lines of a Markdown block into strings and inline tags.
+
+        Links and emphasis become start and end tags; code, formulas and images become single tags.
+        """
         content = "\n".join(lines)
         state = self.state_class(content, self.markdown, self.env, [])
         parsed = _Parsed()
@@ -269,7 +305,10 @@ class _Inline:
         return parsed
 
     def _match(self, state: Any, position: int) -> tuple[str, int]:
-        """Return the name and the end of the inline element that starts at a position; an empty name if none does."""
+        """Return the name and the end of the inline element, such as a link or code, that starts at a position.
+
+        If none does, the name is empty and the end is the position. Emphasis is not among these elements.
+        """
         if edge := _EDGE.match(state.src, position):
             return "edge", edge.end()
         opaque = _OPAQUE.match(state.src, position, state.posMax)
@@ -282,7 +321,10 @@ class _Inline:
         return "", position
 
     def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
-        """Append the texts and tags of a range of a block to `parsed`; emphasis is paired within the range."""
+        """Parse the inline Markdown from `start` to `end` of a block, and append its strings and tags to `parsed`.
+
+        Emphasis that starts in this range, such as the label of a link, ends in it.
+        """
         state.posMax = end
         delimiters: list[_Delimiters] = []
         position = start
@@ -338,9 +380,15 @@ class _Inline:
             parsed.images.append(_Image(tag, "![", alt, after))
 
     def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
-        """Yield the Markdown of texts and tags, divided where a line may be broken; spaces are at the starts of words.
+        """Yield strings and tags as Markdown, in words between which a line may be broken.
 
-        In a table cell (`is_cell`), vertical bars are escaped.
+        Args:
+            parts: the strings, which are escaped, and tags.
+            sources: the Markdown of each tag.
+            is_cell: the text is a cell of a table, in which vertical bars are escaped too.
+
+        Yields:
+            A word with the tags in it; the space before a word is its first character.
         """
         word = ""
         for index, part in enumerate(parts):
@@ -357,7 +405,13 @@ class _Inline:
 
     @staticmethod
     def _tag_source(parts: Sequence[Part], index: int, sources: dict[Tag, str]) -> str:
-        """Return the Markdown of a tag; `_` inside a word becomes `*`, which means the same."""
+        """Return the Markdown of a tag; emphasis by `_` that would start or end inside a word is written with `*`.
+
+        Args:
+            parts: the strings and tags of the text.
+            index: index of the tag among them.
+            sources: the Markdown of each tag in the source.
+        """
         tag = parts[index]
         assert isinstance(tag, Tag)
         source = sources[tag]
@@ -385,7 +439,10 @@ class _Inline:
 
 
 def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
-    """Return whether a word character stands directly outside of a start or end tag."""
+    """Return whether a letter or digit stands directly before a start tag, or directly after an end tag, of a text.
+
+    False if the text (`parts`, strings and tags) lacks the tag.
+    """
     if tag not in parts:
         return False
     index = parts.index(tag)
@@ -395,7 +452,13 @@ def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
 
 
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
-    """Append the line break at a position as a space or, after two spaces, as a tag; return the position after it."""
+    """Append the line break at a position of a Markdown block to its parsed parts.
+
+    It becomes a space, nothing between East Asian wide characters, or a tag after two spaces (a hard line break).
+
+    Returns:
+        The position after the line break and the indentation that follows.
+    """
     before = parsed.parts[-1] if parsed.parts and isinstance(parsed.parts[-1], str) else ""
     following = re.compile(r"\n[ \t]*").match(content, position)
     end = following.end() if following else position + 1
@@ -411,7 +474,12 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
 
 
 def _pair_emphasis(delimiters: list[_Delimiters], parsed: _Parsed) -> None:
-    """Replace the runs of `*`, `_` and `~` by pairs of tags and texts, by the rules of CommonMark."""
+    """Pair the runs of `*`, `_` and `~` of a Markdown block by the rules of CommonMark, and insert their tags.
+
+    Args:
+        delimiters: the runs in order; characters of a run without a partner become text.
+        parsed: the block's strings and tags, which are changed.
+    """
     openers: list[_Delimiters] = []
     for closer in delimiters:
         while closer.can_close and closer.left:
@@ -444,7 +512,10 @@ def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
 
 
 def _pair_html(parsed: _Parsed) -> None:
-    """Turn pairs of inline HTML tags into start and end tags, and a code element with its content into one tag."""
+    """Pair the inline HTML tags of a Markdown block, so that they surround translated words as emphasis does.
+
+    A code element becomes one tag with its content. Tags without a partner, and pairs across other pairs, stay single.
+    """
     opened: list[tuple[int, str]] = []
     for index, part in enumerate(parsed.parts):
         match = _INLINE_TAG.fullmatch(parsed.sources[part]) if isinstance(part, Tag) and part.kind == "empty" else None
@@ -489,7 +560,14 @@ _EMPHASIS = re.compile(r"[*_]+|~~")
 
 
 def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
-    """Return texts and tags with emphasis that begins and ends at words, as Markdown requires, and is not empty."""
+    """Return the strings and tags of a translation with emphasis as Markdown requires: around words, and not empty.
+
+    Spaces at the inner ends of emphasis move out of it (before a letter, punctuation too); empty emphasis is removed.
+
+    Args:
+        parts: the strings and tags.
+        sources: the Markdown of each tag, by which emphasis is recognized.
+    """
     settled = list(parts)
     for tag in [part for part in parts if isinstance(part, Tag) and part.kind == "open"]:
         if not _EMPHASIS.fullmatch(sources[tag]):
@@ -520,13 +598,15 @@ _LINE_START = re.compile(r"\s*(?:[-+*>#=|:]|\d{1,9}[.)](?=\s|\Z)|~~~|```)")
 
 
 def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bool) -> str:
-    """Return words on lines of at most `width` columns; 0: on one line.
+    """Join words of Markdown to a text with lines of at most `width` columns.
+
+    A line is not broken before a word that Markdown would take for the start of another block.
 
     Args:
-        words: words of Markdown; spaces are at the starts.
-        width: columns.
-        between: the line break of the source, with the prefix of the next line.
-        is_paragraph: True if the start of the text could be taken for another kind of block, and is escaped.
+        words: the words; the space before a word is its first character.
+        width: maximum width of a line in columns; 0: one line.
+        between: what stands between two lines: a line break and the prefix of a line, such as `> `.
+        is_paragraph: escape the start of the text if Markdown would take it for another kind of block.
     """
     text = _escaped_start(words[0], is_alone=len(words) == 1) if is_paragraph and words else "".join(words[:1])
     column = display_width(text)
@@ -549,7 +629,12 @@ _NUMBER_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)")
 
 
 def _escaped_start(text: str, *, is_alone: bool) -> str:
-    """Return a line's text, with a backslash if Markdown would take its start for that of another kind of block."""
+    """Return a line of a paragraph, with a backslash if Markdown would take it for a heading, a list item or the like.
+
+    Args:
+        text: the line.
+        is_alone: no text follows on the line; otherwise a mark at its end counts as followed by a space.
+    """
     number = _NUMBER_START.match(text + ("" if is_alone else " "))
     if number is not None:
         return f"{number[1]}\\{text[number.end(1) :]}"

@@ -46,7 +46,7 @@ _MAX_NESTED_ROWS = 8
 
 
 class Assemble(Protocol):
-    """A protocol for functions that make the translated document from the translations of its texts."""
+    """A function that makes a translated HTML, XML or plain-text document from the translations of its texts."""
 
     def __call__(
         self,
@@ -57,31 +57,36 @@ class Assemble(Protocol):
         """Return the translated document.
 
         Args:
-            translations: the translation of each text of the plan.
-            marks: for the texts with inline tags, the span of each tagged element in the translation.
-            protected: for the texts with protected spans, pairs of spans in the text and in the translation.
+            translations: the translation of each text, in order.
+            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags
+                without it are put at the same share of the text's length.
+            protected: by the index of a text with protected spans: pairs of a span in the text and in its translation.
         """
 
 
 class Plan(NamedTuple):
-    """The texts of a document to translate, and the function that assembles the translated document."""
+    """An HTML, XML or plain-text document prepared for translation: its texts, and the function that assembles it."""
 
     sentences: list[str]
     """The texts, each of one or more sentences."""
     assemble: Assemble
     marks: Mapping[int, Sequence[Span]] = {}
-    """Spans to align, nested or disjoint, for each text that has some, by its number."""
+    """By the index of a text with inline tags: the spans of its tagged words, which are aligned with the translation;
+    nested or disjoint.
+    """
     protected: Mapping[int, Sequence[Span]] = {}
-    """Spans that stand for protected elements, for each text that has some, by its number."""
+    """By the index of a text with protected elements: the spans that stand for these and must not change."""
 
 
 def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
     """Return the spans of a text that translation must not change, in order and disjoint.
 
+    They are the protected elements and, where these do not overlap, addresses, placeholders and the like.
+
     Args:
-        text: a text of a plan.
-        elements: the spans of the text that stand for protected elements.
-        text_settings: settings for the text, with further expressions to protect.
+        text: the text.
+        elements: the spans of the text that stand for protected elements, such as `<code>`.
+        text_settings: the setting `protect`: what else must not change.
     """
     found = find_protected(text, text_settings.protect)
     others = [span for span in found if not any(e.start < span.end and span.start < e.end for e in elements)]
@@ -92,11 +97,14 @@ _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
 def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
-    """Return the plan for translating a plain text: one text per line that is not blank.
+    """Prepare a plain text for translation: each line that is not blank is translated by itself.
 
     Args:
         text: the text.
-        joins_lines: True if the lines are one text instead.
+        joins_lines: translate all lines as one text instead.
+
+    Returns:
+        The lines, and a function that puts the translated lines between the original line breaks.
     """
     parts = [text] if joins_lines else _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
     line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
@@ -115,22 +123,25 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
 
 
 def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
-    """Return the plan for translating a document in HTML or XML, which may be malformed.
+    """Prepare an HTML or XML document for translation: divide it into texts, with their inline tags aside.
 
     Args:
-        document: the document.
+        document: the document, which may be malformed.
         settings: how the document is divided into texts; None: the defaults, for HTML.
         spaced: True if the target language puts spaces between words.
+
+    Returns:
+        The texts, their spans to align and to protect, and a function that assembles the translated document.
     """
     return _Planner(document, settings or MarkupSettings(), spaced=spaced).plan()
 
 
 def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> Plan:
-    """Return one plan for several texts, such as those of a document.
+    """Join the plans of several texts, such as those of a file, to one, so that all are translated together.
 
     Args:
-        plans: the plan of each text.
-        write: makes the document from the translated texts.
+        plans: for each text, what to translate in it and how to assemble it.
+        write: makes the file from the assembled texts.
     """
     starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
 
@@ -161,23 +172,23 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
 # --- markup ---
 
 _Part = str | Token | int
-"""A part of a document: a copied text, a tag, or the number of a text to translate."""
+"""A part of a document: a copied text, a tag, or the index of a text to translate."""
 
 
 class _Planner:
-    """A planner that divides one HTML or XML document into texts to translate."""
+    """Divides one HTML or XML document into texts to translate, and keeps the tags of each text."""
 
     def __init__(self, document: str, settings: MarkupSettings, *, spaced: bool) -> None:
         self.settings = settings
         self.spaced = spaced
         self.sentences: list[str] = []
         self.blocks: dict[int, Block] = {}
-        """The texts with inline tags, by their number."""
+        """The texts of the document's body with their inline tags, by their index; texts in attributes have none."""
         self.tokens = [self._with_texts(token) for token in read_tokens(document, settings)]
         self.escape = _Escape(self.tokens, settings)
 
     def plan(self) -> Plan:
-        """Return the plan of the document: its texts to translate, and the function that assembles the translation."""
+        """Return the document's texts to translate, their tags' spans, and the function that assembles the document."""
         parts: list[_Part] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(block)
@@ -201,7 +212,11 @@ class _Planner:
         )
 
     def _with_texts(self, token: Token) -> Token:
-        """Add the texts in a tag's attributes, such as `title`, to the plan; return a tag that refers to them."""
+        """Add the translatable values of a tag's attributes, such as `title`, to the texts of the document.
+
+        Returns:
+            The tag with the position and the text's index of each value; values without words are left out.
+        """
         texts = []
         for start, end in translatable_values(token, self.settings):
             value = " ".join(unescape(token.source[start:end], self.settings).split())
@@ -211,7 +226,18 @@ class _Planner:
         return token._replace(texts=tuple(texts))
 
     def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_Part]:
-        """Return the parts of a text with inline tags, divided if it is a row of elements, such as a menu's links."""
+        """Add a text with inline tags to the texts of the document, and return the parts that represent it.
+
+        A row of elements, such as a menu's links, becomes one text for each element. A text with too many tags becomes
+        one for each string between them.
+
+        Args:
+            tokens: the strings and tags of the text.
+            depth: how many rows the text is nested in; it is not divided further in the eighth.
+
+        Returns:
+            The tags that stay and the index of each text; without words, the tokens as they are.
+        """
         first, last = _unwrapped(tokens)
         around = (list[_Part](tokens[:first]), list[_Part](tokens[last:]))
         inner = tokens[first:last]
@@ -229,7 +255,10 @@ class _Planner:
         return [*around[0], number, *around[1]]
 
     def _text(self, token: Token) -> _Part:
-        """Add the text of a text token to the plan, and return its number; return the token if it has no words."""
+        """Add the string of a token to the texts of the document, and return its index.
+
+        A tag, or a string without words, is not added and is returned itself.
+        """
         block = read_block([token], self.settings) if token.kind == "text" else None
         if block is None:
             return token
@@ -239,7 +268,10 @@ class _Planner:
 
 
 def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Group tokens into texts with inline tags; every token that ends a text is a group by itself."""
+    """Group a document's tokens (strings and tags) into the texts that are translated as a whole.
+
+    Every tag that ends a text, such as `<p>`, and every such line break is a group by itself.
+    """
     block: list[Token] = []
     for token in tokens:
         if token.kind != "block":
@@ -252,7 +284,10 @@ def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[
 
 
 def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Divide a text with inline tags at the line breaks that end a sentence or a line of a list."""
+    """Divide a text with inline tags at line breaks such as `<br>`, except where a sentence goes on after one.
+
+    The line break is a group by itself. `non_splitting_tags` names line breaks at which a text is never divided.
+    """
     breaks = [index for index, token in enumerate(tokens) if token.kind == "break"]
     if not breaks:
         yield from [tokens] if tokens else []
@@ -278,7 +313,10 @@ _MIN_WRAPPED_WORDS = 5  # in a line that may have been wrapped by hand before a 
 
 
 def _continues(line: str, following: str) -> bool:
-    """Return whether the sentence at the end of a line goes on in the following line."""
+    """Return whether the sentence at the end of a line probably goes on in the following line.
+
+    Punctuation, list marks, the case of the next letter and the number of words decide; False if a line has no words.
+    """
     line, following = line.strip(), following.strip()
     if not has_words(line) or not has_words(following) or _LINE_ENDS_TEXT.search(line) or _STARTS_ITEM.match(following):
         return False
@@ -292,7 +330,7 @@ def _continues(line: str, following: str) -> bool:
 
 
 def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the range of a text's tokens that is left without white space and elements around the whole text."""
+    """Return the start and end index of a text's tokens without white space and elements around the whole text."""
     first, last = 0, len(tokens)
     while first < last:
         if tokens[first].kind == "text" and not split_white_space(tokens[first].source)[1]:
@@ -307,7 +345,7 @@ def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Yield the tokens of each element in a row, such as a menu's links, as one list; other tokens one by one."""
+    """Yield the tokens of each outermost inline element, such as a link, as one list, and other tokens one by one."""
     ends = {token.pair: index for index, token in enumerate(tokens) if token.kind == "end"}
     position = 0
     while position < len(tokens):
@@ -318,7 +356,7 @@ def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 class _Assembly:
-    """A writer of one translated document, given the translations of its texts and the spans of their tags."""
+    """Writes one translated HTML or XML document, from the translations of its texts and the spans of their tags."""
 
     def __init__(
         self,
@@ -334,7 +372,13 @@ class _Assembly:
         self.rendering = Rendering(self._tag, planner.escape, planner.spaced)
 
     def document(self, parts: Sequence[_Part]) -> str:
-        """Return the translated document as HTML, XML or plain text."""
+        """Return the translated document as HTML or XML.
+
+        Where the target language needs a space between two texts whose source has none, it is inserted.
+
+        Args:
+            parts: the copied texts and tags, and the indices of the translated texts, in order.
+        """
         written: list[str] = []
         last_start = -1  # index of the first start tag after the last text
         source_end = translated_end = ""  # last characters of the last text, if no other text or block follows
@@ -356,7 +400,10 @@ class _Assembly:
         return "".join(written)
 
     def _text(self, number: int) -> str:
-        """Return the translation of the text with this number, with the inline tags of its source."""
+        """Return the translation of the text with this index, with the inline tags of its source around its words.
+
+        A tag whose words were not aligned is put at about the same share of the text's length.
+        """
         block = self.planner.blocks[number]
         spans = dict(zip(block.located(), self.marks.get(number, ()), strict=False))
         text = self.translations[number]
@@ -367,7 +414,7 @@ class _Assembly:
         return render(block, text, spans, protected, self.rendering)
 
     def _tag(self, token: Token) -> str:
-        """Return the source of a tag with the translations of its attributes."""
+        """Return a tag as in the source, but with the translated values of its attributes, escaped and quoted."""
         written, position = "", 0
         for start, end, number in token.texts:
             source, translation = token.source[start:end], self.translations[number]
@@ -385,7 +432,16 @@ _SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the space to insert between two translated texts if the source, written without spaces, has none there."""
+    """Return the space to insert between two translated texts, or "".
+
+    It is needed if the source is of a script without spaces there, and the translations would join two words.
+
+    Args:
+        source_before: source of the first text, or its end.
+        source: source of the second text.
+        before: translation of the first text.
+        after: translation of the second text.
+    """
     is_between_wide = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if is_between_wide and between_words else ""
@@ -396,9 +452,10 @@ _TEMPLATE = re.compile(r"\{%.{1,1000}?%\}|\{\{.{1,1000}?\}\}|\{#.{1,1000}?#\}", 
 
 
 class _Escape:
-    """A writer of text with entities: a character that the document always writes as an entity stays an entity.
+    """Escapes translated text as its HTML or XML document does.
 
-    Template code such as `{% if a > b %}` is written as in the document.
+    A character that the document always writes as an entity is written as this entity, and template code such as
+    `{% if a > b %}` as it is in the document.
     """
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
@@ -424,7 +481,7 @@ class _Escape:
         self._table = str.maketrans(always | known)
 
     def __call__(self, text: str) -> str:
-        """Return a text with entities such as `&amp;`, as the document writes them."""
+        """Return a text with `&`, `<` and other characters as entities, as its HTML or XML document writes them."""
         written, position = "", 0
         for match in _TEMPLATE.finditer(text) if self._codes else ():
             code = self._codes.get(match[0])
@@ -495,12 +552,13 @@ Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], Sequence[Se
 
 
 def assemble_plans(plans: Sequence[Plan], translations: Sequence[Translation], locate: Locate) -> list[str]:
-    """Return the translated documents of several plans.
+    """Return several translated documents, of which each is assembled from the translations of its texts.
 
     Args:
-        plans: the plans.
-        translations: the translations of the plans' texts, one plan after another.
-        locate: the function that aligns the marks of the texts; called once for all plans.
+        plans: the prepared documents.
+        translations: the translations of their texts, one document after another.
+        locate: the function that aligns the spans of tagged words; called once for all documents, or not at all if
+            there are none.
     """
     marked = []
     position = 0

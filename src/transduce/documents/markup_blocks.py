@@ -40,7 +40,7 @@ _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 
 class Neighbor(NamedTuple):
-    """A word or element beside which an empty node (a tag without words, such as an image) stays in translation."""
+    """The word or element of a text beside which a tag without words, such as an image, stays in the translation."""
 
     kind: Literal["word", "protected", "element"]
     span: Span
@@ -51,7 +51,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(eq=False)
 class InlineNode:
-    """An element, a line break or an empty node (a tag without words, such as an image) at a span of the plain text."""
+    """An inline element, a line break or a tag without words, such as an image, with its span in the plain text."""
 
     kind: Literal["element", "protected", "break", "empty"]
     opening: Token
@@ -71,14 +71,14 @@ class InlineNode:
     """The word or element that the node stays beside; None: the start or end of its element, which `side` shows."""
 
     def elements(self) -> Iterator["InlineNode"]:
-        """Yield the elements with words that are nested in this one, in the order of their opening tags."""
+        """Yield the inline elements with words that are nested in this one at any depth, in the order of start tags."""
         for child in self.children:
             if child.kind == "element" and child.has_words:
                 yield child
             yield from child.elements()
 
     def leaves(self) -> Iterator["InlineNode"]:
-        """Yield the empty nodes, line breaks and protected elements nested in this element, in source order."""
+        """Yield the tags without words, line breaks and protected elements nested in this element at any depth."""
         for child in self.children:
             if child.kind != "element":
                 yield child
@@ -86,15 +86,17 @@ class InlineNode:
 
 
 class Block(NamedTuple):
-    """A text with inline tags, as plain text and as nodes that stand for the tags."""
+    """A text with inline tags, as plain text for the model and as a tree of the tags with their spans in it."""
 
     tokens: Sequence[Token]
     before: str
     """White space and tags before the first word, as in the document."""
     text: str
+    """The plain text, in which one character (`STAND_IN`) stands for each protected element."""
     root: InlineNode
-    """The element around the text, without tags."""
+    """The root of the tree of inline elements, which spans the whole text and has no tags itself."""
     after: str
+    """White space and tags after the last word, as in the document."""
 
     @property
     def protected(self) -> list[InlineNode]:
@@ -102,7 +104,11 @@ class Block(NamedTuple):
         return [node for node in self.root.leaves() if node.kind == "protected"]
 
     def located(self) -> list[Span]:
-        """Return the spans of the text whose translations `render` needs, nested or disjoint, without duplicates."""
+        """Return the spans of the text that the model must align, so that `render` can put the tags back.
+
+        They are those of elements with words, and of words beside which a tag stays; of the latter only as many as fit
+        into 64 spans. They are nested or disjoint, and each occurs once.
+        """
         elements = [Span(node.start, node.end) for node in self.root.elements()]
         neighbors = (node.neighbor for node in self.root.leaves() if node.neighbor and node.kind != "protected")
         found = dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")])
@@ -110,12 +116,20 @@ class Block(NamedTuple):
 
 
 def has_too_many_tags(tokens: Sequence[Token]) -> bool:
-    """Return whether a text, as tokens, has too many tags to be translated as a whole."""
+    """Return whether a text, as tokens, has too many tags to be translated as a whole.
+
+    The limits are 64 elements and 256 tokens other than strings.
+    """
     return sum(t.kind == "start" for t in tokens) > _MAX_ELEMENTS or sum(t.kind != "text" for t in tokens) > _MAX_TAGS
 
 
 def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
-    """Return a text with inline tags as plain text and nodes; None if it has no words or too many tags."""
+    """Read a text with inline tags as plain text and a tree of its tags; None if it has no words or too many tags.
+
+    Args:
+        tokens: the strings and tags of the text.
+        settings: the markup language, by which entities are decoded.
+    """
     if has_too_many_tags(tokens):
         return None
     first, last = _content(tokens)
@@ -136,7 +150,10 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
 
 
 def _content(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the range of a text's tokens that is left without white space and tags without words at both ends."""
+    """Return the start and end index of a text's tokens without white space and tags without words at its ends.
+
+    XLIFF's opening and closing codes are kept, as they may surround the text.
+    """
     pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
 
     def is_edge(token: Token) -> bool:
@@ -153,7 +170,12 @@ def _content(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
-    """Return the white space before the first word or element of a text, or after the last, without tags in between."""
+    """Return the white space before the first word or protected element of a text, with tags skipped.
+
+    Args:
+        tokens: the strings and tags of the text.
+        from_end: return the white space after the last word or protected element instead.
+    """
     space = ""
     for token in reversed(tokens) if from_end else tokens:
         if token.kind == "protected":
@@ -167,7 +189,10 @@ def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
 
 
 def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens with the codes of XLIFF that belong together (`bx` and `ex`, …) as start and end tags."""
+    """Return an XLIFF text's tokens with the codes that belong together (`bx` and `ex`, …) as start and end tags.
+
+    Codes without a partner, and pairs that cross another element, stay empty elements.
+    """
     found = list(tokens)
     open_codes: dict[str, tuple[int, int]] = {}
     depths: list[int] = []  # numbers of the start tags around a token
@@ -193,7 +218,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """A builder of the plain text of a text with inline tags, and of the nodes that stand for the tags."""
+    """Builds the plain text of a text with inline tags, and the tree of its tags, token by token."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
@@ -213,7 +238,7 @@ class _Builder:
         return "".join(self._characters)
 
     def add(self, token: Token) -> None:
-        """Append a token, a text or a tag, to the plain text and its nodes."""
+        """Append a string, decoded and with collapsed white space, to the plain text, or a tag to the tree."""
         if token.kind == "text":
             self._add_text(unescape(token.source, self._settings))
         elif token.kind == "start" and token.pair in self._closed:
@@ -238,9 +263,9 @@ class _Builder:
                 node.space_after = True
 
     def _put(self, character: str) -> None:
-        """Append a character, preceded by a space if the source has white space before the character.
+        """Append a character to the plain text, preceded by a space if the source has white space before it.
 
-        A line end between letters of a script without spaces only wraps the line, and adds no space.
+        No space is added at the start of the text, or for a line break between letters of a script without spaces.
         """
         last = self._characters[-1] if self._characters else ""
         is_wrap = "\n" in self._space and last and all(map(is_unspaced_or_punctuation, (last, character)))
@@ -251,7 +276,10 @@ class _Builder:
         self._trailing.clear()
 
     def _add_leaf(self, token: Token) -> None:
-        """Append the node for a token that is a protected element, a line break, or a tag without words."""
+        """Add a protected element, a line break, or a tag without words or without a partner to the tree.
+
+        A protected element also appends one character (`STAND_IN`) to the plain text.
+        """
         kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
         kind: Literal["protected", "break", "empty"] = kinds.get(token.kind, "empty")
         has_space = bool(self._space)
@@ -268,7 +296,13 @@ class _Builder:
 
 
 def _trim(node: InlineNode, text: str, bounds: Span) -> None:
-    """Move the edges of a node past white space, and clip the nodes nested in it accordingly."""
+    """Shrink the spans of an inline element and of all nested ones, so that none starts or ends with white space.
+
+    Args:
+        node: the element, which is changed; it also gets whether its span has words.
+        text: the plain text.
+        bounds: the span of the element around it, which its span must not leave.
+    """
     start, end = (min(max(edge, bounds.start), bounds.end) for edge in (node.start, node.end))
     inner = text[start:end]
     node.start, node.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
@@ -279,7 +313,14 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
 
 
 def _find_neighbors(parent: InlineNode, text: str) -> None:
-    """Find and store the word or element beside which each tag without words stays in the translation."""
+    """Find and store the word or element beside which each tag without words stays in the translation.
+
+    A tag at the start or end of its element gets no neighbor, only a side.
+
+    Args:
+        parent: the element whose tags, at any depth, are changed.
+        text: the plain text.
+    """
     bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
     anchors: dict[tuple[int, int], list[InlineNode]] = {}
     for child in parent.children:
@@ -308,7 +349,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
 
 
 def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
-    """Give tags without words whose neighboring words overlap one neighbor, which spans these words."""
+    """Give tags whose neighboring words overlap, as in Chinese, one common neighbor that spans both words."""
     spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
@@ -322,7 +363,13 @@ def _has_content(node: InlineNode, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the first word or protected element in a part `gap` of a text, or else the `element` after the part."""
+    """Return the first word or protected element in a part of a text, beside which a tag before it can stay.
+
+    Args:
+        text: the plain text.
+        gap: the part.
+        element: the inline element after the part, which is returned if the part has neither; None: return None then.
+    """
     for start in range(gap.start, gap.end):
         if text[start] == STAND_IN:
             return Neighbor("protected", Span(start, start + 1))
@@ -332,7 +379,13 @@ def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | No
 
 
 def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the last word or protected element in a part `gap` of a text, or else the `element` before the part."""
+    """Return the last word or protected element in a part of a text, beside which a tag after it can stay.
+
+    Args:
+        text: the plain text.
+        gap: the part.
+        element: the inline element before the part, which is returned if the part has neither; None: return None then.
+    """
     for last in range(gap.end - 1, gap.start - 1, -1):
         if text[last] == STAND_IN:
             return Neighbor("protected", Span(last, last + 1))
@@ -342,7 +395,10 @@ def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | Non
 
 
 def _word_end(text: str, start: int, limit: int) -> int:
-    """Return the end, at most `limit`, of the word that starts at offset `start`."""
+    """Return the end, at most `limit`, of the word that starts at offset `start` of a text.
+
+    In a script without spaces, two characters count as a word.
+    """
     max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[start]) else limit - start
     end = start + 1
     while end < min(limit, start + max_characters) and _is_same_word(text[start], text[end]):
@@ -351,7 +407,10 @@ def _word_end(text: str, start: int, limit: int) -> int:
 
 
 def _word_start(text: str, last: int, limit: int) -> int:
-    """Return the start, at least `limit`, of the word that ends with the character at offset `last`."""
+    """Return the start, at least `limit`, of the word that ends with the character at offset `last` of a text.
+
+    In a script without spaces, two characters count as a word.
+    """
     max_characters = _ANCHOR_CHARACTERS if is_unspaced_character(text[last]) else last + 1 - limit
     start = last
     while start > max(limit, last + 1 - max_characters) and _is_same_word(text[last], text[start - 1]):
@@ -364,7 +423,10 @@ def _is_same_word(one: str, other: str) -> bool:
 
 
 def split_white_space(source: str) -> tuple[str, str, str]:
-    """Split a text into leading white space, content and trailing white space."""
+    """Split a text into leading white space, content and trailing white space; `&nbsp;` counts as white space.
+
+    A text of white space only is all leading white space.
+    """
     start = _match_length(_SPACE, source)
     end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
     return source[:start], source[start:end], source[end:]
@@ -380,7 +442,11 @@ def _match_length(space: re.Pattern[str], source: str) -> int:
 
 
 def is_row(block: Block, settings: MarkupSettings) -> bool:
-    """Return whether a text is a row of elements, such as links in a menu, each of which is a text of its own."""
+    """Return whether a text is a row of elements, such as links in a menu, each of which is translated by itself.
+
+    It is if it has several elements with words, no words between them, and not only elements for formatting; never in
+    XLIFF.
+    """
     elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
     names = {node.opening.name for node in elements}
     if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
@@ -394,7 +460,7 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
 
 
 class Rendering(NamedTuple):
-    """The functions that write the tags and texts of a document, and whether the target language has spaces."""
+    """A way to write a translated document: functions for its tags and texts, and whether its language has spaces."""
 
     tag: Callable[[Token], str]
     """Returns the source of a tag, with its attributes translated."""
@@ -407,13 +473,13 @@ class Rendering(NamedTuple):
 def render(
     block: Block, text: str, spans: Mapping[Span, Span], protected: Mapping[int, Span], rendering: Rendering
 ) -> str:
-    """Return the translation of a text with its tags.
+    """Return the translation of a text with inline tags, with each tag around or beside the words that it belongs to.
 
     Args:
         block: the text.
-        text: its translation.
-        spans: spans of the translation by the spans that `Block.located` returns.
-        protected: spans of the protected elements in the translation, by their offset in the source.
+        text: its translation as plain text; if it equals the source, the text is returned as it is in the document.
+        spans: where the spans that `Block.located` returns are in the translation.
+        protected: spans of the protected elements in the translation, by their offset in the source's plain text.
         rendering: how tags and texts are written.
     """
     if text == block.text:
@@ -423,7 +489,7 @@ def render(
 
 
 class _Insertion(NamedTuple):
-    """A tag or an element to write at a span of the translation."""
+    """A tag or an element to write at a span of the translation, and the spaces to add around it."""
 
     span: Span
     order: int
@@ -435,7 +501,7 @@ class _Insertion(NamedTuple):
 
 
 class _Renderer:
-    """A writer of one translated text with the tags of its source."""
+    """Writes one translated text with the inline tags of its source around or beside the aligned words."""
 
     def __init__(
         self,
@@ -455,7 +521,11 @@ class _Renderer:
         self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
 
     def _span_of(self, node: InlineNode) -> Span:
-        """Return an element's span in the translation, with its protected elements unless others lie in between."""
+        """Return the span in the translation around which an inline element's tags are put.
+
+        It is the aligned span extended to the element's own protected elements; if the protected elements of others lie
+        in there, it is the longest part of the aligned span without them.
+        """
         located = self.words[Span(node.start, node.end)]
         own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]
         others = [span for offset, span in self.protected.items() if not node.start <= offset < node.end]
@@ -465,7 +535,7 @@ class _Renderer:
         return _without(located, [other for other in others if located.start <= other.start < located.end])
 
     def inside(self, node: InlineNode, part: Span) -> str:
-        """Return the translation of an element's content, with the tags of the nodes nested in the element.
+        """Return the translation of an inline element's content, with all tags that are nested in the element.
 
         Args:
             node: the element.
@@ -482,7 +552,7 @@ class _Renderer:
         return written + self._plain(position, part.end)
 
     def _plain(self, start: int, end: int) -> str:
-        """Return a part of the translation that has no tags, with its protected elements."""
+        """Return a part of the translation without tags, escaped, and with its protected elements in their places."""
         written = ""
         for span in sorted(span for span in self.sources if start <= span.start < end):
             written += self.rendering.escape(self.text[start : span.start])
@@ -491,7 +561,12 @@ class _Renderer:
         return written + self.rendering.escape(self.text[start:end])
 
     def _insertions(self, node: InlineNode, part: Span) -> list[_Insertion]:
-        """Return an element's children with their spans in the translation, in the order in which they are written."""
+        """Return the tags and elements directly in an inline element, with their spans in the translation, in order.
+
+        Args:
+            node: the element. Its protected elements are left out if they have a place in the translation.
+            part: its span in the translation.
+        """
         children = [
             (order, child)
             for order, child in enumerate(node.children)
@@ -548,7 +623,13 @@ class _Renderer:
         return Span(position, position)
 
     def _free(self, goal: int, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the word start in a part of the translation, outside of occupied spans, nearest to offset `goal`."""
+        """Return the start of a word in a part of the translation that is nearest to an offset, to put a tag there.
+
+        Args:
+            goal: the offset.
+            part: the part, whose end is returned if no word starts in it nearer to the offset.
+            occupied: spans of elements, inside of which the tag must not be.
+        """
         starts = (part.start + match.start() for match in re.finditer(r"(?<!\w)(?=\w)", self.text[slice(*part)]))
         free = [position for position in starts if not any(span.start < position < span.end for span in occupied)]
         return min([*free, part.end], key=lambda position: abs(position - goal))
@@ -590,7 +671,7 @@ class _Renderer:
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
-        """Return the span in the translation of a word or element next to a tag; None if it is unknown."""
+        """Return the span in the translation of the word or element that a tag stays beside; None if it is unknown."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)
         if neighbor.kind == "protected":
@@ -608,9 +689,13 @@ class _Renderer:
         return position
 
     def _spaced(self, insertion: _Insertion, part: Span) -> _Insertion:
-        """Return an insertion of a tag without words, moved or with spaces so that spacing is as in the source.
+        """Return where to write a tag without words, moved or with spaces added so that spacing is as in the source.
 
-        Spaces between words are added only if the target language uses them; `part` is the parent's translation.
+        Spaces between words are added only if the target language uses them.
+
+        Args:
+            insertion: the tag and its position in the translation.
+            part: the span in the translation of the element around it.
         """
         leaf, position, text = insertion.node, insertion.span.start, self.text
         spaced = self.rendering.spaced
@@ -638,9 +723,13 @@ class _Renderer:
 
 
 def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> dict[int, Span]:
-    """Return the spans of the protected elements in a translation, by their offset in the source.
+    """Return the spans of the protected elements in a translation, by their offset in the source's plain text.
 
-    If the known spans are incomplete or wrong, the elements are assumed to be in the order of the source.
+    Args:
+        block: the source.
+        text: the translation, with one character (`STAND_IN`) for each protected element.
+        known: their spans as the model reported them. If these are incomplete or wrong, the elements are assumed to be
+            in the order of the source, and those for which the translation has no character are left out.
     """
     offsets = [node.start for node in block.protected]
     found = {offset: known[offset] for offset in offsets if offset in known}
@@ -651,7 +740,7 @@ def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> di
 
 
 def _without(span: Span, others: Sequence[Span]) -> Span:
-    """Return the longest part of a span that contains none of the other spans."""
+    """Return the longest part of a span that overlaps none of the other spans, which lie in it and are disjoint."""
     edges = sorted(others)
     starts = [span.start, *(other.end for other in edges)]
     ends = [*(other.start for other in edges), span.end]
@@ -659,7 +748,7 @@ def _without(span: Span, others: Sequence[Span]) -> Span:
 
 
 def _outside(position: int, occupied: Sequence[Span]) -> int:
-    """Return the first offset, at or after a position, that lies inside none of the spans."""
+    """Return the first offset at or after a position that is not strictly inside one of the occupied spans."""
     for span in sorted(occupied):
         if span.start < position < span.end:
             position = span.end

@@ -32,9 +32,9 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outline_detection: bool = True
     """XML elements outside of text end a text; if false, only `splitting_tags` do."""
     split_lines: bool = False
-    """A line end in the document ends a text; if false, a line end counts as a space."""
+    """A line break in the document ends a text; if false, a line break counts as a space."""
     attributes: tuple[str, ...] = ()
-    """Names of attributes that are translated, such as `alt` and `title`."""
+    """Names of attributes whose values are translated, in lower case, such as `alt` and `title`."""
 
 
 # --- the elements of HTML and XLIFF ---
@@ -100,7 +100,7 @@ Kind = Literal["text", "start", "end", "empty", "break", "protected", "block"]
 
 
 class Token(NamedTuple):
-    """A part of a document: a text, a tag, or an element that is copied."""
+    """A part of an HTML, XML or XLIFF document: a text, a tag, or an element that is copied with its content."""
 
     kind: Kind
     """The kind of the part: a text; the `start` or `end` tag of an inline element; an `empty` element without words,
@@ -114,9 +114,11 @@ class Token(NamedTuple):
     pair: int = -1
     """Number that an inline start tag shares with its end tag; -1: none."""
     side: Side = ""
-    """The side of the neighbor that an empty element belongs to; "": not known."""
+    """The neighbor that an empty element stays beside in the translation: the next or previous word; "": neither."""
     texts: tuple[tuple[int, int, int], ...] = ()
-    """The attributes' values to translate: start and end in the source, and the number of the sentence."""
+    """The attributes' values to translate: start and end in the source, and the index of the value's sentence in the
+    document's list of sentences.
+    """
 
 
 def has_words(text: str) -> bool:
@@ -125,12 +127,18 @@ def has_words(text: str) -> bool:
 
 
 def unescape(source: str, settings: MarkupSettings) -> str:
-    """Return the text of a token's source, with entities such as `&amp;` decoded."""
+    """Return the source of a text with entities such as `&amp;` decoded.
+
+    HTML's rules also decode some entities without a semicolon; in XML and XLIFF an entity must have one.
+    """
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
 
 
 def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the name of each attribute of the start tags in a source, with the start and end of its value."""
+    """Yield each attribute of the start tags in a piece of HTML or XML: its name, and the start and end of its value.
+
+    The positions are in `source` and exclude quotes; attributes without a value are skipped.
+    """
     for tag in _MARKUP.finditer(source):
         if not tag["name"] or tag["end"]:
             continue
@@ -141,10 +149,10 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each attribute's value in a token's source that is translated.
+    """Yield the start and end, in a token's source, of each attribute value that is translated (`settings.attributes`).
 
-    A copied element has none, except the opening tag of an HTML `<textarea>`. A protected token has those of its
-    `<input>` tags.
+    An element that is copied with its content has none, except the opening tag of an HTML `<textarea>`. A protected
+    token has only those of its HTML `<input>` tags.
     """
     opening = _MARKUP.match(token.source)
     if not settings.attributes or token.kind in ("text", "end") or opening is None:
@@ -162,13 +170,19 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
-    """Return whether an element with this name and these attributes is copied with all its content."""
+    """Return whether an element is copied with all its content instead of being translated, such as `<code>`.
+
+    Args:
+        name: the element's name.
+        attributes: the attributes as written in the start tag; `translate="no"` is an example of a reason.
+        settings: the markup language, and further elements to copy (`ignore_tags`).
+    """
     opaque = _OPAQUE_WORDS | _OPAQUE_EMPTY | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
     return name in opaque or _excludes(name, attributes, settings)
 
 
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
-    """Return whether the settings or its attributes exclude an element with this name from translation."""
+    """Return whether `ignore_tags` has an element's name, or its attributes exclude it, as `translate="no"` does."""
     return name in settings.ignore_tags or _is_untranslated(attributes)
 
 
@@ -176,7 +190,7 @@ def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
 
 
 class _Item(NamedTuple):
-    """A part of a scanned document: a text, or markup such as a tag with its name and attributes."""
+    """A text, a tag with its name and attributes, or other markup, as found from left to right in a document."""
 
     source: str
     name: str = ""
@@ -186,7 +200,10 @@ class _Item(NamedTuple):
 
 
 def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield the texts and the markup of a document in order."""
+    """Yield the texts, tags and other markup of a document in order; their sources concatenate to the document.
+
+    The content of HTML's `script` and `style` is other markup, not text.
+    """
     position, is_html = 0, settings.kind == "html"
     # XML that is written like HTML leaves line breaks and images open.
     voids = _VOID if is_html else {name for name in ("br", "img", "wbr") if f"</{name}" not in document}
@@ -213,7 +230,10 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield the parts of a text, divided at entities that XML defines elsewhere, and at line ends that end a text."""
+    """Yield a text between two tags, divided where markup other than tags stands in it.
+
+    In XML and XLIFF, entities that HTML does not define are such markup; with `split_lines` line breaks are, too.
+    """
     position = 0
     cuts = []
     if settings.kind != "html":
@@ -237,18 +257,21 @@ def _is_known_entity(entity: str) -> bool:
 
 
 class _Outline(NamedTuple):
-    """The structure of a document: which tags belong together, and which elements contain text themselves."""
+    """The tree of a document: which tags belong together, and which elements contain words themselves."""
 
     partner: dict[int, int]
-    """The index of the end tag, by that of its start tag, and the other way around."""
+    """The index of the end tag by that of its start tag, and the other way around; tags without a partner lack."""
     parent: list[int]
-    """The index of the start tag of the element around each item; -1: none."""
+    """For each item (text or markup) of the document, the index of the start tag of the element around it; -1: none."""
     has_text: set[int]
     """The indices of the start tags of elements that contain words themselves; -1 for the document."""
 
 
 def _outline(items: Sequence[_Item]) -> _Outline:
-    """Match the tags of a document; a start tag that is not closed before its parent has no partner."""
+    """Match the start and end tags of a scanned document.
+
+    A start tag that is not closed before its parent, and an end tag without an open element, have no partner.
+    """
     partner: dict[int, int] = {}
     parent: list[int] = []
     has_text: set[int] = set()
@@ -275,12 +298,18 @@ def _outline(items: Sequence[_Item]) -> _Outline:
 
 
 def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
-    """Return the tokens of a document; their sources concatenate to the document."""
+    """Divide a document into tokens (texts, inline tags, copied elements, and tags that end a text).
+
+    Their sources concatenate to the document, which may be malformed.
+    """
     return _Reader(document, settings).tokens()
 
 
 class _Content:
-    """The content of an inline element: its texts, and the kinds of its tokens."""
+    """The content of an inline element that is being read: its texts and the kinds of its tokens.
+
+    It decides whether the element, such as `<b></b>`, has no words and becomes a single token.
+    """
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -293,20 +322,22 @@ class _Content:
         return not self._kinds
 
     def add(self, token: Token) -> None:
-        """Add a token of the element's content, except the tags of a nested element that keeps its tags."""
+        """Record a token that stands directly in the inline element, not in a nested element that keeps its tags."""
         self._kinds.add(token.kind)
         if token.kind == "text":
             self._texts.append(token.source)
 
     def include(self, inner: "_Content") -> None:
-        """Add the kinds of a nested element's tokens to those of this element.
-
-        The nested element keeps its tags, so this element cannot become a single token.
-        """
+        """Record a nested inline element that keeps its tags, so that the outer element keeps its tags too."""
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
-        """Return the kind of the single token that the element becomes; None if it has text of its own."""
+        """Return the kind of the single token that replaces an inline element without words, with its content.
+
+        Returns:
+            `protected` if it contains a protected element and no space at its ends, `empty` if it has no text at all;
+            None if it keeps its tags, because it has words, only white space, or nested elements.
+        """
         if self._kinds - {"text", "empty", "protected"}:
             return None
         text = "".join(self._texts)
@@ -318,7 +349,7 @@ class _Content:
 
 
 class _Reader:
-    """A converter of a document's texts and markup to tokens."""
+    """Converts a document to tokens: scans it, matches its tags, and decides which elements are inline."""
 
     def __init__(self, document: str, settings: MarkupSettings) -> None:
         self.settings = settings
@@ -331,7 +362,10 @@ class _Reader:
         """True if the document has text or several elements at the top, as a sentence with tags has."""
 
     def tokens(self) -> list[Token]:
-        """Return the tokens of the document: texts, inline tags, copied elements, and tags that end a text."""
+        """Return the document's tokens in order: texts, inline tags, copied elements, and tags that end a text.
+
+        An inline element without words is one token with all its content.
+        """
         found: list[Token] = []
         contents = [_Content(0)]
         index = 0
@@ -359,7 +393,10 @@ class _Reader:
         return found
 
     def _token(self, index: int) -> Token:
-        """Return the token for one item (a text, or a piece of markup) of the document."""
+        """Return the token for the document's text or piece of markup with this index.
+
+        A tag without a partner becomes an empty element if it is inline.
+        """
         item = self.items[index]
         if item.role == "text":
             return Token("text", item.source)
@@ -383,13 +420,21 @@ class _Reader:
         return "protected" if source.startswith("&") else "block"
 
     def _opaque_end(self, index: int) -> int:
-        """Return the index of the end tag of a copied element; -1 if no such element starts at the index."""
+        """Return the index of the end tag of the element that starts at an index and is copied with its content.
+
+        -1 if the item at the index is no start tag of such an element, or has no end tag.
+        """
         item = self.items[index]
         end = self.outline.partner.get(index, -1)
         return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
 
     def _copied(self, start: int, stop: int) -> Token:
-        """Return the single token for an element that is copied to the translation with its content."""
+        """Return the single token for an element that is copied to the translation with its content.
+
+        Args:
+            start: index of its start tag among the document's items.
+            stop: index of its end tag.
+        """
         source = "".join(item.source for item in self.items[start : stop + 1])
         item = self.items[start]
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
@@ -405,7 +450,14 @@ class _Reader:
         return Token("empty" if is_empty else "protected", source, item.name)
 
     def _kind_of_empty(self, index: int) -> Kind:
-        """Return the kind of token that stands for an element without content."""
+        """Return the kind of the token for an element without content, by its name and attributes.
+
+        `block` if it is not inline, `break` for line breaks, `empty` for known inline elements and formatting codes,
+        `protected` for all others, which may stand for a word.
+
+        Args:
+            index: index of its tag among the document's items.
+        """
         item, settings = self.items[index], self.settings
         if not self._is_inline(index):
             return "block"
@@ -418,7 +470,10 @@ class _Reader:
         return "empty" if is_known or is_code else "protected"
 
     def _is_inline(self, index: int) -> bool:
-        """Return whether the element whose tag has this index belongs to the text around the element."""
+        """Return whether the element whose tag has this index is part of a sentence around it and does not end a text.
+
+        The answer is computed once for each tag.
+        """
         found = self._inline.get(index)
         if found is None:
             found = self._inline[index] = self._decide_inline(index)
@@ -445,7 +500,7 @@ class _Reader:
 
 
 def _side(name: str) -> Side:
-    """Return which neighbor a tag stays beside, by its name.
+    """Return which neighboring word a tag stays beside in the translation, by the tag's name.
 
     XLIFF's opening codes stay beside the next word, its closing codes beside the previous one, other tags beside
     neither ("").
@@ -454,13 +509,19 @@ def _side(name: str) -> Side:
 
 
 def reference_id(token: Token) -> str:
-    """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code."""
+    """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code (`ept`, `ex`, `ec`).
+
+    It is the first of the attributes `rid`, `startRef` and `id`; "" if the tag has none.
+    """
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""
 
 
 def _is_untranslated(attributes: str) -> bool:
-    """Return whether the attributes of a tag exclude its content from translation."""
+    """Return whether a tag's attributes exclude the element from translation.
+
+    `translate="no"`, the class `notranslate` and XLIFF's `mtype="protected"` do.
+    """
     for match in _ATTRIBUTE.finditer(attributes):
         name = match["name"].lower().rpartition(":")[2]
         value = (match["double"] or match["single"] or match["bare"] or "").strip().lower()

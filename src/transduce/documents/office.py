@@ -37,7 +37,7 @@ def _names(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The names of the elements that one of the Office formats uses for paragraphs and runs."""
+    """The XML names that an Office format uses for paragraphs, runs (stretches of formatted text) and their parts."""
 
     paragraph: str
     run: str
@@ -94,7 +94,7 @@ _UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
 
 class _Leaf(NamedTuple):
-    """An element inside a run (a stretch of formatted text), or a child of a paragraph that is not a run."""
+    """An XML element that is copied: one in a run (a stretch of formatted text), or outside of runs (`run` is None)."""
 
     run: Any
     element: Any
@@ -124,19 +124,19 @@ _Payload = list[_Leaf] | _Container | _Format | _Field
 
 
 class _Paragraph:
-    """A paragraph of a document, as texts and tags."""
+    """A paragraph of an office document that is read as texts with inline tags and written with translations."""
 
     element: Any
     texts: Sequence[InlineText | Part]
-    """Texts, and tags between them."""
+    """The texts that are translated by themselves, and the tags that divide them, such as tabs."""
 
     @property
     def units(self) -> list[Unit]:
-        """The units of the paragraph that are to be translated."""
+        """The paragraph's texts to translate (those with a letter), with their inline tags."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def write(self, translations: Sequence[str]) -> None:
-        """Replace the texts of the paragraph by their translations; formatted words stay formatted."""
+        """Replace the paragraph's texts by translations, one for each of `units`; formatted words stay formatted."""
         waiting = list(translations)
         parts: list[Part] = []
         for text in self.texts:
@@ -149,7 +149,7 @@ class _Paragraph:
         self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
 
     def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
-        """Return parts in which the start of a bookmark, comment or other range stands before its end."""
+        """Return translated strings and tags with the start of each bookmark, comment or other range before its end."""
         ends: dict[tuple[str, str], int] = {}
         for index, part in enumerate(parts):
             element = self._element(part) if isinstance(part, Tag) and part.kind == "empty" else None
@@ -164,7 +164,7 @@ class _Paragraph:
         return parts
 
     def _element(self, tag: Tag) -> Any:
-        """Return the element that a tag without text stands for, or None."""
+        """Return the single XML element that a tag without text stands for, or None if it stands for several."""
         raise NotImplementedError
 
     def _rebuild(self, parts: Sequence[Part]) -> None:
@@ -172,14 +172,14 @@ class _Paragraph:
 
 
 class _OpenXmlParagraph(_Paragraph):
-    """A paragraph of an Office document, as texts and tags."""
+    """A paragraph of a Word, PowerPoint or Excel document, read as texts with inline tags."""
 
     def __init__(self, element: Any, dialect: _Dialect) -> None:
         self.element = element
         self.dialect = dialect
         self.payloads: dict[int, _Payload] = {}
         self.base: Any = None
-        """A run with the formatting of most of the text."""
+        """A run (stretch of text) with the formatting of most characters, whose text needs no tags; None: no runs."""
         atoms = _without_fields(list(self._atoms(element)))
         self._choose_base(atoms)
         separators: set[Tag] = set()
@@ -188,12 +188,12 @@ class _OpenXmlParagraph(_Paragraph):
 
     @property
     def is_code(self) -> bool:
-        """True if the paragraph has a style for code."""
+        """True if the paragraph has a Word style for code, so that it is not translated."""
         style = self.element.find(f"{_W}pPr/{_W}pStyle")
         return style is not None and is_code_style(style.get(f"{_W}val"))
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
-        """Yield the content of an element of a paragraph in order, as (kind, run or container, text or element)."""
+        """Yield the content of a paragraph, or of a container in it, as (kind, run or container, text or element)."""
         dialect = self.dialect
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
@@ -221,18 +221,18 @@ class _OpenXmlParagraph(_Paragraph):
                 yield "leaf", None, child
 
     def _text(self, element: Any) -> str:
-        """Return the text of an element with its escapes resolved."""
+        """Return the text of an XML element, with Excel's escapes decoded; an element without text has ""."""
         text = element.text or ""
         return unescaped(text) if self.dialect.has_escapes else text
 
     def _style(self, run: Any) -> str | None:
-        """Return the name of the Word style of a run (stretch of formatted text)."""
+        """Return the name of the Word style of a run (stretch of formatted text); None if it has none."""
         properties = self._run_properties(run)
         style = None if properties is None else properties.find(f"{_W}rStyle")
         return None if style is None else style.get(f"{_W}val")
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
-        """Find and store the formatting that most of the paragraph's text has."""
+        """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -249,7 +249,7 @@ class _OpenXmlParagraph(_Paragraph):
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return a key that is equal for runs (stretches of formatted text) that look the same."""
+        """Return a key that is equal for runs (stretches of formatted text) that look the same; b"" if unformatted."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -267,7 +267,7 @@ class _OpenXmlParagraph(_Paragraph):
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
     def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
-        """Return the texts and tags of a paragraph, and add the tags that end a text to the separators."""
+        """Return the strings and inline tags of a paragraph's content; add tags that end a text to `separators`."""
         parts: list[Part] = []
         opened: list[int] = []
         formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
@@ -343,8 +343,8 @@ class _OpenXmlParagraph(_Paragraph):
 
         Args:
             tag: the tag.
-            holders: the open elements that hold runs; the tag of a container adds or removes one.
-            runs: runs with the formatting of the open tags; the tag of a formatting adds or removes one.
+            holders: the open elements that contain runs; the tag of a container, such as a link, adds or removes one.
+            runs: runs with the formatting of the open tags; a tag of formatting, such as bold, adds or removes one.
         """
         payload = self.payloads[tag.id]
         if isinstance(payload, list):
@@ -384,7 +384,7 @@ class _OpenXmlParagraph(_Paragraph):
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new run (stretch of formatted text) with the properties of another."""
+        """Return a new, empty run (stretch of formatted text) with the attributes and formatting of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:
@@ -396,7 +396,7 @@ _Atom = tuple[str, Any, Any]
 
 
 def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
-    """Return a paragraph's content with each field, such as a page number, as one element.
+    """Return a Word paragraph's content with each field, such as a page number, as one element that is copied.
 
     The text of links and tables of contents stays text, between the start and the end of the field.
     """
@@ -423,7 +423,7 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
 
 
 class _FieldSpan(NamedTuple):
-    """The indices of the marks of a field that starts and ends in the same element."""
+    """The indices in a paragraph's content of the marks inside and at the end of a Word field."""
 
     separator: int | None
     """The mark between the instruction and the result; None: the field has no result."""
@@ -431,7 +431,7 @@ class _FieldSpan(NamedTuple):
 
 
 def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
-    """Return the spans of the fields of a paragraph by the index of their first mark."""
+    """Return the marks of the Word fields that start and end in the same element, by the index of their first mark."""
     spans: dict[int, _FieldSpan] = {}
     containers = [-1]  # indices at which the open containers start
     opened: list[tuple[int, int, int | None]] = []  # start, container and separator of each open field
@@ -452,7 +452,7 @@ def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
 
 
 def _leaves(atoms: Sequence[_Atom]) -> list[_Leaf]:
-    """Return the elements of content that is not translated, in order; a container is one element."""
+    """Return a part of a paragraph that is not translated as elements to copy, in order; a container is one element."""
     leaves: list[_Leaf] = []
     depth = 0
     for kind, run, content in atoms:
@@ -473,12 +473,12 @@ def _leaves(atoms: Sequence[_Atom]) -> list[_Leaf]:
 
 
 def _instruction(atoms: Sequence[_Atom]) -> str:
-    """Return the instruction of a field, such as `HYPERLINK "https://example.org"`."""
+    """Return the instruction in the content of a Word field, such as `HYPERLINK "https://example.org"`, or ""."""
     return "".join(each.text or "" for kind, _, each in atoms if kind == "leaf" and each.tag == f"{_W}instrText")
 
 
 def _is_text_field(instruction: str) -> bool:
-    """Return whether the result of a field is text of the document, as in a link or a table of contents."""
+    """Return whether a Word field with this instruction shows text to translate: a link or a table of contents."""
     return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
 
 
@@ -491,7 +491,7 @@ def _is_field_mark(atom: _Atom, type: str) -> bool:
 
 
 class _PartFile(NamedTuple):
-    """A file of a document's archive, with the paragraphs that it contains."""
+    """An XML file in a document's archive: its name, its tree, and the paragraphs in it that are translated."""
 
     name: str
     tree: Any
@@ -501,7 +501,7 @@ class _PartFile(NamedTuple):
 def _document(
     archive: Archive, files: Iterable[_PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
 ) -> Document:
-    """Return the document of an archive; `others` returns further files that change if a text does."""
+    """Return an archive as a document of its files' texts; `others` returns more files that change if a text does."""
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
 
@@ -524,7 +524,7 @@ def _document(
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[_PartFile]:
-    """Yield the files of an archive whose names match a pattern, with the paragraphs that have text."""
+    """Yield the XML files of an archive whose whole names match a pattern, with the paragraphs to translate in them."""
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
         if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
@@ -539,7 +539,7 @@ _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[
 
 
 def read_docx(source: Source) -> Document:
-    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes, charts and diagrams."""
+    """Read a Word file as a document to translate: body, headers, footers, notes, comments, charts and diagrams."""
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
@@ -547,14 +547,14 @@ def read_docx(source: Source) -> Document:
 
 
 def read_pptx(source: Source) -> Document:
-    """Return the document of a PowerPoint file: slides, notes, charts and diagrams."""
+    """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
     texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
     return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, _CHART_LABEL))
 
 
 def read_xlsx(source: Source) -> Document:
-    """Return the document of an Excel file: texts of cells, comments, text boxes and charts.
+    """Read an Excel file as a document to translate: texts of cells, comments, text boxes and charts.
 
     Formulas, numbers, names of sheets and the column names of tables stay the same, since formulas refer to them.
     """
@@ -583,7 +583,7 @@ def read_xlsx(source: Source) -> Document:
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
-    """Return the workbook of an Excel file, changed so that opening it computes the results of formulas again."""
+    """Return an Excel file's workbook by its name, changed so that opening the file computes its formulas again."""
     tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")
@@ -612,7 +612,7 @@ _WORDLESS = {f"{_OFFICE}annotation", f"{_OFFICE}annotation-end"} | {_TEXT + name
 
 
 def read_opendocument(source: Source) -> Document:
-    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers.
+    """Read an OpenDocument file as a document to translate: paragraphs, headings, text cells, headers and footers.
 
     Raises:
         TransduceError: the document is damaged or protected by a password.
@@ -629,7 +629,7 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield the paragraphs under an element that have text to translate, not a number or a formula's result."""
+    """Yield the paragraphs of an OpenDocument file to translate, without code, deleted text, numbers and formulas."""
     styles = _Styles(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
@@ -645,7 +645,7 @@ def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
 
 
 class _Styles:
-    """The styles that a file defines itself, which have names without a meaning and may have a parent style."""
+    """The styles that an OpenDocument file defines itself, such as `P1`, whose parents have meaningful names."""
 
     def __init__(self, root: Any) -> None:
         self._parents: dict[str, str] = {}
@@ -661,17 +661,17 @@ class _Styles:
                 self._parents[name] = parent
 
     def has_no_effect(self, element: Any) -> bool:
-        """Return whether the style of an element changes nothing about how text looks."""
+        """Return whether the style of an OpenDocument element changes nothing about how text looks."""
         return element.get(f"{_TEXT}style-name", "") in self._without_effect
 
     def is_code(self, element: Any) -> bool:
-        """Return whether the style of an element, or the style that it is derived from, is one for code."""
+        """Return whether an OpenDocument element's style, or that style's parent, is one for code by its name."""
         name = element.get(f"{_TEXT}style-name")
         return is_code_style(name) or is_code_style(self._parents.get(name or ""))
 
 
 class _OpenDocumentParagraph(_Paragraph):
-    """A paragraph of an OpenDocument file, as texts and tags."""
+    """A paragraph of an OpenDocument file, read as texts with inline tags."""
 
     def __init__(self, element: Any, styles: "_Styles") -> None:
         self.element = element
@@ -681,7 +681,7 @@ class _OpenDocumentParagraph(_Paragraph):
         self.texts = split_at(list(self._parts(element, separators)), separators)
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the texts and tags of an element of the paragraph."""
+        """Yield the strings and inline tags of an element; add those that end a text, such as tabs, to `separators`."""
         yield _collapsed(parent.text)
         for child in parent:
             number = len(self.payloads)
@@ -745,15 +745,15 @@ def _characters(element: Any) -> Iterator[str]:
 
 
 def _space_count(element: Any) -> int:
-    """Return the number of spaces that an OpenDocument element stands for, at most 1,000."""
+    """Return the number of spaces that an OpenDocument element `text:s` stands for: 1 by default, at most 1,000."""
     count = element.get(f"{_TEXT}c", "1")
     return min(1_000, int(count)) if count.isdecimal() and len(count) < 10 else 1
 
 
 def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
-    """Append a text to an element, and return whether the text ends with a space.
+    """Append a text to an OpenDocument element, and return whether the element's text now ends with a space.
 
-    Spaces that OpenDocument would collapse, also after an earlier space, become elements.
+    Spaces that OpenDocument would collapse (all but the first of a run) are written as elements.
     """
     for index, word in enumerate(xml_text(text).split(" ")):
         if index and not is_after_space:
@@ -769,7 +769,7 @@ def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
 
 
 def _append_characters(holder: Any, text: str) -> None:
-    """Append characters to the text of an element, or to the tail of its last child."""
+    """Append characters at the end of an XML element: to its text, or to the tail of its last child."""
     if len(holder):
         holder[-1].tail = (holder[-1].tail or "") + text
     else:
@@ -783,12 +783,12 @@ def _clear(element: Any) -> None:
 
 
 def _collapsed(text: str | None) -> str:
-    """Return a text with its line breaks and tabs replaced by spaces; an empty text for None."""
+    """Return a text with each line break and tab replaced by a space; an empty text for None."""
     return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
 
 
 def _ends_text(line_break: Any) -> bool:
-    """Return whether a line break ends a text, as in an address; inside a sentence it does not."""
+    """Return whether an OpenDocument line break ends a text: unless a small letter follows a word or a comma."""
     previous = line_break.getprevious()
     before = (previous.tail if previous is not None else line_break.getparent().text) or ""
     after = (line_break.tail or "").lstrip()

@@ -25,12 +25,13 @@ _PUNCTUATED_SHARE = 0.3  # if more cues end with punctuation, a cue without it i
 
 
 class Syntax(NamedTuple):
-    """The inline markup of a subtitle format."""
+    """The inline markup of a subtitle format: its tags, line breaks and escapes."""
 
     tags: re.Pattern[str]
-    """Matches a tag; `end` and `name` are groups of tags that come in pairs."""
+    """Matches a tag. For tags that come in pairs, the group `name` is the tag's name and `end` the slash of an end tag.
+    """
     line_break: str | None
-    """What breaks a line in a cue; None: the line break of the file."""
+    """What breaks a line in a cue, such as `\\N`; None: the line break of the file."""
     decode: Callable[[str], str] = str
     """Return the text that escaped text stands for."""
     encode: Callable[[str], str] = str
@@ -59,12 +60,12 @@ class Cue:
     """Position of the cue's text in the file."""
     end: int
     lines: list[tuple[int, str]]
-    """Position and source of each line of the cue's text."""
+    """Each line of the cue's text: its position in the file and its source."""
     begins_at: float
     """Seconds from the start of the film to the start of the cue."""
     ends_at: float
     style: str = ""
-    """The name of the cue's style; cues with different styles never share a sentence."""
+    """The cue's style, layer and speaker, or its voices in WebVTT; cues with different ones never share a sentence."""
 
 
 # --- SubRip and WebVTT ---
@@ -75,22 +76,26 @@ _TIMING = re.compile(rf"\s*{_TIME}[ \t]*-->[ \t]*{_TIME}(?:\s.*)?")
 
 
 def read_srt(source: Source) -> Document:
-    """Return the document of a SubRip file."""
+    """Read a SubRip file as a document; its units are the sentences, which may continue over several cues.
+
+    Raises:
+        TransduceError: the file has text, but no time code.
+    """
     file = source.text_file()
     return _document(file, list(_cues(file.text, is_vtt=False)), _SRT, keep_source=source.settings.keep_source)
 
 
 def read_vtt(source: Source) -> Document:
-    """Return the document of a WebVTT file."""
+    """Read a WebVTT file as a document; its units are the sentences, which may continue over several cues."""
     file = source.text_file()
     return _document(file, list(_cues(file.text, is_vtt=True)), _VTT, keep_source=source.settings.keep_source)
 
 
 def _cues(text: str, *, is_vtt: bool) -> Iterator[Cue]:
-    """Yield the cues of a file.
+    """Yield the cues of a SubRip or WebVTT text: the lines after each time code, without identifiers and comments.
 
     Raises:
-        TransduceError: there is text, but no time code.
+        TransduceError: a SubRip text has letters, but no time code.
     """
     lines = list(lines_of(text))
     times: tuple[float, float] | None = None
@@ -129,7 +134,10 @@ _DRAWING_OR_KARAOKE = re.compile(r"\{[^{}]*\\(?:p[1-9]|[kK][fo]?\d)[^{}]*\}")
 
 
 def read_ass(source: Source) -> Document:
-    """Return the document of a SubStation Alpha file; drawings, karaoke and comments stay the same."""
+    """Read a SubStation Alpha file as a document; its units are the sentences of its dialogue lines.
+
+    Drawings, karaoke, comments and lines without valid times stay the same.
+    """
     file = source.text_file()
     cues: list[Cue] = []
     fields: list[str] = []
@@ -166,22 +174,26 @@ _SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
 
 
 class _Segment(NamedTuple):
-    """The lines of a subtitle cue that one speaker says."""
+    """The lines of a subtitle cue that one speaker says; `start` and `end` are their positions in the file."""
 
     cue: Cue
     start: int
     end: int
     prefix: str
-    """The dash of a dialogue, with white space."""
+    """The dash of a dialogue before the text, with white space; empty if there is none."""
     inline: InlineText
     sources: dict[Tag, str]
-    """The source of each tag."""
+    """What each tag of the text is in the file."""
     width: int
-    """Columns that a line of the translation may have."""
+    """Columns that a line of the translation may have: those of the longest source line, at least 42."""
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue; one starts at a dash, at a voice, and after a line that ends a sentence."""
+    """Divide a subtitle cue into segments, the lines that one speaker says.
+
+    A new segment starts at a dash, a WebVTT voice or a line of music, after a line that ends a sentence, and after 12
+    lines.
+    """
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
@@ -203,7 +215,11 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
 
 
 def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
-    """Return the texts and tags of a segment, and each tag's source; tags without a partner are empty elements."""
+    """Divide subtitle text into decoded strings and inline tags; tags without a partner are empty elements.
+
+    Returns:
+        The strings and tags in order, and what each tag is in the file.
+    """
     matches = list(syntax.tags.finditer(text))
     partner: dict[int, int] = {}
     opened: list[int] = []
@@ -231,7 +247,11 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
 
 
 def _join(lines: Sequence[str], syntax: Syntax) -> str:
-    """Return the lines of a segment joined to one line of subtitle source."""
+    """Return the lines that one speaker says in a cue joined to one line, with their tags.
+
+    They are joined by spaces, but without a space between two East Asian wide characters. A span that ends at a line
+    break and starts again after it becomes one.
+    """
     joined = lines[0]
     for line in lines[1:]:
         before, after = syntax.tags.sub("", joined).rstrip(), syntax.tags.sub("", line).lstrip()
@@ -243,7 +263,10 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without a tag that the end of the first closes and the start of the second opens again."""
+    """Return two lines without the tags by which one span ends with the first line and starts again with the second.
+
+    Lines without such tags are returned as they are.
+    """
     closing = next((match for match in syntax.tags.finditer(one) if match["end"] and match.end() == len(one)), None)
     opening = syntax.tags.match(other)
     if closing and opening and closing["name"] == opening["name"] and not opening["end"] and opening[0] in one:
@@ -252,7 +275,10 @@ def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
 
 
 def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
-    """Return the segments of all cues, grouped so that the segments of a group share a sentence."""
+    """Return what the speakers of all cues say (segments) in order, in groups that each share a sentence.
+
+    A group has segments of up to five consecutive cues, and is translated as one text.
+    """
     segments = [_segments(cue, syntax) for cue in cues]
     texts = [each[-1].inline.plain for each in segments if each and has_letters(each[-1].inline.plain)]
     ends = sum(_SENTENCE_END.search(text) is not None for text in texts)
@@ -274,7 +300,16 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 
 
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
-    """Return whether a sentence continues from one subtitle cue in the next."""
+    """Return whether a sentence probably continues from one subtitle cue in the next.
+
+    It does not across a dash, another style, music, or more than two seconds. Otherwise punctuation and the case of the
+    next letter decide.
+
+    Args:
+        one: what is said at the end of the first cue.
+        other: what is said at the start of the next cue.
+        is_punctuated: the file's sentences end with punctuation, so that a cue without it is known to go on.
+    """
     before, after = one.inline.plain.strip(), other.inline.plain.strip()
     if other.prefix or one.cue.style != other.cue.style or not (has_letters(before) and has_letters(after)):
         return False
@@ -298,7 +333,16 @@ def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_sourc
 
 
 def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
-    """Return the edit that replaces a group of segments that share a sentence, from the first cue to the last."""
+    """Return the edit that replaces a sentence in all cues over which it extends.
+
+    Its unit is the whole sentence. The translation is divided over the cues again, and over lines within them.
+
+    Args:
+        file: the subtitle file.
+        group: what is said in each of these cues.
+        syntax: the format's inline markup.
+        keep_source: write the source text above the translation in each cue.
+    """
     newline = syntax.line_break or file.newline
     inline = _combined(group)
     sources = {
@@ -329,15 +373,20 @@ _OFFSET = 1000  # difference between the tag numbers of consecutive cues
 
 
 def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
-    """Return a segment's parts with tag numbers that no other segment of its group uses.
+    """Return the strings and tags of one cue with tag numbers that no other cue of the same sentence uses.
 
-    `index` is the index of the segment in the group.
+    Args:
+        parts: the strings and tags.
+        index: the cue's index among the cues of the sentence; 1,000 times it is added to each number.
     """
     return [part._replace(id=part.id + _OFFSET * index) if isinstance(part, Tag) else part for part in parts]
 
 
 def _combined(group: Sequence[_Segment]) -> InlineText:
-    """Return the text of several cues as one; tags of each cue get numbers of their own."""
+    """Return the text of the cues that share a sentence as one text to translate.
+
+    The cues are joined by spaces except between East Asian wide characters, and each cue's tags get other numbers.
+    """
     parts: list[Part] = []
     for index, segment in enumerate(group):
         if parts:
@@ -348,9 +397,13 @@ def _combined(group: Sequence[_Segment]) -> InlineText:
 
 
 def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
-    """Divide a translation (texts and tags) among cues, in proportion to the widths of their source texts.
+    """Divide a translation among the cues of its sentence, in proportion to the widths of their source texts.
 
-    A translation with fewer words than cues is repeated in each cue.
+    A translation with fewer words than cues is repeated in each cue, with tags only in the first.
+
+    Args:
+        parts: the strings and tags of the translation.
+        widths: width of each cue's source text in columns.
     """
     text = "".join(part for part in parts if isinstance(part, str))
     cuts = cut_points(text, widths)
@@ -361,9 +414,16 @@ _BREAK = re.compile(r"\s+|(?<=[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef])(?![\s�
 
 
 def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
-    """Return the positions at which a text is cut in proportion to widths; None if it has too few words.
+    """Return the positions (in characters) at which a text is cut into pieces with widths in a given proportion.
 
-    Cuts are between words; a cut after punctuation is preferred.
+    Cuts are between words, or between Chinese, Japanese and Korean characters; one after punctuation is preferred.
+
+    Args:
+        text: the text.
+        widths: relative width of each piece; there is one cut less.
+
+    Returns:
+        The positions in ascending order; None if the text has fewer words than pieces.
     """
     breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
     columns = [0, *accumulate(map(display_width, text))]
@@ -385,9 +445,14 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
 
 
 def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
-    """Divide a text with tags at positions of the text; return the parts of each piece, without outer white space.
+    """Divide a text with tags at some positions; a span that is cut is closed before the cut and opened again after it.
 
-    A span that is cut is closed before the cut and opened again after it.
+    Args:
+        parts: the strings and tags of the text.
+        positions: where to cut, in characters of the text without tags, ascending.
+
+    Returns:
+        The strings and tags of each piece, without white space at its ends.
     """
     pieces: list[list[Part]] = [[]]
     opened: list[Tag] = []
@@ -413,7 +478,10 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
 
 
 def _stripped(parts: list[Part]) -> list[Part]:
-    """Return the parts of a text (texts and tags) without white space at the start and the end of the text."""
+    """Return the strings and tags of a text without white space at its start and end, even if tags stand there.
+
+    A span that begins at the end of the text and has no content is removed, too.
+    """
     if len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-1].kind == "close":  # a span that begins at the cut
         while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
             del parts[-2:]
@@ -433,7 +501,18 @@ _MAX_BALANCED = 8  # lines
 
 
 def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
-    """Return a text's parts divided into lines of about the same length, of at most `width` columns if words allow."""
+    """Divide a text with tags into lines of about the same length, of at most `width` columns if the words allow it.
+
+    A text that needs more than eight lines is not divided, because a player wraps it. Spans stay open over the line
+    breaks.
+
+    Args:
+        parts: the strings and tags of the text.
+        width: maximum width of a line in columns.
+
+    Returns:
+        The strings and tags of each line.
+    """
     text = "".join(part for part in parts if isinstance(part, str)).strip()
     count = max(1, math.ceil(display_width(text) / width))
     if count > _MAX_BALANCED:
@@ -451,7 +530,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
 
 
 def _joined_spans(lines: list[list[Part]]) -> list[list[Part]]:
-    """Return lines in which a span that was cut stays open over the line break."""
+    """Return lines without the tags that close a span at a line's end and open it again at the start of the next."""
     for one, other in pairwise(lines):
         while (
             one

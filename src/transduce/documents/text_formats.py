@@ -20,7 +20,7 @@ _LINE = re.compile(r"(?P<text>[^\r\n]*)(?P<end>\r\n|\n|\r|\Z)")
 
 
 class Line(NamedTuple):
-    """A line of a text file and its position."""
+    """A line of a text file and its position, in characters from the start of the file."""
 
     start: int
     end: int
@@ -31,7 +31,10 @@ class Line(NamedTuple):
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """Yield the lines of a text."""
+    """Yield the lines of a text with their positions; lines end at LF, CR LF or CR, and may be empty.
+
+    No empty line follows the last line break.
+    """
     for match in _LINE.finditer(text):
         if match.start() < len(text):
             yield Line(match.start(), match.end("text"), match["text"], match["end"])
@@ -43,12 +46,18 @@ def display_width(text: str) -> int:
 
 
 def is_wide(text: str) -> bool:
-    """Return whether a text begins with an East Asian wide character, which has no space before it."""
+    """Return whether a text begins with an East Asian wide character, before which no space is written.
+
+    False for an empty text.
+    """
     return east_asian_width(text[:1] or " ") in "WF"
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return wrapped lines as one line, with a space at each line end unless wide characters are on both sides."""
+    """Return the lines of a wrapped text joined to one line, without white space at their ends.
+
+    They are joined by spaces, but without a space between two East Asian wide characters.
+    """
     joined = ""
     for line in map(str.strip, lines):
         is_spaced = joined and line and not (is_wide(joined[-1:]) and is_wide(line))
@@ -61,9 +70,10 @@ _WORD = re.compile(rf"\s*(?:[^\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+|\S)[{_
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return a text in lines of at most `width` columns; words longer than that stay whole.
+    """Divide a text into lines of at most `width` columns, where East Asian characters are two columns wide.
 
-    Scripts without spaces are divided between characters, but not before punctuation.
+    Words longer than that stay whole. Chinese, Japanese and Korean are divided between characters, but not before
+    closing punctuation.
     """
     lines = [""]
     for word in _WORD.findall(text):
@@ -79,7 +89,10 @@ _LIST_MARK = re.compile(r"\s*(?:[-*+•–—>#]|\d{1,3}[.)]|[A-Za-z][.)])\s")
 
 
 def read_text(source: Source) -> Document:
-    """Return the document of a plain text: one unit for each line, or for each paragraph with `join_lines`."""
+    """Read a plain text as a document; its units are the lines, or with `join_lines` the wrapped paragraphs.
+
+    Lines without a letter are left out and stay the same.
+    """
     file = source.text_file()
     paragraphs: list[list[Line]] = []
     is_open = False
@@ -101,7 +114,11 @@ def _text(paragraph: Sequence[Line]) -> str:
 
 
 def _continues(paragraph: Sequence[Line], line: Line) -> bool:
-    """Return whether a line continues a wrapped paragraph: the line has no list mark and the same indentation."""
+    """Return whether a line continues a wrapped paragraph, so that the two are translated as one text.
+
+    It does if it has no list mark and is indented like the second line; a second line may be indented at most like the
+    first one, or like the text behind the first one's list mark.
+    """
     if _LIST_MARK.match(line.text):
         return False
     indentation = _indentation(line.text)
@@ -151,7 +168,14 @@ Path = tuple[str, ...]
 
 
 def read_json(source: Source) -> Document:
-    """Return the document of a JSON file: its string values, without identifiers, or those that `fields` chooses."""
+    """Read a JSON file as a document; its units are the string values that are text for people.
+
+    Without the setting `fields` they are chosen by key and form (identifiers, addresses and the like are left out);
+    with it they are the values at these paths. Keys and values without a letter are never translated.
+
+    Raises:
+        TransduceError: the file is not JSON, or `fields` matches no text.
+    """
     file = source.text_file()
     _check_json(file.text, 0)
     edits = _json_edits(file.text, 0, source.settings.fields)
@@ -159,7 +183,13 @@ def read_json(source: Source) -> Document:
 
 
 def read_json_lines(source: Source) -> Document:
-    """Return the document of a JSON Lines file, of which each line is a JSON value."""
+    """Read a JSON Lines file (one JSON value per line) as a document; its units are string values with text for people.
+
+    The values are chosen as in JSON files, or by the setting `fields`; empty lines are skipped.
+
+    Raises:
+        TransduceError: a line is not JSON, or `fields` matches no text of any line.
+    """
     file = source.text_file()
     edits: list[Edit] = []
     for number, line in enumerate(lines_of(file.text), 1):
@@ -170,7 +200,15 @@ def read_json_lines(source: Source) -> Document:
 
 
 def _check_json(text: str, line: int) -> None:
-    """Refuse text that is not JSON; `line` is the number of a line of JSON Lines, or 0."""
+    """Refuse text that is not JSON or is nested too deeply.
+
+    Args:
+        text: the text.
+        line: the number of the line in a JSON Lines file, for the message; 0 if the text is a whole file.
+
+    Raises:
+        TransduceError: the text is refused.
+    """
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -189,7 +227,13 @@ def _checked_fields(edits: list[Edit], fields: Sequence[str]) -> list[Edit]:
 
 
 def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
-    """Return the edits of the chosen string values of a JSON text that starts at this offset of the file."""
+    """Return the edits that replace the string values of a JSON text to be translated.
+
+    Args:
+        text: the JSON text.
+        offset: position of the text in the file, in characters.
+        fields: paths of the values to translate, such as `items.*.title`; empty: all values that look like prose.
+    """
     patterns = [tuple(field.split(".")) for field in fields]
     is_ascii = text.isascii() and "\\u" in text
     edits = []
@@ -205,7 +249,10 @@ def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
 
 
 def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:
-    """Yield the path and the span of each string value of a valid JSON text."""
+    """Yield the path (keys and indices) of each string value of a valid JSON text, and its start and end.
+
+    Start and end are positions in the text and include the quotes.
+    """
     stack: list[str | int] = []  # the key or index inside each open object or list
     position = 0
     is_key = False
@@ -246,7 +293,10 @@ def _matches(path: Path, pattern: Path) -> bool:
 
 
 def _is_prose(path: Path, value: str) -> bool:
-    """Return whether a value is text for people, judging by its key and its form."""
+    """Return whether a string value of a JSON file is text for people, judging by its keys and its form.
+
+    False for keys such as `id` and `url` and metadata keys with `@`, and for values that look like identifiers.
+    """
     key = next((key for key in reversed(path) if not key.isdecimal()), "")
     is_metadata = any(key.startswith("@") for key in path)  # as in Application Resource Bundles
     return not is_metadata and not _SKIPPED_KEYS.fullmatch(key) and not _IDENTIFIER.fullmatch(value.strip())
@@ -263,18 +313,34 @@ class _Cell(NamedTuple):
 
 
 def read_csv(source: Source) -> Document:
-    """Return the document of a CSV file: the cells of the chosen columns. The delimiter is `,`, `;`, `|` or a tab."""
+    """Read a CSV file as a document; its units are the cells of the chosen columns that have a letter.
+
+    The delimiter (`,`, `;`, `|` or a tab) is found from the first rows. A table of one column needs no choice.
+
+    Raises:
+        TransduceError: the setting `columns` is missing or names no column, or a row has more cells than the header.
+    """
     file = source.text_file()
     return _read_table(file, _delimiter(file.text), source.settings.columns)
 
 
 def read_tsv(source: Source) -> Document:
-    """Return the document of a TSV file: the cells of the chosen columns."""
+    """Read a tab-separated file as a document; its units are the cells of the chosen columns that have a letter.
+
+    A table of one column needs no choice.
+
+    Raises:
+        TransduceError: the setting `columns` is missing or names no column, or a row has more cells than the header.
+    """
     return _read_table(source.text_file(), "\t", source.settings.columns)
 
 
 def _delimiter(text: str) -> str:
-    """Return the delimiter with which most rows have the same number of cells, more than one."""
+    """Return the delimiter of a CSV file: a comma, a semicolon, a tab or a bar.
+
+    It is the one with which most of the first 50 rows have as many cells as the first row, more than one; if none
+    divides the rows, the comma.
+    """
 
     def agreement(delimiter: str) -> tuple[int, int]:
         counts = [len(row) for _, row in zip(range(50), _rows(text, delimiter), strict=False)]
@@ -284,7 +350,11 @@ def _delimiter(text: str) -> str:
 
 
 def _rows(text: str, delimiter: str) -> Iterator[list[_Cell]]:
-    """Yield the rows of a table; quoted cells may contain delimiters, line breaks and doubled quotes."""
+    """Yield the rows of a CSV or TSV text as cells with their positions and decoded texts.
+
+    Quoted cells may contain delimiters, line breaks and doubled quotes; a cell with other text behind its closing quote
+    is taken as it is written.
+    """
     other = re.compile(rf"[^{re.escape(delimiter)}\r\n]*")
     quoted = re.compile(r'"(?:[^"]|"")*+"')
     position, row = 0, list[_Cell]()
@@ -319,7 +389,11 @@ def _read_table(file: TextFile, delimiter: str, columns: Sequence[str]) -> Docum
 
 
 def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:
-    """Refuse a table with a row of more cells than its header has names; empty cells at the end do not count.
+    """Refuse a table with a row of more cells than its header has names; empty surplus cells do not count.
+
+    Args:
+        text: the text of the file, in which the message's line number is counted.
+        rows: the rows of the table, with the header first.
 
     Raises:
         TransduceError: a row has more cells than the header, so that a delimiter in a text probably cut the text.
@@ -344,7 +418,15 @@ def _edit_cell(cell: _Cell, delimiter: str) -> Edit:
 
 
 def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[list[int], bool]:
-    """Return the indices of the chosen columns in order, and whether the first row has names."""
+    """Return the indices of the columns to translate in ascending order, and whether the first row is a header.
+
+    Args:
+        rows: the rows of the table, at least one.
+        columns: names in the first row, which is then a header, or numbers from 1; empty only for a single column.
+
+    Raises:
+        TransduceError: no column is chosen although the table has several, or the table lacks a chosen one.
+    """
     names = [cell.text.strip() for cell in rows[0]]
     width = max(map(len, rows[:100]))
     if not columns:
@@ -376,12 +458,15 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]+)""", 
 
 
 def read_html(source: Source) -> Document:
-    """Return the document of an HTML file, which is one unit."""
+    """Read an HTML file as a document with one unit, the whole file; one without a letter has no units."""
     return _html_document(source.text_file(_html_encoding(source.content), is_markup=True))
 
 
 def _html_encoding(content: bytes) -> str:
-    """Return the encoding that an HTML file without a byte order mark declares."""
+    """Return the encoding that an HTML file declares in a `meta` element or in its XML declaration; otherwise UTF-8.
+
+    Only the first 4,096 bytes are searched.
+    """
     declared = _CHARSET.search(content[:4096])
     return xml_encoding(content) if declared is None else declared[1].decode()
 
@@ -399,10 +484,10 @@ _LABEL = re.compile(r"(<(?:\w+:)?text(?:\s[^<>]*)?>)([^<>]*)(?=</)")
 
 
 def read_epub(source: Source) -> Document:
-    """Return the document of an e-book: its pages and its table of contents.
+    """Read an e-book (EPUB) as a document; its units are its pages, as HTML, and the labels of its table of contents.
 
     Raises:
-        TransduceError: the book has copy protection, or its list of files is damaged.
+        TransduceError: the book has copy protection, or its list of files is missing or damaged.
     """
     archive = source.archive()
     if _CONTAINER not in archive:
@@ -431,7 +516,11 @@ def read_epub(source: Source) -> Document:
 
 
 def _manifest(archive: Archive) -> list[tuple[str, str]]:
-    """Return the name and the media type of each file that the package documents of a book list."""
+    """Return the name in the archive and the media type of each file of an e-book, as its package documents list them.
+
+    Raises:
+        TransduceError: a package document is missing or malformed.
+    """
     files: list[tuple[str, str]] = []
     for rootfile in _elements(archive, _CONTAINER, "rootfile"):
         package = rootfile.get("full-path", "")
@@ -448,7 +537,10 @@ def _elements(archive: Archive, name: str, element: str) -> list[Any]:
 
 
 def _labels(file: TextFile) -> Document:
-    """Return the document of an e-book's table of contents (NCX): its labels, but not the author's name."""
+    """Read an e-book's table of contents (an NCX file) as a document; its units are the labels with a letter.
+
+    The author's name, which is a label too, is left out.
+    """
     edits = [
         Edit(match.start(2), match.end(2), [Unit(unescape(match[2]))], lambda new: escape(new[0], quote=False))
         for match in _LABEL.finditer(file.text)

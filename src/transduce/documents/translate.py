@@ -1,4 +1,4 @@
-"""Translate documents: a user's own files, or untrusted uploads."""
+"""Translate whole documents with a model, keeping their formatting: a user's own files, or untrusted uploads."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,16 +26,21 @@ UNIT_MARKUP = {
     "xml": MarkupSettings(kind="xliff"),
     "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title")),
 }
-"""Settings for the texts of documents that have tags, by the kind of the text."""
+"""Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
 
 _PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
 
 
 class TranslateTexts(Protocol):
-    """A function that translates texts of one kind, such as a model or a server's queue."""
+    """A function that translates texts which are all plain, all XML or all HTML, by a model or a server's queue."""
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> Sequence[str]:
-        """Return the translation of each text, in order; the tags of `xml` and `html` texts are kept."""
+        """Return the translation of each text, in order.
+
+        Args:
+            texts: the texts.
+            kind: what all of them are: plain text, or text with XML or HTML tags, which the translations keep.
+        """
 
 
 Observer = Callable[[Sequence[Unit], Sequence[str]], None]
@@ -49,11 +54,11 @@ def translate_upload(
     settings: DocumentSettings | None = None,
     limits: Limits | None = None,
 ) -> bytes:
-    """Translate an untrusted document in memory, and return the translated document.
+    """Translate an untrusted document in memory, and return the bytes of the translated document.
 
     Args:
-        content: the document.
-        name: its file name, of which only the suffix is used.
+        content: the bytes of the document.
+        name: its file name, used for its suffix and for error messages.
         translate: translates texts.
         settings: the format, and which texts to translate; None: the defaults.
         limits: limits on size; None: the defaults for uploads.
@@ -72,13 +77,13 @@ def translate_content(
     observe: Observer | None = None,
     finished: Sequence[Sequence[str]] = (),
 ) -> bytes:
-    """Translate a document that was read, and return the translated document.
+    """Translate the texts of a document that was read, and return the bytes of the translated document.
 
     Args:
-        document: the document.
+        document: the document, whose texts are translated in groups of some thousand characters (`portions`).
         translate: translates texts.
-        observe: called after each group of texts that is translated together.
-        finished: translations of the first groups, which are not translated again.
+        observe: called with the texts and translations of each group in order, those of `finished` too; None: nothing.
+        finished: translations of the first groups from an interrupted run; they are used, not translated again.
     """
     translations: list[str] = []
     for number, portion in enumerate(portions(document.units)):
@@ -96,7 +101,10 @@ def translate_content(
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Yield a document's units (texts) in groups of some thousand characters, which are translated together."""
+    """Yield a document's units (texts) in order, in groups of up to 20,000 characters that are translated together.
+
+    A longer unit is a group of its own; no unit is divided.
+    """
     portion: list[Unit] = []
     size = 0
     for unit in units:
@@ -110,9 +118,10 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 
 
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
-    """Return each unit's translation.
+    """Return the translation of each unit (text) of a document, in order.
 
-    Equal units are translated only once, unless the model reads earlier text as context.
+    Equal units are translated only once, and units of one kind together. If the model reads earlier sentences as
+    context, all units are translated in the document's order instead.
     """
     if isinstance(translate, ModelTexts) and translate.reads_context:
         return [
@@ -130,7 +139,10 @@ def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[st
 
 
 class ModelTexts:
-    """Implements `TranslateTexts` for a translator."""
+    """Translates the plain, XML and HTML texts of one document by a `Translator`, as a callable (`TranslateTexts`).
+
+    If the model reads earlier sentences as context, an instance stores the document's last texts and translations.
+    """
 
     def __init__(
         self,
@@ -140,7 +152,10 @@ class ModelTexts:
         glossary: GlossaryLike = None,
         text_settings: TextSettings | None = None,
     ) -> None:
-        """Store the arguments of `Translator.translate`; None: the translator's defaults."""
+        """Store the translator and its search settings, glossary and text settings for all texts.
+
+        None stands for the translator's own settings, and for no glossary.
+        """
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary
@@ -154,14 +169,22 @@ class ModelTexts:
         return self.translator.context is not None
 
     def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
-        """Store texts and their translations as context for the texts that are translated next."""
+        """Store texts and their translations, without tags, as context for the texts that are translated next.
+
+        Only as many of the last ones as the model reads are kept; for a model without context this does nothing.
+        """
         if self.translator.context is not None:
             max_sentences = self.translator.context.before
             sides = ([_plain_text(text, kind) for text in side[-max_sentences:]] for side in (texts, translations))
             self._before = [*self._before, *zip(*sides, strict=True)][-max_sentences:]
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return the model's translation of each text, in order; the texts of all calls are one document."""
+        """Return the model's translation of each text, in order; the texts of all calls are one document.
+
+        Args:
+            texts: the texts, which follow those of the call before if the model reads earlier sentences.
+            kind: what all of them are: plain text, or text with XML or HTML tags, which the translations keep.
+        """
         if kind == "text":
             found = self.translator.translate(
                 texts,
@@ -186,7 +209,7 @@ class ModelTexts:
 
 
 def _plain_text(text: str, kind: UnitKind) -> str:
-    """Return the text of a unit without its tags."""
+    """Return a document's text or its translation without XML or HTML tags; plain text stays as it is."""
     return text if kind == "text" else " ".join(markup_plan(text, UNIT_MARKUP[kind], spaced=True).sentences)
 
 
@@ -217,13 +240,15 @@ def translate_document(
         glossary: terms that must be translated as specified.
         text_settings: settings for texts; None: the translator's defaults.
         resume: continue an interrupted translation of the same document into the same target.
-        progress: called after each group of texts that is translated together.
+        progress: called with the numbers of translated and of all characters, after each group of texts that is
+            translated together; None: nothing.
 
     Returns:
         The path of the translated document.
 
     Raises:
-        TransduceError: the format is unknown, the document is damaged, or an argument does not fit it.
+        TransduceError: the format is unknown, the document is damaged, an argument does not fit it, the target is the
+            document itself, or there is an interrupted translation and `resume` is False.
     """
     source = Path(source)
     path = Path(target) if target is not None else target_path(source, translator.target_language)
@@ -242,7 +267,10 @@ def translate_document(
 
 
 def _identity(translate: "ModelTexts") -> bytes:
-    """Return bytes that represent the models, the tokenizer and the settings that determine translations."""
+    """Return bytes that represent what determines translations, so that only the same translation is resumed.
+
+    They contain a digest of the models' weights and the datastore, the tokenizer, the settings and the glossary.
+    """
     translator, digest = translate.translator, hashlib.sha256()
     stored = translator.datastore
     weights = (tensor for model in translator.models for tensor in model.state_dict().values())
@@ -260,7 +288,12 @@ def _identity(translate: "ModelTexts") -> bytes:
 
 
 def _counted(document: Document, progress: Progress) -> Observer:
-    """Return an observer that reports the number of translated characters."""
+    """Return a function that counts the source characters of each translated group of texts and reports the sum.
+
+    Args:
+        document: the document, whose characters are the total.
+        progress: called after each group with the translated and the total number of characters.
+    """
     total, done = sum(len(unit.text) for unit in document.units), 0
 
     def observe(units: Sequence[Unit], _: Sequence[str]) -> None:
@@ -272,7 +305,12 @@ def _counted(document: Document, progress: Progress) -> Observer:
 
 
 def target_path(source: Path, language: str | None) -> Path:
-    """Return the default path of a translation: the language is added before the suffix."""
+    """Return the default path of a document's translation, with the language before the suffix (`report.de.docx`).
+
+    Args:
+        source: path of the document.
+        language: code of the target language; None adds `translated` instead.
+    """
     return source.with_name(f"{source.stem}.{language or 'translated'}{source.suffix}")
 
 
@@ -285,15 +323,17 @@ def write_translated(
     resume: bool = False,
     observe: Observer | None = None,
 ) -> None:
-    """Translate a document and write it; translations are stored beside it until it is complete.
+    """Translate a document and write it, so that an interrupted translation can be resumed.
+
+    Finished translations are stored in `PATH.partial` beside it, which is deleted at the end.
 
     Args:
         document: the document that was read.
         path: the file to write.
         translate: translates texts.
         identity: bytes that represent all that determines the translation; a resumed translation needs equal ones.
-        resume: continue an interrupted translation.
-        observe: called after each group of texts that is translated together.
+        resume: continue an interrupted translation, if there is one.
+        observe: called with each group of texts and their translations, those of the interrupted run too.
 
     Raises:
         TransduceError: there is an interrupted translation and `resume` is False, or it is of another document.
@@ -311,12 +351,15 @@ def write_translated(
 
 
 class _Store:
-    """The file beside a document that is being translated, with the translations that are finished."""
+    """The file `PATH.partial` beside a document that is being written, with its finished translations.
+
+    It has one line of JSON with a digest of the document and the model, and then one for each group of translations.
+    """
 
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
         self.path = path.with_name(f"{path.name}.partial")
         self.portions: list[list[str]] = []
-        """Translations of the units of each group that was finished earlier."""
+        """The groups of translations that an interrupted run finished, in the document's order."""
         self._added = 0
         if self.path.exists():
             self._read(digest, resume=resume)
@@ -342,12 +385,12 @@ class _Store:
         self.path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     def add(self, translations: Sequence[str]) -> None:
-        """Store the translations of the next group of units, unless they were stored earlier."""
+        """Append the translations of the next group of texts to the file, unless an interrupted run stored them."""
         self._added += 1
         if self._added > len(self.portions):
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
-        """Delete the file with the finished translations."""
+        """Delete the file with the finished translations (`PATH.partial`), if it exists."""
         self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Texts of a document that are translated, with their inline formatting as tags, and the settings of documents."""
+"""The texts of documents that are translated, with inline formatting as tags; text files whose texts are replaced."""
 
 import codecs
 import re
@@ -53,11 +53,11 @@ class Unit(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document that was read: its texts, and the function that writes it with their translations."""
+    """A document that was read: its texts to translate, and the function that writes it with their translations."""
 
     units: list[Unit]
     write: Callable[[Sequence[str]], bytes]
-    """Return the document's bytes with a translation for each unit, in order."""
+    """Return the document's bytes with its texts replaced by these translations, one for each unit, in order."""
     kept_fuzzy: int = 0
     """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
 
@@ -92,13 +92,13 @@ class InlineText:
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
-        """Create the unit of a text from its parts.
+        """Separate what is translated from the tags and white space around all words.
 
         Args:
             parts: texts and tags in order; start and end tags are balanced.
         """
         self.parts = joined_parts(parts)
-        """All texts and tags of the source."""
+        """All texts and tags of the source, with adjacent texts joined."""
         start, end = _core(self.parts)
         self.before, self.after = list(self.parts[:start]), list(self.parts[end:])
         core = list(self.parts[start:end])
@@ -111,7 +111,7 @@ class InlineText:
             self.after.insert(0, core[-1][len(stripped) :])
             core[-1] = stripped
         self.core = [part for part in core if part]
-        """Texts and tags of the unit."""
+        """Texts and tags of the unit, without those before and after all words."""
 
     @property
     def plain(self) -> str:
@@ -120,13 +120,20 @@ class InlineText:
 
     @property
     def unit(self) -> Unit:
-        """The text as one unit to translate: XML if inline tags stand between words, otherwise plain text."""
+        """The text as one unit to translate: of kind `xml` if tags are left between words, otherwise plain text."""
         if any(isinstance(part, Tag) for part in self.core):
             return Unit("".join(map(_write_part, self.core)), "xml")
         return Unit(self.plain)
 
     def translated(self, translation: str) -> list[Part]:
-        """Return the translation of the whole text, as texts and balanced tags; each tag of the source occurs once."""
+        """Return the translated text with the outer tags and white space of the source, as texts and balanced tags.
+
+        Each tag of the source occurs once: unknown and repeated tags in the translation are removed, and missing ones
+        are added at its end.
+
+        Args:
+            translation: the translation of `unit`, with tags written as in the unit.
+        """
         source = self.unit
         if source.kind == "text":
             core: list[Part] = [translation]
@@ -136,11 +143,14 @@ class InlineText:
 
 
 def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
-    """Divide texts and tags at separators; return the texts, separators, and tags whose partner is in another text.
+    """Divide texts and tags at separators, such as tabs, so that what stands between them is translated by itself.
 
     Args:
         parts: texts and tags; start and end tags are balanced.
         separators: tags at which a text ends.
+
+    Returns:
+        In order: the texts with their inline tags, the separators, and the tags whose partner is in another text.
     """
     number = 0
     stretch: dict[Tag, int] = {}
@@ -165,7 +175,7 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
 
 
 def joined_parts(parts: Iterable[Part]) -> list[Part]:
-    """Return the parts with adjacent texts joined and empty texts removed."""
+    """Return a text's parts (strings and tags) with adjacent strings joined and empty strings removed."""
     joined: list[Part] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -176,7 +186,11 @@ def joined_parts(parts: Iterable[Part]) -> list[Part]:
 
 
 def _core(parts: Sequence[Part]) -> tuple[int, int]:
-    """Return the range of a text's parts without the tags outside of all words, such that its tags are balanced."""
+    """Return the start and end index of the parts to translate, among a text's strings and tags.
+
+    Outside of this range are white space, elements without text, and tags that stand before, after or around all
+    words; tags inside of it are balanced. Without words or objects the range is empty.
+    """
     partner: dict[int, int] = {}
     opened: dict[int, int] = {}
     for index, part in enumerate(parts):
@@ -203,7 +217,7 @@ def _core(parts: Sequence[Part]) -> tuple[int, int]:
 
 
 def _is_wordless(part: Part) -> bool:
-    """Return whether a part is white space or an element without text."""
+    """Return whether a part of a text is white space, an element without text (`empty`) or a line break."""
     return not part.strip() if isinstance(part, str) else part.kind in ("empty", "break")
 
 
@@ -220,11 +234,13 @@ def _write_part(part: Part) -> str:
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
-    """Return the texts and tags of a translated XML text; unknown, repeated or unbalanced tags are repaired.
+    """Return the strings and tags of a translated XML text, such that each tag of the source occurs once and balanced.
+
+    Unknown and repeated tags are removed, open elements are closed at the end, and missing tags are added there.
 
     Args:
         text: the translation.
-        source: the texts and tags of the source.
+        source: the strings and tags of the source.
     """
     missing = {part.id: part.kind for part in source if isinstance(part, Tag) and part.kind != "close"}
     parts: list[Part] = []
@@ -257,7 +273,12 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
 
 
 def plain_text(text: str, kind: UnitKind) -> str:
-    """Return the text of a unit or of its translation without tags."""
+    """Return the text of a unit, or of its translation, without the inline tags and with entities decoded.
+
+    Args:
+        text: the text.
+        kind: the unit's kind; a text of kind `text` is returned as it is.
+    """
     return text if kind == "text" else unescape(_TAG.sub("", text))
 
 
@@ -273,7 +294,7 @@ _MARKS = (
 
 
 class Edit(NamedTuple):
-    """A span of a text file that is replaced when its texts are translated."""
+    """The characters `start` to `end` of a text file, which are replaced when the texts in them are translated."""
 
     start: int
     end: int
@@ -282,19 +303,22 @@ class Edit(NamedTuple):
     render: Callable[[Sequence[str]], str]
     """Return the new content of the span, given the translations of its units."""
     is_in_place: bool = True
-    """True if the span holds the texts of the units, so that it stays as it is if the translations equal them."""
+    """True if the span is where the source texts stand: it stays as it is if all translations equal the texts. False
+    if it stores translations beside the source, as in PO and XLIFF: it is always written.
+    """
 
 
 class TextFile:
-    """A text file whose bytes outside of the edited spans never change."""
+    """A decoded text file that is written again with some spans replaced; its other bytes never change."""
 
     def __init__(self, content: bytes, encoding: str = "utf-8", *, is_markup: bool = False) -> None:
-        """Decode a file.
+        """Decode the content of a text file and find its line break.
 
         Args:
             content: the bytes; a byte order mark decides the encoding.
             encoding: encoding of a file without a byte order mark.
-            is_markup: the file is HTML or XML, which has references for characters that the encoding lacks.
+            is_markup: the file is HTML or XML, where characters that the encoding lacks are written as references
+                such as `&#8364;`; without it they are an error.
 
         Raises:
             TransduceError: the bytes are not text in this encoding.
@@ -315,10 +339,10 @@ class TextFile:
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
-        """Return the document that results from these edits, which are disjoint and in order.
+        """Return the document whose units are the texts of these edits, and which is written with their spans replaced.
 
         Args:
-            edits: the spans to replace.
+            edits: the spans to replace, which are disjoint and in order.
             always: replace spans even if the translations equal the source, as when the output keeps the source text.
         """
         edits = list(edits)
@@ -341,10 +365,12 @@ class TextFile:
         return Document(units, write)
 
     def encode(self, text: str) -> bytes:
-        """Return the bytes of a text in the file's encoding, with its byte order mark.
+        """Return the bytes of a text in the file's encoding, after the file's byte order mark if it has one.
+
+        Characters that the encoding lacks become references such as `&#8364;` in HTML and XML.
 
         Raises:
-            TransduceError: the encoding lacks a character of the text.
+            TransduceError: the encoding of another file lacks a character of the text.
         """
         try:
             return self.mark + text.encode(self.encoding, "xmlcharrefreplace" if self._is_markup else "strict")
@@ -358,10 +384,13 @@ _CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.
 
 
 def is_code_style(name: str | None) -> bool:
-    """Return whether the name of a style of an office program shows that text in this style is code."""
+    """Return whether the name of a style in an office document, such as `Source Text`, is one of code.
+
+    Code is not translated. False for None, a text without a style.
+    """
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
 
 
 def has_letters(text: str) -> bool:
-    """Return whether a text has a letter, so that there is something to translate."""
+    """Return whether a text has a letter of any script, so that there is something to translate."""
     return any(map(str.isalpha, text))

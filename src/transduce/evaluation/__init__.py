@@ -1,4 +1,4 @@
-"""Evaluation: scores with their signatures, and significance tests for the difference between two systems."""
+"""Score translations with reproducible signatures, and test whether the difference of two systems is significant."""
 
 from transduce.evaluation.scores import Score, ScoreReport, score, tokenizer_for
 from transduce.evaluation.significance import Comparison, MetricComparison, compare

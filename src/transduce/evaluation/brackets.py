@@ -1,4 +1,4 @@
-"""Labeled bracket scores of constituency trees, counted as by EVALB.
+"""Score predicted constituency trees by their labeled brackets, counted as EVALB does.
 
 A bracket is a constituent's label with the range of words that it covers; tags are not brackets. Punctuation is
 removed from the sentence first. Brackets are summed over the corpus before division (micro average).
@@ -28,9 +28,13 @@ class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of brackets, words and sentences over some trees; scores are in percent, and 0 if the divisor is 0."""
+    """Counts of brackets, words and sentences over predicted trees, and the scores that follow from these counts.
+
+    Scores are in percent, and 0 if there is nothing to divide by. The sum of two counts adds all numbers.
+    """
 
     sentences: int = 0
+    """The number of sentences, each with a reference tree."""
     matched: int = 0
     """The number of brackets that occur in both trees of a sentence."""
     reference: int = 0
@@ -48,27 +52,27 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def precision(self) -> float:
-        """The share of the predicted brackets that are right, in percent."""
+        """The share of the predicted brackets that are right, in percent; 0 without predicted brackets."""
         return _percent(self.matched, self.predicted)
 
     @property
     def recall(self) -> float:
-        """The share of the reference's brackets that were predicted, in percent."""
+        """The share of the reference's brackets that were predicted, in percent; 0 if the reference has none."""
         return _percent(self.matched, self.reference)
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of bracket precision and recall, in percent."""
+        """The harmonic mean of bracket precision and recall, in percent; 0 if nothing matches."""
         return _percent(2 * self.matched, self.predicted + self.reference)
 
     @property
     def exact_match(self) -> float:
-        """The share of the sentences whose brackets are all right, in percent."""
+        """The share of the sentences whose predicted brackets are exactly the reference's, in percent."""
         return _percent(self.exact, self.sentences)
 
     @property
     def tagging_accuracy(self) -> float:
-        """The share of the words, without those removed, that have the right part-of-speech tag, in percent."""
+        """The share of the words, without punctuation, that have the reference's part-of-speech tag, in percent."""
         return _percent(self.tagged, self.words)
 
     def __add__(self, other: "BracketCounts") -> "BracketCounts":
@@ -85,6 +89,7 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     short: BracketCounts
     """Counts of brackets, words and sentences over the sentences of at most `short_length` words."""
     short_length: int
+    """Maximum number of words of a short sentence, with punctuation."""
 
     def __str__(self) -> str:
         """Return a line of scores for all sentences, and one for the short sentences."""
@@ -114,9 +119,9 @@ def score_trees(
     tags define which words are punctuation.
 
     Args:
-        predicted: a tree for each sentence, or None.
-        references: the treebank's trees.
-        settings: what counts; None for EVALB's usual parameters.
+        predicted: the predicted tree of each sentence; None if there is none.
+        references: the treebank's tree of each sentence.
+        settings: which words and brackets count; None: EVALB's usual parameters.
 
     Raises:
         TransduceError: the numbers of trees differ.
@@ -136,9 +141,16 @@ def score_trees(
 
 
 def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSettings) -> tuple[BracketCounts, int]:
-    """Compare the two trees of a sentence; return its counts, and its length in words with punctuation.
+    """Compare the predicted tree of a sentence with the reference's.
 
-    If the reference has no words but traces, nothing is counted but the sentence, whose length is 0.
+    Args:
+        predicted: the predicted tree; None, or a tree over other words, has no right bracket.
+        reference: the treebank's tree.
+        settings: which words and brackets count.
+
+    Returns:
+        The sentence's counts, and its length in words with punctuation. If the reference has no words but traces, only
+        the sentence is counted, and its length is 0.
     """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)
@@ -166,13 +178,13 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """Return how often each bracket (label, first word, word after the last) occurs in a tree.
+    """Return how often each bracket (label, index of its first word, index after its last) occurs in a tree.
 
-    Constituents of punctuation only do not count.
+    Words are numbered without punctuation, and constituents of punctuation only do not count.
 
     Args:
         tree: the tree.
-        kept: for each word, whether it is kept; words of punctuation are removed before brackets are numbered.
+        kept: for each word, whether it is kept as it is no punctuation.
         settings: the labels that do not count, and those that count as equal.
     """
     names = {other: label for label, other in settings.equal_labels}
@@ -187,9 +199,13 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
 
 def _collect(tree: Tree, start: int, kept: Iterator[bool], collected: "Counter[Bracket]") -> int:
-    """Add the brackets of a tree to `collected`; return the index after its last word.
+    """Add all brackets of a tree, with any label, to `collected`, and return the index after its last word.
 
-    The tree's first word has the index `start`. Only words for which `kept` yields True are numbered.
+    Args:
+        tree: the tree; a leaf has no bracket.
+        start: index of the tree's first word.
+        kept: yields for each further word whether it is numbered.
+        collected: how often each bracket occurs; changed in place.
     """
     if tree.word is not None:
         return start + next(kept)

@@ -1,4 +1,4 @@
-"""Scores of time series forecasts, compared with the seasonal baseline that repeats the last season.
+"""Score time series forecasts, and compare them with the seasonal baseline that repeats the last season.
 
 Legend: B windows, S points of the past, T points to come, C series.
 """
@@ -30,9 +30,13 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of forecasts of several windows of a time series, compared with the seasonal baseline."""
 
     windows: int
+    """Number of windows, each a stretch of the past with the points to forecast after it."""
     horizon: int
+    """Number of points that were forecast in each window."""
     season: int
+    """Number of points of a season, which the baseline repeats."""
     series: dict[str, ForecastErrors]
+    """The errors of each series, by its name."""
     skill: float
     """The percentage by which the mean absolute error is below the baseline's, as the mean over series.
 
@@ -59,7 +63,16 @@ def _lower(skill: float) -> str:
 
 
 def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
-    """Return the seasonal baseline, which repeats the last `season` points: (B, S, C) to (B, `steps`, C)."""
+    """Return the forecasts of the seasonal baseline, which repeats the last season.
+
+    Args:
+        past: the known points, (B, S, C).
+        steps: number of points to forecast.
+        season: points of a season, at most S.
+
+    Returns:
+        The forecasts, (B, steps, C).
+    """
     positions = past.shape[1] - season + np.arange(steps) % season
     return past[:, positions]
 
@@ -87,7 +100,10 @@ def find_season(values: Numbers, max_season: int) -> int:
 
 
 def _without_line(values: Numbers) -> Numbers:
-    """Subtract the best-fitting straight line from each series, (N, C)."""
+    """Return each series, (N, C), minus its best-fitting straight line, so that a trend does not look like a season.
+
+    A series that is a straight line up to rounding becomes exactly 0.
+    """
     time = np.arange(len(values)) - (len(values) - 1) / 2.0
     centered = values - values.mean(axis=0)
     slopes = time @ centered / max(1.0, float(time @ time))
@@ -98,7 +114,10 @@ def _without_line(values: Numbers) -> Numbers:
 
 
 def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
-    """Return the mean autocorrelation of non-constant series (N, C) by lag, 0 to `max_season`; zeros without any."""
+    """Return the mean autocorrelation of series without trend, (N, C), at the lags from 0 to `max_season`.
+
+    Series that are all zeros are left out; without any other, all lags have 0.
+    """
     power = (values**2).sum(axis=0)
     changing = power > 0.0
     if not changing.any():
@@ -111,7 +130,7 @@ def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
 def score_forecasts(
     past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int
 ) -> ForecastReport:
-    """Score forecasts against the actual values and against the seasonal baseline.
+    """Score forecasts against the actual values, and compare their errors with the seasonal baseline's.
 
     Args:
         past: the known points, (B, S, C); at least a season.
@@ -143,15 +162,22 @@ def score_forecasts(
 
 
 def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the mean absolute and the root mean square error of each series, (C,), from (B, T, C) values."""
+    """Return the mean absolute and the root mean square error of each series, (C,), over all windows and points.
+
+    Forecasts and actual values are (B, T, C).
+    """
     differences = forecasts - actual
     return np.abs(differences).mean(axis=(0, 1)), np.sqrt((differences**2).mean(axis=(0, 1)))
 
 
 def _skill(errors: Numbers, baseline: Numbers) -> float:
-    """Return the percentage by which errors (C,) are below the baseline's, averaged over the series.
+    """Return the percentage by which the errors of a forecast are below the baseline's, as the mean over series.
 
     A series that the baseline predicts exactly cannot be improved on and is excluded; 0 if there is no other.
+
+    Args:
+        errors: the forecast's error of each series, (C,).
+        baseline: the seasonal baseline's, (C,).
     """
     comparable = baseline > 0.0
     return float(100.0 * (1.0 - errors[comparable] / baseline[comparable]).mean()) if comparable.any() else 0.0

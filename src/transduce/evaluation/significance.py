@@ -1,4 +1,4 @@
-"""Significance of the difference between two systems: two paired tests on BLEU and chrF, and a verdict in words."""
+"""Test whether the difference of two systems in BLEU and chrF is significant, by two paired tests and in words."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +35,12 @@ CHRF_BETA_SQUARED = 4
 
 
 def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int) -> Floats:
-    """Return the score differences B - A on random test sets of N sentences drawn with replacement (Koehn 2004).
+    """Return the score differences B - A on random test sets of N sentences that are drawn with replacement.
+
+    This is paired bootstrap resampling (Koehn 2004): both systems get the same sentences.
 
     Args:
-        counts_a: K counts of each sentence of system A, (N, K), whose sums determine its score.
+        counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
         counts_b: those of system B, (N, K).
         formula: computes scores (R,) from sums of counts (R, K).
         resamples: the number R of test sets.
@@ -63,8 +65,14 @@ def randomization_differences(
 ) -> Floats:
     """Return the score differences B - A, (R,), when the two translations of each line are exchanged at random.
 
-    This is approximate randomization (Riezler and Maxwell 2005). The arguments are those of `bootstrap_differences`:
-    counts (N, K) of the sentences of both systems, the formula of the score, the number R of resamples, and the seed.
+    This is approximate randomization (Riezler and Maxwell 2005): it shows which differences arise by chance alone.
+
+    Args:
+        counts_a: K counts of each sentence of system A, (N, K), whose sums over sentences determine its score.
+        counts_b: those of system B, (N, K).
+        formula: computes scores (R,) from sums of counts (R, K).
+        resamples: the number R of random exchanges.
+        seed: the random seed.
     """
     generator = np.random.default_rng(seed)
     sentences = len(counts_a)
@@ -80,8 +88,10 @@ def randomization_differences(
 def p_value(difference: float, chance_differences: Floats) -> float:
     """Return the probability that chance gives a score difference as large as the observed one, in either direction.
 
-    `chance_differences` are those of R random draws. The observed difference counts as one more draw (Noreen 1989), so
-    the value is never zero.
+    Args:
+        difference: the observed difference.
+        chance_differences: the differences of R random draws, (R,). The observed one counts as one more draw (Noreen
+            1989), so the result is never zero.
     """
     as_large = np.count_nonzero(np.abs(chance_differences) >= abs(difference) - ROUNDING)
     return (int(as_large) + 1) / (len(chance_differences) + 1)
@@ -90,10 +100,20 @@ def p_value(difference: float, chance_differences: Floats) -> float:
 def bootstrap_mean_differences(
     systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """Return the differences B - A of mean scores on R test sets that are drawn with replacement, (R,).
+    """Return the differences B - A of two groups' mean scores on random test sets that are drawn with replacement.
 
-    Each group, A and B, has several systems, such as runs with different seeds, whose scores are averaged. The counts
-    of each system are (N, K), and `formula` computes scores (R,) from their sums (R, K).
+    Each group has several systems, such as runs with different seeds, whose scores are averaged; all get the same
+    sentences.
+
+    Args:
+        systems_a: the counts of each system of group A, (N, K), whose sums over sentences determine its score.
+        systems_b: those of group B.
+        formula: computes scores (R,) from sums of counts (R, K).
+        resamples: the number R of test sets.
+        seed: the random seed.
+
+    Returns:
+        The differences, (R,).
     """
     generator = np.random.default_rng(seed)
     sentences, width = systems_a[0].shape
@@ -135,7 +155,14 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float]) ->
 
 
 def min_p_value(runs_a: int, runs_b: int) -> float:
-    """Return the smallest p value that the permutation test can give for these numbers of runs of two systems."""
+    """Return the smallest p value that a two-sided permutation test of the runs of two systems can give.
+
+    If it is above the level of significance, more runs are needed.
+
+    Args:
+        runs_a: number of runs of one system.
+        runs_b: number of runs of the other.
+    """
     # Groups of equal size can be exchanged, which gives the same difference in the other direction.
     return (2 if runs_a == runs_b else 1) / math.comb(runs_a + runs_b, runs_a)
 
@@ -174,9 +201,13 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield the sizes of groups of resamples that fit into memory together; their sum is `resamples`.
+    """Yield how many random test sets are drawn at once, so that at most 4,000,000 draws (32 MB) are in memory.
 
-    The sizes do not affect the random draws.
+    The numbers add up to `resamples`, and do not affect the random draws.
+
+    Args:
+        resamples: number of test sets.
+        sentences: number of sentences of each.
     """
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     max_rows = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
@@ -185,7 +216,14 @@ def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
 
 
 def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
-    """Convert drawn sentence indices (rows, N) to the number of times each sentence was drawn (rows, N)."""
+    """Convert the indices of the drawn sentences to how often each of the N sentences was drawn.
+
+    Args:
+        drawn: the indices, (test sets, N).
+
+    Returns:
+        The numbers as float64, (test sets, N).
+    """
     rows, sentences = drawn.shape
     cells = drawn + sentences * np.arange(rows)[:, None]
     times = np.bincount(cells.ravel(), minlength=rows * sentences).reshape(rows, sentences)
@@ -213,8 +251,11 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: MetricName
     signature: str
+    """sacreBLEU's signature: references, case, tokenizer, smoothing, version."""
     value_a: float
+    """The score of system A, from 0 to 100."""
     value_b: float
+    """The score of system B, from 0 to 100."""
     difference: float
     """The score of B minus that of A; positive if B is better."""
     interval_low: float
@@ -257,6 +298,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     decoding_b: dict[str, str | int | float | bool] = {}
     """Decoding settings of B, such as beam size, length penalty and precision; empty if unknown."""
     warnings: tuple[str, ...] = ()
+    """Sentences about what may make the comparison misleading."""
 
     def __str__(self) -> str:
         heading = [
@@ -303,7 +345,7 @@ def compare(
     seed: int = 12345,
     names: tuple[str, str] = ("A", "B"),
 ) -> Comparison:
-    """Compare two systems' translations of the same lines.
+    """Compare two systems' translations of the same lines by BLEU and chrF, and test whether they differ significantly.
 
     The tests are paired bootstrap resampling (Koehn 2004) and paired approximate randomization (Riezler and Maxwell
     2005). The verdict follows the latter, which that paper finds to raise fewer false alarms. With the default seed,
@@ -355,7 +397,11 @@ def compare(
 def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
     """Run the bootstrap and the randomization test of one metric for two systems, and return the result with a verdict.
 
-    `metric` must already hold the references, and `formula` compute its score from summed counts.
+    Args:
+        name: name of the metric.
+        metric: sacreBLEU's metric, which must already hold the references.
+        formula: computes the metric's scores (R,) from sums of sentences' counts (R, K).
+        trial: the translations of both systems and the settings of the tests.
     """
     counts_a, counts_b = count_sentences(metric, trial.lines_a), count_sentences(metric, trial.lines_b)
     value_a, value_b = (float(formula(counts.sum(axis=0)[None])[0]) for counts in (counts_a, counts_b))
@@ -393,10 +439,16 @@ def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
 def score_contributions(
     name: MetricName, hypotheses: Sequence[str], references: Sequence[str], *, target_language: str | None
 ) -> list[float]:
-    """Return the contribution of each sentence to BLEU or chrF; their mean estimates the score.
+    """Return the contribution of each sentence to BLEU or chrF, from which the score's standard error follows.
 
     Contributions are the jackknife's pseudo-values (Efron and Tibshirani 1993, chapter 11): N times the score of all N
-    sentences, minus N - 1 times the score without the sentence. `standard_error` of them is that of the score.
+    sentences, minus N - 1 times the score without the sentence. Their mean estimates the score.
+
+    Args:
+        name: the metric.
+        hypotheses: the translations.
+        references: one reference for each.
+        target_language: language code of the references, which selects BLEU's tokenizer; None: unknown.
     """
     lines, references = aligned_lines({"hypotheses": hypotheses, "references": references})
     metrics = make_metrics(choose_tokenizer(target_language, None).name, lowercase=False, references=references)
@@ -410,20 +462,20 @@ def score_contributions(
 
 
 def standard_error(contributions: Sequence[float]) -> float | None:
-    """Return the standard error of a mean score from the contribution of each sentence; None for fewer than two."""
+    """Return the standard error of a score from the contributions of its sentences; None for fewer than two of them."""
     if len(contributions) < 2:
         return None
     return float(np.std(contributions, ddof=1) / math.sqrt(len(contributions)))
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return one sentence that says whether a difference B - A is significant, or that there is none.
+    """Return the verdict in a sentence: which system is better, that chance may explain the difference, or it is zero.
 
     Args:
         metric: the metric's name.
-        trial: the translations of both systems, and their names.
+        trial: the translations of both systems A and B, and their names.
         difference: the observed difference B - A.
-        p: the p value by approximate randomization.
+        p: the p value by approximate randomization, which is significant below 0.05.
         standard_error: that of the difference, from the bootstrap.
     """
     name_a, name_b = trial.names
@@ -446,7 +498,13 @@ def describe_needed(difference: float, standard_error: float, *, sentences: int,
     """Return a clause with the number of sentences of a test set on which the difference would be significant.
 
     The standard error falls with the square root of the test set's size. If that number cannot be told, the clause says
-    why. `differing` is the number of sentences that the systems translate differently.
+    why.
+
+    Args:
+        difference: the observed difference of two systems' scores.
+        standard_error: the difference's standard error on this test set.
+        sentences: number of sentences of the test set.
+        differing: how many of them the systems translate differently.
     """
     if differing < MIN_DIFFERING:
         return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"
@@ -481,7 +539,7 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
 
 
 def _too_low(bleu: MetricComparison, chrf: MetricComparison) -> tuple[str, ...]:
-    """Return a tuple with one sentence if neither system translates yet, else ()."""
+    """Return a warning in a tuple if neither system translates yet: both have less than 1 BLEU and 30 chrF; else ()."""
     if max(bleu.value_a, bleu.value_b) >= MIN_BLEU or max(chrf.value_a, chrf.value_b) >= MIN_CHRF:
         return ()
     return ("Both systems have less than 1 BLEU: neither translates yet, so the difference says little about quality.",)

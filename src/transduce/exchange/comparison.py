@@ -1,4 +1,4 @@
-"""Compare an exported model with its original: log-probabilities of targets, greedy translations, encoder outputs.
+"""Compare an exported model with its original, to prove the export: log-probabilities, greedy search, encoder outputs.
 
 For a language model, the translation of a prompt is its greedy continuation.
 """
@@ -135,10 +135,16 @@ def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
 
 
 class Original:
-    """The model that is exported, opened from its folder for comparison with the export."""
+    """The model that is exported, opened from its folder in float32 on the CPU, to compare it with the export."""
 
     def __init__(self, content: ModelFolder[Model], folder: Path, threads: int) -> None:
-        """Wrap a model in float32 on the CPU; `threads` is the number of compute threads of both models."""
+        """Store the model, its tokenizer and its languages.
+
+        Args:
+            content: the model in float32 on the CPU, and what else its folder holds.
+            folder: the folder.
+            threads: the number of compute threads of the model and of the export.
+        """
         self.model = content.model
         self.config: ModelConfig = content.model.config
         self.tokenizer: Tokenizer = content.tokenizer
@@ -154,9 +160,10 @@ class Original:
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
-        """The source vocabularies to compare with: one for each target language of the export, or only one.
+        """The source vocabularies with which sentences are tokenized for the comparison.
 
-        A vocabulary for a target language puts the language's token before each sentence.
+        There is one for each target language of the export, which puts the language's token before each sentence; only
+        one if the model has no such choice.
         """
         source = self.tokenizer.source
         if not self.directions or source.before:
@@ -172,7 +179,7 @@ class Original:
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
-        """Return the original model with the interface of an exported one, by its kind."""
+        """Return the original model with the interface of an exported one, by its kind, so that both are run alike."""
         if isinstance(self.model, Encoder):
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
@@ -218,7 +225,10 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Difference(NamedTuple):
-    """One target token's log-probabilities in nats by original (`ours`) and export (`theirs`), with its position."""
+    """One target token's log-probability in nats by the original (`ours`) and by the export (`theirs`).
+
+    `difference` is absolute, `allowed` is what rounding may cause, and `sentence` and `token` count from 0.
+    """
 
     difference: float
     allowed: float
@@ -231,7 +241,9 @@ class _Difference(NamedTuple):
 def compare_models(
     original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
-    """Compare a model that generates text with its export on the given sentences, and return the differences.
+    """Compare a model that generates text with its export on some sentences, and return the differences.
+
+    Both compute the log-probabilities of the original's greedy translations and of random targets, and both translate.
 
     Args:
         original: the original model.
@@ -265,7 +277,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """The agreement statistics over all compared log-probabilities (in nats) and greedy translations."""
+        """Statistics over all compared log-probabilities (in nats) and greedy translations; at least one is needed."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -277,7 +289,10 @@ class Comparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
+        """Raise an error if a float32 export does not compute what the original does.
+
+        Args:
+            name: name of the format, for the message.
 
         Raises:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
@@ -300,10 +315,13 @@ class Comparison:
             )
 
     def check_close(self, name: str) -> None:
-        """Raise an error if quantization changed the export too much; `name` names its weights in the message.
+        """Raise an error if quantization changed an export too much.
+
+        Args:
+            name: name of the format and the quantization, for the message.
 
         Raises:
-            TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
+            TransduceError: the mean difference of log-probabilities in the original's translations exceeds 0.5 nats.
         """
         mean = self.agreement.mean_difference
         if not mean <= QUANTIZED_TOLERANCE:
@@ -317,9 +335,17 @@ class Comparison:
 def _differences(
     original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
-    """Yield the log-probabilities of each target token by both models; `first` is the index of the first sentence.
+    """Yield how much the log-probabilities of each target token and end symbol differ between two models.
 
-    A difference that is not a number counts as infinite.
+    Args:
+        original: the original model.
+        exported: its export.
+        sources: token ids of each source or prompt.
+        targets: token ids of each target.
+        first: index of the first sentence among all, for messages.
+
+    Yields:
+        Both log-probabilities and their difference; one that is not a number (NaN) counts as infinite.
     """
     pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
@@ -332,7 +358,17 @@ def _differences(
 
 
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Return whether two greedy translations are equal, or diverge where the original's choices are tied."""
+    """Return whether two greedy translations of a source agree.
+
+    They do if they are equal, or if the log-probabilities of the two tokens at which they diverge are the same by the
+    original, up to rounding.
+
+    Args:
+        original: the original model.
+        source: token ids of the source.
+        ours: token ids of the original's translation.
+        theirs: token ids of the export's translation.
+    """
     if list(ours) == list(theirs):
         return True
     common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
@@ -353,7 +389,7 @@ _CHOICES = ("logits", "classes")
 
 
 class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of how closely an exported encoder agrees with its original."""
+    """Statistics of how closely an exported encoder-only model agrees with its original."""
 
     texts: int
     """Number of texts compared."""
@@ -394,9 +430,13 @@ class EncoderComparison:
         self._agreeing: list[bool] = []
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
-        """Record how much one output of one text differs between the original (`ours`) and the export (`theirs`).
+        """Record how much one output of one text differs between an encoder and its export.
 
-        `name` is the name of the output, and `text` the index of the text.
+        Args:
+            name: name of the output, such as `states`.
+            ours: the original's values.
+            theirs: the export's values.
+            text: index of the text.
 
         Raises:
             TransduceError: the shapes differ.
@@ -415,12 +455,12 @@ class EncoderComparison:
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
     def add_choices(self, agreeing: bool) -> None:
-        """Add one text's result: whether its most probable tokens and classes agree, up to ties."""
+        """Record whether both encoders find the same most probable tokens and classes in one more text, up to ties."""
         self._agreeing.append(agreeing)
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """The agreement statistics over all compared outputs of both encoders."""
+        """Statistics over all compared outputs of the encoder and its export; at least one is needed."""
         return EncoderAgreement(
             texts=len(self._agreeing),
             largest_differences=dict(self._largest),
@@ -429,7 +469,10 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Raise an error if a float32 export differs from the original; `name` names its weights in the message.
+        """Raise an error if an exported encoder does not compute what the original does.
+
+        Args:
+            name: name of the format, for the message.
 
         Raises:
             TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
@@ -474,7 +517,10 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether two arrays of logits have the same best entry in each row of the last axis, except for ties."""
+    """Return whether two arrays of logits, (…, choices), have the same best choice everywhere, except for ties.
+
+    A choice of the second array counts as tied if its logit in the first is the highest up to rounding.
+    """
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
@@ -513,11 +559,12 @@ class Trial(NamedTuple):
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
-    """Choose the texts on which an export of a model is compared, tokenize them, and return both.
+    """Choose the texts on which an export of a model is compared, and tokenize them as the model reads them.
 
     Args:
         original: the model.
-        sources: the texts; None: the run's texts, or random tokens.
+        sources: the texts, of which the first 64 are used; None: those that the model's training run stored, or random
+            tokens.
     """
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
@@ -570,9 +617,10 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as input for the exported tokenizer.
+    """Return texts as the exported tokenizer must get them.
 
-    If the model has several target languages, a language token is added before each text, one language after the other.
+    If the model has several target languages, a language token is added before each text, one language after the other;
+    otherwise the texts are unchanged.
     """
     if len(original.source_vocabularies) == 1:
         return list(texts)
@@ -581,10 +629,10 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return those of some texts that the exported tokenizer must split as the model's own tokenizer does.
+    """Return those of some texts that the exported tokenizer must split into the tokens that the model's own does.
 
-    Texts that contain a language token are left out. Texts that contain the spelling of a special token are left out if
-    a tokenizer may read it as this token.
+    Texts that contain a language token are left out, and texts with the spelling of a special token such as `</s>` if
+    the tokenizers may read it differently.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
@@ -602,15 +650,23 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Return source token ids with special tokens, truncated to at most `longest` tokens."""
+    """Return the token ids of sources with the vocabulary's special tokens, such as the end symbol, around them.
+
+    The text's own tokens are truncated so that each result has at most `longest` ids.
+    """
     max_tokens = longest - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
-    """Return the token ids of a text as an encoder's input, at most `longest`, with special tokens.
+    """Return the token ids of a text as an encoder's input for the comparison, at most `longest`.
 
-    If the vocabulary has special tokens of BERT (`marks`), every 7th token is masked.
+    Args:
+        vocabulary: the vocabulary.
+        text: the text.
+        longest: maximum number of ids; a longer text is truncated.
+        marks: BERT's special tokens, between which the text is put and of which the mask replaces every 7th token;
+            None: the vocabulary has none, and the end symbol follows the text.
     """
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
@@ -622,7 +678,16 @@ def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Special
 
 
 def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
-    """Translate sentences by greedy search with an original or exported model; blank lines give blank translations."""
+    """Translate sentences by greedy search with an original or exported model.
+
+    Args:
+        model: the model that searches.
+        translator: a translator of the original model, whose tokenizer is used.
+        sentences: the sentences; long ones are truncated to the model's limit.
+
+    Returns:
+        The translation of each sentence; "" for a blank one.
+    """
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
     sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
@@ -641,9 +706,10 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts to compare an export on, one of them long, and a description of their origin.
+    """Return texts to compare an export on, and a description of their origin for the report.
 
-    They are `sources`, or else the texts stored in the run's folder, or else random tokens.
+    They are the first 64 nonblank sources; without any, texts that a training run stored in the model's folder, or else
+    random tokens. One long text made of them is added.
     """
     vocabulary = original.tokenizer.source
     real, origin = _first_texts(sources or []), "the sources given"
@@ -660,12 +726,20 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """Return the first 64 non-blank texts, as many as an export is compared on."""
+    """Return the first 64 of some texts that are not blank, which is how many an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 
 def _stored_texts(original: Original, name: str) -> list[str]:
-    """Return the first source texts of a prepared corpus in the run's folder; none if it is missing or unreadable."""
+    """Return up to 400 source texts from the start of a prepared corpus that a training run stored.
+
+    Args:
+        original: the model, in whose folder the corpus is.
+        name: name of the corpus' folder.
+
+    Returns:
+        The texts, without language tokens; empty if the corpus is missing or cannot be read with the model's tokenizer.
+    """
     tokenizer = original.tokenizer
     try:
         corpus = PreparedCorpus.open(original.folder / name, tokenizer)

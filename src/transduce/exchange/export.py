@@ -36,7 +36,7 @@ __all__ = ["FORMATS", "ExportReport", "export"]
 
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A description of an export, with its agreement with the original model."""
+    """A report about an export: what was written, and how closely it agrees with the original model."""
 
     format: str
     """The export format: "ctranslate2", "onnx" or "huggingface"."""
@@ -62,7 +62,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
     def measured(self) -> str:
-        """Return the results of comparing the export with its original as lines of text."""
+        """Return how the export compares with its original as lines of text, without the format and the folder."""
         lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
         if self.quantized is not None:
             lines += self.quantized.lines(self.quantization)
@@ -137,9 +137,17 @@ def export(
 def _select_directions(
     content: ModelFolder[Model], folder: Path, to: str, target_language: str | None
 ) -> ModelFolder[Model]:
-    """Return a model with the language pairs of its export, and with a tokenizer for the only target language.
+    """Choose which of a multilingual model's target languages are exported.
 
-    The tokenizer is unchanged if the model has one pair of languages, or if all target languages are exported.
+    Args:
+        content: the model and its tokenizer.
+        folder: the model's folder.
+        to: the export format; only "huggingface" can export all target languages.
+        target_language: the only one to export; None: all, or the model's default language in other formats.
+
+    Returns:
+        The content with the language pairs of the export, and a tokenizer for the target language if only one is
+        exported. A model of one pair of languages is returned unchanged.
 
     Raises:
         TransduceError: the model does not translate to the target language, or the format needs one.
@@ -160,7 +168,7 @@ def _select_directions(
 
 
 class _Export:
-    """An export in progress: the model, the format, the temporary folder, and the texts to compare on."""
+    """An export in progress: the model, the writer of the format, the temporary folder, and the texts to compare on."""
 
     def __init__(
         self,
@@ -178,9 +186,20 @@ class _Export:
         self.trial = choose_trial(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Write the export in format `to`, compare and score it, rename its folder to `out`, and return the report.
+        """Write the export, compare it with the model, score it, and only then rename its folder to `out`.
 
         Weights are quantized only after the float32 export was found correct.
+
+        Args:
+            to: name of the format, for the report.
+            quantization: storage type of the weights.
+            out: the final folder.
+
+        Returns:
+            The report of the comparison.
+
+        Raises:
+            TransduceError: the format does not support the model, or the export computes something else.
         """
         model = self._write("float32")
         comparison = self._compare(model)
@@ -223,7 +242,10 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return BLEU and chrF of greedy translations by the original and the export; None each without references."""
+        """Return BLEU and chrF of greedy translations by the original and by the export.
+
+        Both are None without references, or if the model does not translate.
+        """
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None
@@ -244,9 +266,9 @@ class _Export:
 
 @contextlib.contextmanager
 def _folder_aside(out: Path) -> Iterator[Path]:
-    """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
+    """Create a temporary folder next to `out` for a `with` block, and remove it afterwards unless it was renamed.
 
-    Parent folders that were created are removed too if they are empty.
+    Parent folders that were created are removed too if they are empty. Errors in the block name `out`.
 
     Raises:
         TransduceError: the temporary folder cannot be created.

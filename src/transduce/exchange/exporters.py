@@ -179,7 +179,7 @@ def readme(
     measured: str,
     longest: int,
 ) -> str:
-    """Return the text of an export's README.md.
+    """Return the text of an export's README.md, which says how to run the model in the other toolkit.
 
     Args:
         export_format: "ctranslate2" or "onnx".
@@ -225,7 +225,10 @@ NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
 
 
 def opening_sentence(config: ModelConfig) -> str:
-    """Return a model card's sentence on the Hugging Face classes that open the folder."""
+    """Return a model card's sentence that says with which of Hugging Face's classes the folder can be opened.
+
+    There must be a class that computes a model with this configuration.
+    """
     return (
         f"The folder is also one of Hugging Face's class `{class_for(config)}`: `{automatic_class_for(config)}` and "
         "`AutoTokenizer` open it."
@@ -237,7 +240,7 @@ _DOCUMENTS = ("README.md", SETTINGS_FILE, CONTEXT)
 
 
 class Exporter(Protocol):
-    """An interface of export formats, each of which writes, loads and describes an export."""
+    """An export of one model to one format: it writes the files, loads them again and writes the README.md."""
 
     @property
     def title(self) -> str:
@@ -248,21 +251,34 @@ class Exporter(Protocol):
         """The names of the storage types of weights that the format supports; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
-        """Write all files of the export to an empty folder.
+        """Write all files of the export to an empty folder, except the README.md.
+
+        Args:
+            folder: the folder.
+            quantization: storage type of the weights, one of `quantizations`.
 
         Raises:
             TransduceError: a package is not installed, or the format does not support a setting of the model.
         """
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the written export for running; `texts` are used to check the export's tokenizer, if it has one.
+        """Load the written export to run it.
+
+        Args:
+            folder: the folder that was written.
+            texts: texts on which the export's tokenizer, if it has one, is compared with the model's own.
 
         Raises:
             TransduceError: the tokenizer splits a text into other tokens than the model's own tokenizer.
         """
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Write the export's README.md with the measured agreement with the original."""
+        """Write the export's README.md, or adapt an existing one.
+
+        Args:
+            folder: the folder that was written.
+            measured: how the export compares with the original, as lines of text.
+        """
 
 
 class CTranslate2Exporter(Exporter):
@@ -445,7 +461,11 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return the exporter of a model to a format, one of `FORMATS`.
+    """Return what exports a model to a format.
+
+    Args:
+        name: name of the format, one of `FORMATS`.
+        original: the model.
 
     Raises:
         TransduceError: the format is unknown.
@@ -456,7 +476,7 @@ def exporter_for(name: str, original: Original) -> Exporter:
 
 
 def formats_for(config: ModelConfig) -> list[str]:
-    """Return the names of the export formats that support a model with this configuration."""
+    """Return the names of the export formats that support a model with this configuration; empty if none does."""
     return [name for name, obstacles in _OBSTACLES.items() if not obstacles(config)]
 
 
@@ -480,7 +500,10 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
 
 
 def _value(config: ModelConfig, setting: str) -> str:
-    """Return the value of a model setting in TOML notation, for a message; an unset value as its effective value."""
+    """Return the value of a model's setting in TOML notation, for a message.
+
+    A setting that follows from others (None) is shown with the value that it has.
+    """
     resolved: dict[str, object] = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
@@ -498,13 +521,19 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return a hint for an error message: the formats other than `name` that support a model, if any."""
+    """Return the end of an error message that suggests the formats other than `name` that support a model.
+
+    If there are none, it says so.
+    """
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 
 
 def _write_vocabularies(original: Original, folder: Path) -> None:
-    """Write the vocabulary files of the original's tokenizer into the folder of an export."""
+    """Write the tokenizer of the original model into the folder of an export.
+
+    An imported tokenizer is saved as foreign_tokenizer.json; otherwise the sentencepiece files are copied.
+    """
     if isinstance(original.tokenizer, ImportedTokenizer):
         original.tokenizer.save(folder)
     else:
@@ -512,7 +541,10 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
 
 
 def _base_folder(folder: Path) -> str:
-    """Return the folder of the base model that a run's settings name, for a message."""
+    """Return the folder of the base model that a training run's settings name, for a message.
+
+    Without such a setting, it is the words "the folder that it came from".
+    """
     return read_run_setting(folder, "init_from", str) or "the folder that it came from"
 
 
@@ -523,7 +555,11 @@ def _task_document(folder: Path) -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy the named files between folders, as far as they exist; refuse links out of the source folder."""
+    """Copy the named files from one folder to another, as far as they exist.
+
+    Raises:
+        TransduceError: a file is a link that leads out of the source folder.
+    """
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

@@ -1,4 +1,4 @@
-"""Import a Hugging Face folder: convert it to a transduce model folder."""
+"""Convert a Hugging Face model folder to a transduce model folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +121,7 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """Return search settings as the text of a TOML file, without those that have their default value."""
+    """Return search settings as the text of a settings.toml (TOML), without those that have their default value."""
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}
@@ -130,7 +130,7 @@ def _settings(search: SearchSettings) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """Return a search setting as a line of a TOML file."""
+    """Return a setting as a line of a TOML file: its name and its value, which JSON writes as TOML does."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

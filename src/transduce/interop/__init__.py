@@ -1,1 +1,1 @@
-"""Conversion between this package's models and other formats: Hugging Face, CTranslate2, ONNX and word vectors."""
+"""Convert models, tokenizers and vectors from and to other formats: Hugging Face, CTranslate2, ONNX, tutorials."""

@@ -32,7 +32,7 @@ Ids = Sequence[Sequence[int]]
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """A protocol for exported models that generate text, independent of the runtime that executes them.
+    """An exported model that generates text, whatever runtime executes it; used to compare it with its original.
 
     A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
     language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
@@ -40,40 +40,41 @@ class ExportedModel(Protocol):
     """
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
-
-        Each target belongs to the source or prompt with the same index.
+        """Return the log-probability, in nats, of each token of each target and of the end symbol behind it.
 
         Args:
             sources: token ids of each source or prompt.
-            targets: token ids of each target or continuation.
+            targets: token ids of the target or continuation for each source or prompt, without the end symbol.
+
+        Returns:
+            For each target a list with one number more than the target has tokens.
         """
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids that greedy search generates for each source.
+        """Return the token ids that greedy search generates for each source or prompt, without the end symbol.
 
         The search never selects padding or the start symbol.
 
         Args:
             sources: token ids of each source or prompt.
-            max_tokens: the maximum number of tokens to generate per source.
+            max_tokens: the maximum number of tokens to generate per source; a result without an end has as many.
         """
 
 
 @runtime_checkable
 class ExportedEncoder(Protocol):
-    """A protocol for exported encoder-only models, independent of the runtime that executes them."""
+    """An exported encoder-only model, whatever runtime executes it; used to compare it with its original."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them by name, one array per row.
+        """Compute the encoder's outputs and return them by name, one array per text.
 
         Args:
-            rows: token ids, including special tokens such as [CLS] and [SEP].
-            token_types: the segment of each token; all 0 if the model has no segments.
+            rows: token ids of each text, including special tokens such as [CLS] and [SEP].
+            token_types: the segment (0 or 1) of each token of each text; all 0 if the model has no segments.
 
         Returns:
-            `states` (tokens, width), `logits` (tokens, vocabulary size), `pooled` (width,) and `classes` of each row,
-            if the model has them. The shape of `classes` is (classes,), or (tokens, classes) for a tagger.
+            `states` (tokens, width), `logits` (tokens, vocabulary size), `pooled` (width,) and `classes` of each text,
+            as far as the model has them. The shape of `classes` is (classes,), or (tokens, classes) for a tagger.
         """
 
 
@@ -101,7 +102,7 @@ EXPORTABLE = {
 
 
 def check_components(table: Table, model: nn.Module) -> None:
-    """Raise an error if the model has a component that the format cannot represent.
+    """Raise an error if a model has a component that the format to which it is exported cannot represent.
 
     Args:
         table: the components that the format supports.
@@ -122,12 +123,15 @@ class Linear(NamedTuple):
 
 
 def linear_weights(module: nn.Linear) -> Linear:
-    """Return the detached weight and bias of a PyTorch linear layer."""
+    """Return the detached weight and bias (None without one) of a PyTorch linear layer; they share its memory."""
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
 def join(layers: list[Linear]) -> Linear:
-    """Return one linear layer whose outputs are the concatenated outputs of several layers with the same input."""
+    """Return one linear layer whose outputs are the concatenated outputs of several layers with the same input.
+
+    Either all layers have a bias, or none has.
+    """
     biases = [part.bias for part in layers if part.bias is not None]
     return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
 
@@ -142,7 +146,10 @@ class Projections(NamedTuple):
 
 
 def attention_projections(attention: MultiHeadAttention) -> Projections:
-    """Return the four projections of an attention module, with its joint input projection split into three."""
+    """Return an attention's query, key, value and output projections, split from its joint input projection.
+
+    They share the module's memory.
+    """
     joint = linear_weights(attention.projection)
     weights = joint.weight.split(attention.widths)
     biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
@@ -151,10 +158,10 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
-    """Return the four projections of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
+    """Return the projections of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
 
-    Another scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
-    (W q) · k.
+    Formats that know only this score need them. Another scaling factor is multiplied into the query projection, and so
+    is the matrix W of the general score, (W q) · k.
 
     Raises:
         ValueError: the score is additive, or the attention is hard.
@@ -176,7 +183,12 @@ def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply each head's rows of a query projection, (heads × width, …), by its matrix of (heads, width, width)."""
+    """Multiply each head's rows of a query projection by the head's matrix of the general attention score.
+
+    Args:
+        rows: the projection's weight, (H K, D), or bias, (H K,).
+        matrix: the matrices, (H, K, K), which are transposed before the product.
+    """
     heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
     return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
 
@@ -187,17 +199,21 @@ def has_sandwich_norm(residual: Residual) -> bool:
 
 
 def encoder_layers_of(model: Transformer) -> list[EncoderLayer]:
-    """Return the encoder layers in the order of use; a layer with shared weights occurs several times."""
+    """Return a model's encoder layers in the order of use; one that is applied several times occurs as often."""
     return [cast(EncoderLayer, layer) for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers)]
 
 
 def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
-    """Return the decoder layers in the order of use; a layer with shared weights occurs several times."""
+    """Return a model's decoder layers in the order of use; one that is applied several times occurs as often."""
     return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
 
 
 def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor | None:
-    """Return the vectors of positions that are added to embeddings, (positions, d_model); None if there are none."""
+    """Return the vectors that are added to the embeddings of positions 0, 1, …, (P, D), as an exported table.
+
+    Learned positions have as many rows as the model, sinusoids 1,024 (`MAXIMUM_POSITIONS`). None if the model adds no
+    vectors, as with rotary or relative positions.
+    """
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]
     if not isinstance(embedding.positions, SinusoidalPositions):
@@ -207,7 +223,7 @@ def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor
 
 
 def relative_bias_table(relative: RelativePositions) -> Tensor:
-    """Return T5's attention bias of each head for each distance from query to key, (2m + 1, heads).
+    """Return T5's relative attention bias of each head for each distance from query to key, (2m + 1, H).
 
     Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
     """

@@ -1,4 +1,4 @@
-"""Export of encoder–decoders and decoders to CTranslate2, and classes that run the exported models.
+"""Export encoder–decoders and decoder-only models to CTranslate2, and run the exported models for comparison.
 
 The export fills the specification classes of CTranslate2's Python package. It sets everything explicitly: the table of
 positions (CTranslate2's own sinusoids differ), the embedding scale, and one relative bias per layer. CTranslate2
@@ -91,13 +91,13 @@ def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
 def write_ctranslate2(
     model: Transformer | Decoder, tokenizer: Tokenizer, folder: Path, *, quantization: str = "float32"
 ) -> None:
-    """Write a model in CTranslate2's format: model.bin, config.json and the vocabularies.
+    """Write a translation or language model in CTranslate2's format: model.bin, config.json and the vocabularies.
 
     Args:
         model: a model with float32 weights.
         tokenizer: the model's tokenizer, whose vocabularies are written.
         folder: an existing folder.
-        quantization: one of QUANTIZATIONS.
+        quantization: number format of the stored weights, one of `QUANTIZATIONS`.
 
     Raises:
         TransduceError: the ctranslate2 package is missing, or `CTRANSLATE2` lacks a component of the model.
@@ -172,7 +172,7 @@ def _language_model_specification(model: Decoder) -> Any:
 
 
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return the keyword arguments that CTranslate2's encoder and decoder specifications have in common."""
+    """Return the arguments that describe a model's layers to CTranslate2's specifications of encoder and decoder."""
     common = import_extra("ctranslate2", "export").specs.common_spec
     rotary = config.positions.startswith("rotary")
     return {
@@ -349,7 +349,12 @@ class CTranslate2LanguageModel(ExportedModel):
         return continuations
 
     def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the greedy continuations of prompts, which must be either all empty or all nonempty."""
+        """Return the token ids of the greedy continuations of prompts, which must be all empty or all nonempty.
+
+        Args:
+            prompts: token ids of each prompt, without the start symbol.
+            max_tokens: maximum number of tokens of a continuation.
+        """
         results = self._generator.generate_batch(
             [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,

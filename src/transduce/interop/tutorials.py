@@ -1,4 +1,4 @@
-"""Import of weights of models written after tutorials, such as `torch.nn.Transformer` or "The Annotated Transformer".
+"""Import weights of models written after tutorials, such as `torch.nn.Transformer` or "The Annotated Transformer".
 
 Most are encoder–decoders of "Attention Is All You Need"; nanoGPT and minGPT are decoders. The import renames weights.
 Settings cover the differences: scaling of embeddings, layout of sinusoids, final norms. For positions that alternate
@@ -60,10 +60,17 @@ _FEED_FORWARD_LIST = {
 
 
 def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, norm: str) -> _Layer:
-    """Return the names of an attention module that has a layer for each projection.
+    """Map this package's parameter names of an attention to the names of a tutorial's, which has four linear layers.
 
-    Keys are this package's names, which start with `ours`. Values are the tutorial's: those of projections and output
-    layer start with `theirs`, and `norm` is the norm's.
+    Args:
+        ours: prefix of this package's names, such as `self_attention`.
+        theirs: prefix of the tutorial's names.
+        projections: the tutorial's names of the query, key and value projections.
+        output: its name of the output projection.
+        norm: its full name of the sub-layer's norm.
+
+    Returns:
+        For each parameter its tensors in the tutorial; `{p}` stands for weight or bias, `{norm}` for the norm's name.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in projections),
@@ -178,7 +185,7 @@ def import_tutorial(
     """Convert a tutorial model's weights to this package's configuration and weights.
 
     Args:
-        weights: the model's state_dict; tables of positions in it are ignored.
+        weights: the model's state_dict; tables of sinusoids in it are ignored.
         config: settings that the weights do not show: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
             whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
         style: `torch` for torch.nn.Transformer's names; `annotated` for those of "The Annotated Transformer";
@@ -193,7 +200,7 @@ def import_tutorial(
         interleaved: positions alternate sines and cosines, as in the paper and both tutorials.
 
     Returns:
-        The configuration with its ties, and the weights.
+        The configuration with tied weights and vocabulary sizes filled in, and the weights in float32 by our names.
 
     Raises:
         TransduceError: a weight is missing, unexpected, or of another shape.
@@ -282,10 +289,14 @@ def language_model_config(
 
 
 def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """Return the weights of a language model by nanoGPT's names, with matrices (outputs, inputs) as nn.Linear has them.
+    """Return the weights of a tutorial's language model by nanoGPT's names, with the shapes of `nn.Linear`.
 
     Causal masks are left out. The projections of the heads in Karpathy's lecture are joined. Matrices of GPT-2's
-    Conv1D, (inputs, outputs), are transposed.
+    Conv1D, (inputs, outputs), are transposed. A missing output layer is the embeddings.
+
+    Args:
+        weights: the state_dict of a model written after nanoGPT, minGPT or Karpathy's lecture.
+        num_heads: number of attention heads.
 
     Raises:
         TransduceError: a model after the lecture has another number of heads.
@@ -321,7 +332,11 @@ def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
 
 
 def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in float32 with standard names of norms and joined heads, without tables of positions."""
+    """Return a tutorial model's weights in float32, so that one table of names fits all listings of a style.
+
+    Norms' `a_2` and `b_2` become `weight` and `bias`, heads that are modules of their own are joined, and tables of
+    sinusoids are left out.
+    """
     renamed_weights = {}
     for name, tensor in weights.items():
         for old, new in _RENAMED:
@@ -336,7 +351,10 @@ _HEADS_OUTPUT = re.compile(r"(.*)\.output_linear\.(weight|bias)")
 
 
 def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the projections of heads that are modules of their own to one matrix, as W_Q, W_K, W_V and fc."""
+    """Return weights in which the projections of attention heads that are modules of their own are one matrix.
+
+    The joined projections are named `W_Q`, `W_K` and `W_V`, and the output layer `fc`; other weights keep their names.
+    """
     heads: dict[str, dict[int, Tensor]] = {}
     joined = {}
     for name, tensor in weights.items():
@@ -350,7 +368,10 @@ def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_position_table(tensor: Tensor) -> bool:
-    """Return whether a tensor holds sinusoids in the layout of the paper, with or without a batch axis."""
+    """Return whether a tensor is a table of the paper's sinusoids, which needs no import.
+
+    Its shape is (T, D), with or without an axis of length 1 in front or in the middle; sines and cosines alternate.
+    """
     table = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor.squeeze(1) if tensor.dim() == 3 else tensor
     if table.dim() != 2 or table.shape[1] % 2 or not len(table):
         return False
@@ -386,10 +407,17 @@ def _layer_weights(
     names: TutorialNames,
     other_names: set[str],
 ) -> dict[str, Tensor]:
-    """Return all weights except embeddings and output by this package's names.
+    """Return all weights of a tutorial model except embeddings and output layer, by this package's names.
+
+    Args:
+        renamed_weights: the model's weights with normalized names.
+        config: the configuration, which determines the names and shapes that must exist.
+        style: the tutorial's way of naming.
+        names: the names of the model's stacks and layers.
+        other_names: names of the embeddings and the output layer, which are used elsewhere.
 
     Raises:
-        TransduceError: a weight is missing or unused.
+        TransduceError: a weight is missing, unused, or of another shape.
     """
     with torch.device("meta"):
         skeleton = build_model(config)
@@ -418,10 +446,17 @@ def _layer_weights(
 def _neutral(
     weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
 ) -> dict[str, Tensor]:
-    """Return zeros for biases and ones for norms that no layer of the model has, which changes no output.
+    """Return zeros for biases and ones for norms that no layer of a tutorial model has, which changes no output.
 
-    Listings of the style `separate` make norms inside `forward`, so their norms have no weights. "The Annotated
-    Transformer" has all weights.
+    Only the styles `separate` and `karpathy` may lack norms; `annotated` gets none, because it has all weights.
+
+    Args:
+        weights: the weights that exist, by the tutorial's names.
+        expected: for each parameter of this package, the tutorial's names of its tensors, and its shape.
+        style: the tutorial's way of naming.
+
+    Returns:
+        The added tensors by the tutorial's names.
     """
     added = {}
     for name, (parts, shape) in expected.items():
@@ -437,7 +472,13 @@ def _neutral(
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """Return a tutorial's names for a parameter of this package, such as encoder_layers.0.feed_forward.inner.bias."""
+    """Return a tutorial's names of the tensors whose concatenation is a parameter of this package.
+
+    Args:
+        name: this package's name, such as `encoder_layers.0.feed_forward.inner.bias`.
+        style: the tutorial's way of naming.
+        names: the names of its stacks and layers.
+    """
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
     stack, _, part = ("decoder", "", first) if style == "karpathy" else first.partition("_")
@@ -460,9 +501,14 @@ _WRITERS = ("output.weight", "output.bias", "outer.weight", "outer.bias")  # (D,
 
 
 def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, order: Tensor) -> dict[str, Tensor]:
-    """Permute the dimensions of a model's residual stream by `order`, (D,), which changes no output.
+    """Return weights with the dimensions of the model's residual stream permuted, which changes no output.
 
     Positions are not weights, so the caller must compute them in the new order.
+
+    Args:
+        weights: all weights by this package's names.
+        config: the model's configuration.
+        order: the permutation, (D,): new dimension i is the old dimension `order[i]`.
 
     Raises:
         ValueError: the order does not have `d_model` dimensions.
@@ -481,7 +527,10 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 
 
 def _axis(name: str) -> str | None:
-    """Return the axis of a weight that is the model width ("rows" or "columns"), or None if neither is."""
+    """Return which axis of the weight with this name has the model width D, to permute that axis.
+
+    "rows" for the first, "columns" for the second, None for neither.
+    """
     if name in ("source_weight", "own_target_weight", "own_output_weight"):
         return "columns"
     if name == "output_bias":

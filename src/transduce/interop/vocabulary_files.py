@@ -1,4 +1,4 @@
-"""Tokenizers from existing vocabularies: sentencepiece models, tokenizer.json, word lists, and those of other models.
+"""Make tokenizers of existing vocabularies: sentencepiece models, tokenizer.json, word lists, folders of models.
 
 Tokens keep their ids; padding, end and unknown get ids if they have none. A vocabulary can be extended by tokens that
 are never split.
@@ -62,11 +62,11 @@ _MEANINGS = {"pad": "padding", "eos": "the end of a text", "unk": "unknown words
 
 
 class OpenedVocabulary(NamedTuple):
-    """A tokenizer made of the user's own vocabularies, with notes on special tokens that were added or mapped."""
+    """A tokenizer made of existing vocabularies, with notes on special tokens that were added or replaced."""
 
     tokenizer: Tokenizer
     notes: list[str]
-    """Sentences about special tokens that the vocabularies lacked."""
+    """Sentences for the user about special tokens that the vocabularies lacked and that were added."""
 
 
 def read_vocabulary(
@@ -104,12 +104,14 @@ def read_vocabulary(
 def open_vocabulary(
     sources: Sequence[VocabularySource], *, symbols: Sequence[str] = (), nfc: bool = False
 ) -> OpenedVocabulary:
-    """Make a tokenizer of one vocabulary for source and target, or of one vocabulary for each.
+    """Make a tokenizer of one existing vocabulary for source and target, or of one vocabulary for each.
+
+    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note.
 
     Args:
-        sources: the vocabularies.
-        symbols: tokens that are never split.
-        nfc: compose the characters of texts before a sentencepiece model reads them.
+        sources: the vocabulary of both sides, or those of source and target: files, folders, or lists of tokens.
+        symbols: tokens that are never split; those that a vocabulary lacks are added at its end.
+        nfc: compose the characters of texts (Unicode NFC) before a sentencepiece model reads them.
 
     Raises:
         TransduceError: a file is no vocabulary, or the two sides do not fit together.
@@ -187,7 +189,10 @@ def _content(path: Path) -> bytes:
 
 
 def _text(content: bytes) -> str | None:
-    """Return the content of a text file; None for a sentencepiece model, which always has zero bytes."""
+    """Return the content of a vocabulary file decoded as UTF-8, with CR LF as LF; None if it is not text.
+
+    A sentencepiece model is not text, because it has zero bytes.
+    """
     if b"\0" in content:
         return None
     try:
@@ -200,7 +205,18 @@ def _text(content: bytes) -> str | None:
 
 
 def _with_special_pieces(content: bytes, location: str, notes: list[str]) -> bytes:
-    """Return a sentencepiece model with padding and end; a start symbol, which nothing else uses, becomes padding."""
+    """Return a sentencepiece model with tokens for padding and the end of a text, which it may lack.
+
+    The start symbol, which nothing else uses, becomes the padding; other tokens are added at the end.
+
+    Args:
+        content: the bytes of the model; they are returned as they are if nothing is missing.
+        location: name of the model, for messages.
+        notes: a sentence is appended for each change.
+
+    Raises:
+        TransduceError: the model cannot be read or completed.
+    """
     vocabulary = Vocabulary(content, name=location)
     pieces = read_pieces(content)
     ids = {piece.text: id for id, piece in enumerate(pieces)}
@@ -240,10 +256,15 @@ def _put_control(name: str, ids: Mapping[str, int], added: list[Piece], replaced
 
 
 def _numbered(tokens: object, location: str) -> dict[str, int]:
-    """Return the tokens of a list, or of a mapping to ids, with their ids.
+    """Check the tokens of a word list, and return them with their ids.
+
+    Args:
+        tokens: a list of tokens, whose ids are their indices, or a mapping of tokens to ids.
+        location: name of the list, for messages.
 
     Raises:
-        TransduceError: a token is empty, has a space or occurs twice, or an id occurs twice or is out of range.
+        TransduceError: a token is empty, has a space or occurs twice, an id occurs twice or is out of range, or
+            `tokens` is something else.
     """
     if isinstance(tokens, Mapping):
         ids = {token: id for token, id in tokens.items() if isinstance(token, str) and type(id) is int}
@@ -295,7 +316,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
 
 
 def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
-    """Make a tokenizer of single characters with the given ids, as tutorials on language models use them.
+    """Make a tokenizer of single characters with these ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
     the end. `location` names the list in error messages.
@@ -331,7 +352,18 @@ def _named(ids: Mapping[str, int], kind: str) -> int | None:
 def _special_ids(
     ids: dict[str, int], configured: Mapping[str, str], location: str, notes: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the ids of padding, end and unknown by kind, and all ids by token; missing special tokens get new ids."""
+    """Find the tokens of a vocabulary for padding, the end of a text and unknown words, and add those that are missing.
+
+    Args:
+        ids: the id of each token; the mapping is not changed.
+        configured: names of special tokens by kind (`pad`, `eos`, `unk`), as far as they are known; others are found by
+            their usual names.
+        location: name of the vocabulary, for the notes.
+        notes: a sentence is appended for each added token.
+
+    Returns:
+        The ids of the special tokens by kind, and the ids of all tokens, in which added ones follow the highest id.
+    """
     special, ids = dict[str, int](), dict(ids)
     for kind, name in _DEFAULT_NAMES.items():
         id = ids.get(configured.get(kind, ""), _named(ids, kind))
@@ -343,7 +375,11 @@ def _special_ids(
 
 
 def _with_start(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer of word lists that puts the start symbol before each source sentence."""
+    """Return a word list's tokenizer changed so that it puts the start symbol before each source sentence.
+
+    Raises:
+        TransduceError: the tokenizer is not of a word list, or its list has no start symbol such as `<s>`.
+    """
     start = _named(tokenizer.record.source.ids, "bos") if isinstance(tokenizer, ImportedTokenizer) else None
     if start is None or not isinstance(tokenizer, ImportedTokenizer):
         raise TransduceError(
@@ -356,13 +392,16 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Learn one vocabulary of whole words for source and target, or one for each, and return its tokenizer.
+    """Learn a vocabulary of the most frequent whole words for source and target, or one for each.
 
     Args:
-        sides: the texts of each vocabulary: one or two.
-        size: the largest number of tokens of a vocabulary.
+        sides: the texts of both sides together, or those of source and target.
+        size: maximum number of tokens of a vocabulary, with special tokens and symbols.
         min_count: how often a word must occur at least.
-        symbols: tokens that are never split.
+        symbols: tokens that are never split, which each vocabulary gets.
+
+    Returns:
+        A tokenizer of the vocabulary or vocabularies.
 
     Raises:
         TransduceError: no word is frequent enough.
@@ -435,7 +474,10 @@ def _short_symbol(token: AddedToken) -> str | Symbol:
 
 
 def _configured_names(path: Path) -> dict[str, str]:
-    """Return the names of special tokens that the files beside a tokenizer.json specify."""
+    """Return the names of padding (`pad`), end (`eos`) and unknown (`unk`) that files beside a tokenizer.json specify.
+
+    They are tokenizer_config.json and special_tokens_map.json; kinds that neither has are left out.
+    """
     files = TokenizerFiles(lambda name: _read_beside(path.with_name(name)), str(path.parent))
     names = dict[str, str]()
     for kind, key in (("pad", "pad_token"), ("eos", "eos_token"), ("unk", "unk_token")):
@@ -516,7 +558,14 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return, for each token that `vocabulary` has and `base` lacks, the ids of `base` that spelled its text before."""
+    """Return, for each token that a vocabulary adds to its base, the ids of the base's tokens that spelled its text.
+
+    They serve to start the new token's embedding from those of the old tokens. Each list has at least one id.
+
+    Args:
+        base: the vocabulary before the extension.
+        vocabulary: the extended vocabulary, whose first ids are those of the base.
+    """
     space = base.id(_SPACE)
     rows = []
     for id in range(base.size, vocabulary.size):

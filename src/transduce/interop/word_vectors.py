@@ -1,4 +1,4 @@
-"""Reader of pretrained word vectors (word2vec text and binary, GloVe) that initializes embedding matrices.
+"""Read pretrained word vectors (word2vec text and binary, GloVe), from which embedding matrices are initialized.
 
 Legend: V vocabulary, D width of the vectors and of the model.
 """
@@ -29,7 +29,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Word vectors that embeddings start from: `word_vectors.*` in a settings file."""
+    """Pretrained word vectors from which a model's embeddings start: `word_vectors.*` in a settings file."""
 
     source: str | None = None
     """A file of word2vec (text or binary) or GloVe, plain or gzip, for the source's embeddings. If both sides share
@@ -51,7 +51,7 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class MatchedVectors(NamedTuple):
-    """The vectors of a file that belong to a vocabulary's tokens."""
+    """The vectors of a file that belong to a vocabulary's tokens, with the tokens' ids and how many were found."""
 
     rows: Tensor
     """Ids of the tokens with a vector, ascending, (N,)."""
@@ -66,12 +66,15 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = msgspec.field(name="pieces")
     """Number of tokens that could have a vector."""
     found: int
+    """Number of tokens that have one."""
     words_in_file: int
+    """Number of vectors in the file."""
     width: int
+    """Numbers in each vector."""
 
     @property
     def share(self) -> float:
-        """The fraction of the vocabulary's tokens that have a pretrained vector, from 0 to 1."""
+        """The fraction of the vocabulary's tokens that have a pretrained vector, from 0 to 1; 0 without tokens."""
         return self.found / max(1, self.tokens)
 
     def __str__(self) -> str:
@@ -82,7 +85,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
-    """Overwrite the embeddings of tokens that are words with their vectors from a file.
+    """Overwrite the embeddings of tokens that occur in a file of word vectors with their vectors.
 
     A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
     this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
@@ -106,7 +109,15 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
 
 
 def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> MatchedVectors:
-    """Return the vectors of a file that belong to tokens of a vocabulary, by the rules of `fill_embeddings`.
+    """Return the vectors of a file that belong to tokens of a vocabulary.
+
+    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
+    this order.
+
+    Args:
+        vocabulary: the vocabulary; padding, end and unknown get no vector.
+        path: a file of word2vec (text or binary) or GloVe, plain or gzip.
+        width: the required number of dimensions of the vectors.
 
     Raises:
         TransduceError: the file cannot be read, or its vectors do not have this width.
@@ -130,14 +141,14 @@ def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> Match
 
 
 def vector_width(path: str | Path, width: int | None = None) -> int:
-    """Return the number of dimensions of a file's first vector.
+    """Return the number of dimensions of the first vector in a file of word vectors.
 
     Args:
-        path: the file.
+        path: a file of word2vec (text or binary) or GloVe, plain or gzip.
         width: the required number of dimensions; None: any number.
 
     Raises:
-        TransduceError: the file is missing or empty, or its vectors have another width.
+        TransduceError: the file is missing, damaged or empty, or its first vector has another width.
     """
     first = next((vector for _, vector in read_word_vectors(Path(path))), None)
     if first is None:
@@ -155,9 +166,12 @@ def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
 
 @torch.no_grad()
 def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> None:
-    """Write vectors to their rows of an embedding matrix, in place.
+    """Overwrite rows of an embedding matrix with the word vectors that were found for their tokens.
 
-    With `rescale`, their mean length becomes that of the rows that they replace.
+    Args:
+        weight: the embeddings, (V, D); changed in place, or not at all if no token has a vector.
+        found: the vectors and the ids of their tokens.
+        rescale: multiply all vectors by one number, so that their mean length equals that of the replaced rows.
     """
     if not len(found.rows):
         return
@@ -168,7 +182,11 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Return for each spelling the embedding rows that may use its vector, as pairs (row, preference; 0 is best)."""
+    """Return, for each word of which a vector would be used, the ids of the tokens that would use the vector.
+
+    Each id is in a pair with the rank of this spelling for the token: 0 if it is the token itself, more if it is the
+    token without the leading ▁ or in lower case, whose vector is only used if there is none of a lower rank.
+    """
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):
@@ -181,10 +199,12 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
 
 
 def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
-    """Yield the words of a file and their vectors, in the file's order.
+    """Yield each word of a file of word vectors with its vector, float32, in the file's order.
+
+    The format (word2vec text or binary, GloVe; plain or gzip) is recognized by the content.
 
     Raises:
-        TransduceError: the file has none of the three formats, or is truncated.
+        TransduceError: the file cannot be read, has none of the three formats, or is truncated.
     """
     try:
         with _open(path) as file:
@@ -226,7 +246,10 @@ def _is_text(line: bytes, width: int) -> bool:
 
 
 def _numbers_at_end(line: bytes) -> int:
-    """Return how many space-separated parts at the end of a line are numbers, not counting the first part."""
+    """Return how many space-separated parts at the end of a line are numbers, which shows the width of its vector.
+
+    The first part is a word and never counts.
+    """
     count = 0
     for part in reversed(line.rstrip().split(b" ")[1:]):
         try:
@@ -238,15 +261,19 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
-    """Yield each word with its vector from lines that contain a word and, after it, the numbers of the vector.
+    """Yield each word with its vector, float32, from lines of text with a word and the numbers of its vector.
 
-    A word may contain spaces, as some of GloVe's do.
+    A word may contain spaces, as some of GloVe's do. The first lines show the vectors' width.
 
     Args:
         first: the first line with a vector.
         file: the rest of the file.
         path: the file's path, for messages.
-        count: the minimum number of vectors, if the file has a header; else None.
+        count: the number of vectors that the file's header states; None: it has no header.
+
+    Raises:
+        TransduceError: a line does not hold a word and a vector of this width and of finite numbers, or the file has
+            fewer vectors than its header states.
     """
     sample = [first, *(file.readline(_MAX_LINE) for _ in range(_SAMPLED_LINES - 1))]
     # A word may end with a number, and a line may be damaged, so the most frequent count is the width.
@@ -282,9 +309,19 @@ def _truncated(path: Path, shape: tuple[int, int], found: int) -> TransduceError
 
 
 def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, int]) -> Iterator[tuple[str, Vector]]:
-    """Yield words and vectors of the binary format: a word, a space, and little-endian float32 numbers.
+    """Yield each word with its vector, float32, from word2vec's binary format.
 
-    Some writers put a line feed after each vector.
+    There a word, a space and little-endian float32 numbers follow one another; some writers add a line feed after each
+    vector.
+
+    Args:
+        start: bytes of the file behind the header that were read already.
+        file: the rest of the file.
+        path: the file's path, for messages.
+        shape: number and width of the vectors, as the header states.
+
+    Raises:
+        TransduceError: the file breaks off before the last vector, or a vector has numbers that are not finite.
     """
     content = _BufferedBytes(start, file)
     for number in range(shape[0]):
@@ -306,14 +343,17 @@ class _BufferedBytes:
         self.file = file
 
     def take(self, count: int) -> bytes | None:
-        """Return the next `count` bytes, or None if fewer are left."""
+        """Return the next `count` bytes and skip them; None if fewer are left."""
         if len(self.buffer) < count:
             self.buffer += self.file.read(max(count - len(self.buffer), 1 << 16))
         taken, self.buffer = self.buffer[:count], self.buffer[count:]
         return taken if len(taken) == count else None
 
     def until_space(self) -> bytes | None:
-        """Return the bytes before the next space and skip the space, or None if no space is found."""
+        """Return the bytes before the next space, and skip them and the space.
+
+        None if the file ends before a space, or about 10,000 bytes have none, so that they cannot be a word.
+        """
         while (end := self.buffer.find(b" ")) < 0:
             more = self.file.read(1 << 16)
             if not more or len(self.buffer) > _MAX_WORD:

@@ -163,7 +163,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
         )
     except OSError as error:
         raise TransduceError(
-            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then resume."
+            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then run the command "
+            "again (a training with --resume)."
         ) from error
 
 

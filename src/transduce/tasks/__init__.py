@@ -1,4 +1,4 @@
-"""Train models: one file for each kind of task, and the run that combines data, model, loss and metrics."""
+"""Define the tasks that models are trained for, one file for each kind, and the run that combines their parts."""
 
 from typing import Literal
 

@@ -56,7 +56,7 @@ from transduce.ui_language import localized
 
 
 def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
-    """Return a notice about dev sources that also occur in the training text; None if there are none.
+    """Return a notice for the user about dev sources that also occur in the training text; None if none does.
 
     Case, spaces and punctuation are ignored.
 
@@ -82,7 +82,7 @@ _MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
 
 
 def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None]) -> list[str]:
-    """Return the notices, at most one for each side of a corpus, of text in another language than expected.
+    """Return a list of notices for the user, empty or of one, about sides of a corpus in an unexpected language.
 
     Args:
         files: text on both sides; the first 1,000 pairs are examined.
@@ -113,7 +113,7 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
+    """A progress display of preparing a corpus, called with the number of pairs read; used in a ``with`` statement."""
 
     def __init__(self, console: Console, pairs: int | None) -> None:
         """Create the progress display; ``pairs`` is the total number, None if unknown."""
@@ -154,7 +154,7 @@ _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text files of a task, with the filters that apply to them."""
+    """The text files of a task, with the filters that apply to them and the special tokens that the task needs."""
 
     files: CorpusFiles
     """Files of the training text."""
@@ -165,7 +165,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     hold_out: HoldOutSettings | None
     """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
-    """Special tokens of the vocabulary, which no text contains."""
+    """Special tokens that the task adds to the vocabulary, which no text contains."""
     writes_text: bool = True
     """True if the target side is text, False if it is labels."""
 
@@ -180,7 +180,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCorpus(Protocol):
-    """The properties of a corpus that a training run uses, whatever its task."""
+    """An interface of the prepared data that a training run uses, whatever its task."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -203,11 +203,11 @@ class RunCorpus(Protocol):
         """The number of targets to predict in an epoch: tokens or numbers."""
 
     def describe(self, batch: Any) -> dict[str, Any]:
-        """Return a description of a batch that can be written as JSON."""
+        """Return a description of a batch as a dictionary that can be written as JSON, for records of skipped steps."""
 
 
 class DevGroups(NamedTuple):
-    """The groupings of a dev set's sentences: each field has a value for each sentence, or is empty."""
+    """The language pairs, tags and documents of a dev set's sentences: a value for each sentence, or empty."""
 
     directions: Sequence[tuple[str, str]] = ()
     """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
@@ -225,7 +225,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     prepared: PreparedCorpus
     """The tokenized training pairs."""
     languages: tuple[str | None, str | None]
-    """Language codes of source and target; None where unknown."""
+    """Language codes of source and target; None for one that is unknown."""
     filters: FilterSettings
     """Rules by which pairs were left out; for a corpus prepared earlier, its own rules."""
     dev: PreparedCorpus | None
@@ -266,7 +266,9 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learn the vocabulary from the training text, tokenize the text with it, and return the prepared corpus.
+    """Learn the vocabulary from the training text, or use a given one, tokenize the text, and return the corpus.
+
+    The files are checked before anything is written.
 
     Args:
         settings: the user's settings.
@@ -324,7 +326,11 @@ def prepare_corpus(
 
 
 def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
-    """Open the corpus that `prepare_corpus` wrote, for a run that resumes with complete settings."""
+    """Open the corpus that `prepare_corpus` wrote to a run's folder, for a run that resumes with complete settings.
+
+    Raises:
+        TransduceError: the corpus is missing or damaged.
+    """
     tokenizer = load_tokenizer(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
     prepared.verify()
@@ -341,7 +347,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
 def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """Open a corpus that `transduce prepare` wrote, for a new run; only its tokenizer is copied to the run's folder.
+    """Open a corpus that `transduce prepare` wrote, for a new run, into whose folder only its tokenizer is copied.
 
     Args:
         settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
@@ -387,7 +393,7 @@ def use_prepared_corpus(
 
 
 def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
-    """Open a corpus that `transduce prepare` wrote, for a run that resumes with it.
+    """Open again a corpus that `transduce prepare` wrote, for a run that started with it and resumes.
 
     Raises:
         TransduceError: the corpus is not the one that the run started with.
@@ -406,7 +412,10 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
 
 
 def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
-    """Count, in `notes`, a block's texts with the mark "▁" and its repeated spaces, which a vocabulary changes."""
+    """Count, in `notes`, a block's texts with the mark "▁" or with outer or repeated spaces, which may change.
+
+    Most vocabularies read "▁" as a space and collapse spaces.
+    """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
         notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
@@ -417,7 +426,9 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
+    """Count the pairs of a corpus, and the characters of scripts without spaces that occur at least three times.
+
+    What was removed or replaced while reading is counted in `notes`.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.
@@ -530,7 +541,7 @@ def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return settings that name the original `files` of a prepared corpus, and languages by these files."""
+    """Return settings that name the original `files` of a prepared corpus, and their languages if none are set."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(
@@ -544,7 +555,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 
 
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
-    """Return the source and target language of a corpus, as specified or from the files' suffixes."""
+    """Return the source and target language of a corpus, as set or by the files' suffixes; None for an unknown one."""
     if data.languages is not None or data.corpora:
         return data.pair or (None, None)
     source = language_of(data.source[0]) if data.target else None

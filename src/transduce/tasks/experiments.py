@@ -1,4 +1,4 @@
-"""Run experiments: variants of settings × seeds, each in a process of its own, resumable, some at once.
+"""Run experiments: variants of settings × seeds, each run in a process of its own, resumable, several at once.
 
 An experiment's folder has a folder for each variant, with the settings, the log, the result and the run of each seed.
 """
@@ -64,7 +64,7 @@ class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The content of an experiment's file."""
+    """The content of an experiment's TOML file: variants of settings to train with several seeds and to compare."""
 
     out: str
     """The experiment's folder."""
@@ -134,7 +134,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
+    """Return (name, value) of each setting in nested tables; names are dotted and start with `prefix`."""
     flat = []
     for name, value in table.items():
         flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
@@ -178,7 +178,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_path(self) -> Path:
-        """The file with the run's translations, labels or tags of the test set."""
+        """The file with the run's translations, labels or tags of the test set, by which variants are compared."""
         return self.path.with_name(f"{self.path.name}.test")
 
     @property
@@ -192,7 +192,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return (self.folder / SETTINGS_FILE).exists()
 
     def result(self) -> TrainResult | None:
-        """Return the result of the run's training; None if there is no run, or training was interrupted."""
+        """Return the result of the run's training; None if there is no run, or its training is not finished."""
         if not self.has_started:
             return None
         try:
@@ -217,7 +217,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expand(experiment: ExperimentSettings, problems: list[str] | None = None) -> list[ExperimentRun]:
-    """Return all runs of an experiment, seed by seed, so that all variants have results early.
+    """Return all runs of an experiment, the first seed of all variants first, so that all variants have results early.
 
     Args:
         experiment: the experiment.
@@ -287,7 +287,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each reason that a variant cannot be trained or tested, without reading training text.
+    """Return a sentence for each reason that a variant cannot be trained or tested; the training text is not read.
 
     Args:
         experiment: the experiment.
@@ -310,7 +310,7 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
 
 
 def _test_problems(test: TestSettings | None) -> list[str]:
-    """Return a sentence for each reason that the files of a test set cannot be used."""
+    """Return a sentence for each reason that the files of a test set cannot be used; an empty list if they can."""
     if test is None:
         return []
     try:
@@ -389,9 +389,15 @@ def run_all(
     options: ExperimentOptions,
     say: Callable[[str], None],
 ) -> list[Failure]:
-    """Train and test all runs that are not finished; return those that failed, which do not stop the others.
+    """Train and test all runs that are not finished, and return those that failed, which do not stop the others.
 
     Interrupting the process (Ctrl-C) interrupts its runs, which save; starting the experiment again resumes them.
+
+    Args:
+        experiment: the experiment.
+        runs: its runs, as `expand` returns them.
+        options: how many run at once, and where.
+        say: called with each line of progress.
 
     Raises:
         TransduceError: a finished or interrupted run has other settings now, another process runs the experiment, or
@@ -444,7 +450,7 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
 
 @contextmanager
 def _terminating_as_interrupt() -> Iterator[None]:
-    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does."""
+    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does; in other threads it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -477,7 +483,7 @@ class _Runner:
         self._failures: list[Failure] = []
 
     def run(self) -> list[Failure]:
-        """Execute all runs of the experiment, and return the failures."""
+        """Execute all runs of the experiment that are not finished, and return the failures."""
         with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
@@ -525,7 +531,7 @@ class _Runner:
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
         """Run a `transduce` command with these arguments in a new process, and return whether it succeeded.
 
-        `label` names the run in messages.
+        Its output goes to the run's log; a failure is recorded. `label` names the run in messages.
         """
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
@@ -559,7 +565,7 @@ class _Runner:
         return False
 
     def _stop(self) -> None:
-        """Ask the processes that are still running to save their runs and end."""
+        """Ask the processes that still run to save their runs and end, and start no others."""
         with self._lock:
             self._is_stopping = True
             for process in self._processes:
@@ -567,7 +573,9 @@ class _Runner:
 
 
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
-    """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither.
+    """Return the files that a run is tested on: the experiment's test set, or else the files of the dev set.
+
+    The result is None if there are none, or not one file per side, or if the task has no measure of a test set.
 
     Raises:
         TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a

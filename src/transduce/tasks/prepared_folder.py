@@ -1,4 +1,4 @@
-"""Read and write the folder of `transduce prepare`: a tokenizer, the tokenized corpus, and the card of their origin.
+"""Read and write the folder of `transduce prepare`: a tokenizer, the tokenized corpus, and a card of their origin.
 
 Tasks that store data of another form in a run's folder write and check their cards here, too.
 """
@@ -36,7 +36,7 @@ _FORMAT_VERSION = 1
 
 
 class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The card of a prepared corpus: the files and settings it was made from."""
+    """The card of a prepared corpus, prepared.json: the files and settings that it was made from."""
 
     format_version: int = _FORMAT_VERSION
     files: CorpusFiles
@@ -48,7 +48,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
-    """Write the metadata of a prepared folder, prepared.json."""
+    """Write the card of a prepared corpus, prepared.json, into its folder."""
     write_stored_card(folder / PREPARED_NAME, card)
 
 
@@ -66,7 +66,7 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
 
 
 def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
-    """Refuse a corpus that was prepared for another task.
+    """Refuse a prepared corpus whose card says that it was prepared for another kind of task.
 
     Raises:
         TransduceError: the tasks differ.
@@ -79,7 +79,7 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
 
 
 def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
-    """Refuse a corpus whose vocabulary lacks special tokens of the task.
+    """Refuse a prepared corpus whose vocabularies lack special tokens that the task needs, `marks`.
 
     Raises:
         TransduceError: a special token is missing.
@@ -199,12 +199,12 @@ StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
 
 
 def write_stored_card(path: Path, card: msgspec.Struct) -> None:
-    """Write the card of data that a task stores in a run's folder."""
+    """Write the card of data that a task stores in a run's folder, as JSON."""
     write_file(path, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
 
 
 def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
-    """Read a card that `write_stored_card` wrote.
+    """Read a card that `write_stored_card` wrote, as a struct of this kind.
 
     Raises:
         TransduceError: the file is missing or damaged.

@@ -67,7 +67,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a prepared corpus."""
+    """Statistics of a prepared corpus: its pairs and tokens, and the time of its preparation."""
 
     folder: str
     vocabulary_size: int
@@ -104,7 +104,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     shard: str
     """Number and count of shards, such as "2/4"."""
     pairs: int
-    """Number of pairs in the shard."""
+    """Number of pairs in the shard that passed the filters."""
     elapsed_seconds: float
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Files = str | Path | Sequence[str | Path]
-"""One file or several."""
+"""The path of one file, or those of several."""
 
 
 def prepare(  # noqa: PLR0913  (the command's own options)
@@ -199,7 +199,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
 
 
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
-    """Learn the vocabulary that training would learn, and write only the tokenizer.
+    """Learn the vocabulary that training would learn, and write only the tokenizer, for shards to be prepared with it.
 
     Raises:
         TransduceError: settings or files are invalid.
@@ -216,7 +216,7 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
 
 
 def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
-    """Prepare a whole corpus; an earlier prepared folder is replaced when everything is done.
+    """Prepare a whole corpus with its tokenizer; an earlier prepared folder is replaced when everything is done.
 
     Raises:
         TransduceError: settings or files are invalid, or no pair is left.
@@ -248,7 +248,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
 
 
 def prepare_shard(request: PrepareRequest) -> ShardReport:
-    """Prepare one of several shards with a shared tokenizer.
+    """Prepare one of several shards of a corpus with the tokenizer that all of them share.
 
     Raises:
         TransduceError: no tokenizer is named, or settings or files are invalid.
@@ -326,7 +326,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parse the number and count of a shard from a text such as "2/4".
+    """Return the number and count of a shard from a text such as "2/4".
 
     Raises:
         TransduceError: the text is not a shard.
@@ -349,9 +349,12 @@ class _CheckedRequest(NamedTuple):
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:
-    """Check a request, and return its settings, task kind and files.
+    """Check a request to prepare a corpus, and return its settings, task kind and files.
 
     If the request names a dev set, which need not exist yet, no pairs are held out.
+
+    Raises:
+        TransduceError: settings are wrong, or the task's corpus cannot be prepared in advance.
     """
     if request.workers is not None and request.workers < 1:
         raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
@@ -378,7 +381,7 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Yield the task's text, with held-out dev data only if the request wants it.
+    """Yield the task's text in files that can be read line by line; a dev set is held out only if the request wants it.
 
     Files converted from other formats lie in `partial` and are deleted when the context ends.
     """

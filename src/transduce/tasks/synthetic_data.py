@@ -1,4 +1,4 @@
-"""Train on synthetic data: the translations of a teacher model (distillation), or back-translated monolingual text."""
+"""Train on synthetic data: the translations of a teacher model (distillation), or back-translated text."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from transduce.training.loop import TrainResult
 
 
 class TranslatedFile(msgspec.Struct, frozen=True):
-    """A text file and the file of its translation, line by line."""
+    """A text file, and the file to which its translation is written line by line."""
 
     text: str
     """Path of the text."""
@@ -42,7 +42,7 @@ class TranslatedFile(msgspec.Struct, frozen=True):
 
 
 def check_translated(settings: Settings, name: str, by_hand: str) -> None:
-    """Refuse settings of runs whose text cannot be translated before training.
+    """Refuse settings of runs whose text cannot be translated before training, by a teacher or a reverse model.
 
     Args:
         settings: the run's settings.
@@ -58,7 +58,7 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
 
 
 def preflight_run(request: RunRequest) -> None:
-    """Check a run's settings up front, before anything is translated for it.
+    """Check a run's settings, as far as they do not depend on its text, before anything is translated for it.
 
     Raises:
         TransduceError: the settings are invalid, whatever the text.
@@ -73,7 +73,7 @@ def translate_files(
     models: Sequence[Path],
     display: ProgressDisplay,
 ) -> None:
-    """Translate each file that is not finished; translations with quality warnings become empty lines.
+    """Translate each file whose translation is not finished; lines with quality warnings become empty.
 
     Training leaves out empty lines.
 
@@ -99,7 +99,7 @@ def translate_files(
 
 
 def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) -> None:
-    """Refuse a finished translation of another text or by other models.
+    """Refuse a finished translation of another text or by other models than those of this run.
 
     Args:
         file: the finished file.
@@ -173,9 +173,12 @@ _COMMON = ("training.seed", "training.precision", "training.kernels")
 
 
 def train_with_monolingual(request: RunRequest) -> TrainResult | None:
-    """Train a model on the pairs and on `data.monolingual`, which is back-translated first.
+    """Train a model on the pairs and on the monolingual text of `data.monolingual`, which is back-translated first.
 
     All three stages can be resumed: training the reverse model, translating, and training the final model.
+
+    Returns:
+        How the run ended; None for a dry run.
 
     Raises:
         TransduceError: the text cannot be translated back, or training fails as in `train_run`.
@@ -207,7 +210,11 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
 
 
 def _check_monolingual(settings: Settings, request: RunRequest) -> None:
-    """Refuse a run whose settings ask for back-translation of monolingual text but do not allow it."""
+    """Refuse a run whose settings ask for back-translation of monolingual text but do not allow it.
+
+    Raises:
+        TransduceError: the task is another, targets or files are missing, or there are several processes.
+    """
     data = settings.data
     check_translated(
         settings,
@@ -275,7 +282,10 @@ def _minutes(settings: Settings, share: float) -> float | None:
 
 
 def _back_translation_files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
-    """Pair each monolingual text with the file for its back-translation, whose suffix is the source language."""
+    """Pair each monolingual text with the file for its back-translation, whose suffix is the source language.
+
+    If that is unknown, the suffix is "source".
+    """
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
     folder = request.out / REVERSE_FOLDER
     return [
@@ -313,7 +323,7 @@ OLD_TEACHER_FOLDER = "taught"
 
 
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
-    """Translate the sources with the teacher of `data.distill_from`, then train a model on the translations.
+    """Translate the sources with the teacher models of `data.distill_from`, then train a model on the translations.
 
     Both stages can be resumed.
 
@@ -328,7 +338,7 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
 
 
 def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunRequest:
-    """Translate the sources with the teacher, and return the training run's request with these translations."""
+    """Translate the sources with the teacher models, and return the training run's request with these translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
     translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
@@ -341,7 +351,11 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
 
 
 def _check_distillation(settings: Settings, request: RunRequest) -> None:
-    """Refuse a run whose settings name a teacher that cannot translate the sources before training."""
+    """Refuse a run whose settings name a teacher that cannot translate the sources before training.
+
+    Raises:
+        TransduceError: the task is another, sources are missing or not sentences a line, or targets are named.
+    """
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)
@@ -387,7 +401,7 @@ def _refuse_to_restart(request: RunRequest) -> None:
 
 
 def _training_request(request: RunRequest, translations: list[str] | None) -> RunRequest:
-    """Return the request without the teacher; the teacher's `translations`, if any, are the target files."""
+    """Return the request without the teacher; the files of its `translations`, if passed, become the target files."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["distill_from"]
     if translations is not None:

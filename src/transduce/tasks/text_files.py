@@ -1,4 +1,4 @@
-"""Convert the text of a run to files, and recognize these by content, so that a resumed run notices changes."""
+"""Convert the text of a run to files, and recognize text files by content, so that a resumed run notices changes."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings in which converted files, in order, replace the files of all corpora."""
+    """Return data settings of several corpora in which converted files, in order, replace the files of all corpora."""
     files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
     corpora = tuple(
         msgspec.structs.replace(
@@ -129,7 +129,7 @@ def _store_standard_input(out: Path, format: Format) -> str:
 
 
 def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
-    """Write the pairs of Python objects to JSON lines; return the languages that their columns name, if any.
+    """Write the pairs of Python objects to JSON lines; return the languages that their columns name, else None.
 
     Args:
         pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.
@@ -146,7 +146,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:
-    """Refuse pairs of Python objects that differ from those that `write_objects` wrote to a file.
+    """Refuse pairs of Python objects, for a resumed run, that differ from those that `write_objects` wrote to a file.
 
     Args:
         pairs: the object, as for `write_objects`.
@@ -216,7 +216,7 @@ class _TextFile(msgspec.Struct, frozen=True):
 
 
 def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
-    """Store the properties of a run's text files; with a prepared corpus, only those of the dev set.
+    """Store size, time and content digest of a run's text files; with a prepared corpus, only of those of the dev set.
 
     Args:
         folder: the run's folder; dev files that were written there are skipped.
@@ -243,7 +243,10 @@ class StoredTextFiles:
         self._files = {file.path: file for file in files}
 
     def is_same(self, old: str, new: str) -> bool:
-        """Return whether the file `new` has the content that the run's file `old` had at the start."""
+        """Return whether the file `new` has the content that the run's file `old` had at the start of the run.
+
+        False if it is missing. Without a stored digest, both must be the same file.
+        """
         state = self._files.get(old)
         if not Path(new).is_file():
             return False
@@ -268,6 +271,8 @@ class StoredTextFiles:
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
         """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
 
+        Such are the paths of a run that is resumed from another folder.
+
         Args:
             settings: the run's settings.
             needs_dev: whether the files of the dev set must exist.
@@ -288,7 +293,7 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Update the stored paths of a run's text files that were moved, for the next time that the run resumes.
+        """Store the new paths of a run's text files that were moved, for the next time that the run resumes.
 
         Args:
             old: settings with the paths at the start.
@@ -334,13 +339,19 @@ class StoredTextFiles:
             )
 
     def changed_training_files(self, data: DataSettings) -> list[str]:
-        """Return the training files, those not in the dev set of `data`, whose content has changed since the start."""
+        """Return the training files whose content has changed since the run's start; files of the dev set do not count.
+
+        These are those of `data` and those that were the dev set then.
+        """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings with new paths in each corpus; `paths` lists the files of all corpora in order."""
+    """Return data settings of several corpora with new paths; `paths` lists, by setting, the files of all corpora.
+
+    They are in the order of the corpora.
+    """
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(
         msgspec.structs.replace(

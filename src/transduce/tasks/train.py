@@ -42,7 +42,7 @@ _STAGES = {
 
 
 def train_in_stages(request: RunRequest) -> TrainResult | None:
-    """Train a run; text for back-translation or distillation is translated first.
+    """Train a run as requested; for back-translation or distillation, text is translated first.
 
     Returns:
         How the run ended; None for a dry run.
@@ -175,7 +175,7 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
 
 
 Files = str | Path | Sequence[str | Path]
-"""One file or several."""
+"""The path of one file, or those of several."""
 
 
 @renamed_arguments(start_from="init_from", teacher="distill_from")
@@ -315,7 +315,7 @@ def train(  # noqa: PLR0913  (the command's own options)
 
 
 def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one of the `corpora` as a table of settings."""
+    """Return one item of the argument `corpora` as a table of settings, checked to be a mapping."""
     if not isinstance(corpus, Mapping):
         raise TransduceError(
             f"Each of `corpora` must be a mapping such as {{'source': […], 'target': […]}}, but one is {corpus!r}."
@@ -324,7 +324,7 @@ def _corpus(corpus: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mix(mix: Mapping[str, float]) -> list[str]:
-    """Return the argument `mix` as the list of texts that `data.mix` has."""
+    """Return the argument `mix`, folders with shares, as texts such as "models/old:0.3", which `data.mix` has."""
     if not isinstance(mix, Mapping):
         raise TransduceError(
             f"`mix` must be a mapping of folders to shares, such as {{'models/old': 0.3}}, not {mix!r}."
@@ -392,7 +392,11 @@ def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Pat
 
 
 def _refuse_texts(arguments: Mapping[str, Any]) -> None:
-    """Refuse texts in place of the names of files."""
+    """Refuse texts that were passed in place of the names of files: names with spaces that lead to no file.
+
+    Raises:
+        TransduceError: an argument for files has such a name.
+    """
     for name, value in arguments.items():
         if value is None or OPTIONS[name].form not in (FILES, FOLDERS, PATHS):
             continue

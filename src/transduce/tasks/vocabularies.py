@@ -100,7 +100,10 @@ def learn_tokenizer(
 def _adopt_vocabulary(
     specified: VocabularySettings, marks: tuple[str, ...], files: CorpusFiles, folder: Path, display: ProgressDisplay
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Open the user's own vocabulary, add the special tokens (`marks`) and symbols that it lacks, and save it."""
+    """Open the user's own vocabulary, add the special tokens (`marks`) and symbols that it lacks, and save it.
+
+    Returned are the tokenizer and its settings.
+    """
     if specified.text:
         raise TransduceError(
             "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
@@ -128,7 +131,11 @@ def _adopt_vocabulary(
 
 
 def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
-    """Learn vocabularies of whole words, one of both sides or one of each; `read` yields all pairs at each call."""
+    """Learn vocabularies of whole words, one for both sides or one for each; `read` yields all pairs at each call.
+
+    Raises:
+        TransduceError: settings do not fit such a vocabulary.
+    """
     for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
         if value:
             raise TransduceError(
@@ -149,7 +156,7 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
 def extend_base_tokenizer(
     tokenizer: Tokenizer, settings: Settings, marks: tuple[str, ...], display: ProgressDisplay
 ) -> Tokenizer:
-    """Return the base model's tokenizer, extended by the symbols that the user's settings name and that it lacks.
+    """Return the base model's tokenizer, extended by the user symbols that the settings name and that it lacks.
 
     Raises:
         TransduceError: the vocabulary lacks a special token that the task needs (`marks`).
@@ -171,7 +178,10 @@ def extend_base_tokenizer(
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus with noise, and the lines of the files `more`."""
+    """Yield the text that a vocabulary is learned from: the corpus with noise, and the lines of the files `more`.
+
+    Text alone, and these lines, are pairs without a target.
+    """
     alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):
         if noise.is_active:
@@ -191,7 +201,9 @@ def vocabulary_notices(
     both: bool,
     remedy: str = "start from a model whose vocabulary has them, or omit --init-from",
 ) -> list[str]:
-    """Return a notice for each side whose first lines the vocabulary hardly covers; only the source unless `both`.
+    """Return a notice for each side whose first lines the vocabulary hardly covers, so that many tokens are bytes.
+
+    Only the source is examined unless `both`.
 
     Args:
         tokenizer: the tokenizer.

@@ -227,7 +227,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str, object]:
-    """Return the content of tokenizer_config.json; ``model_max_length`` is the longest input in tokens."""
+    """Return the content of Hugging Face's tokenizer_config.json; inputs have at most ``model_max_length`` tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special_tokens_map(vocabulary),

@@ -1,4 +1,4 @@
-"""Callbacks that follow a training run and may stop it, and trackers that send its events to other programs."""
+"""Define callbacks that follow a training run and may stop it, and trackers that send its events to other programs."""
 
 import importlib
 import os
@@ -49,7 +49,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int | None
     """The step of the best validation; None without one."""
     best_value: float | None
-    """The value of the measure at the best validation."""
+    """The value of the selection metric at the best validation, greater is better; None without one."""
     reason: str
     """"finished", why training stopped before its last step, or the name of a signal."""
 
@@ -91,7 +91,7 @@ class Tracker(Callback):
     """
 
     package: str
-    """The package that the tracker needs."""
+    """The name of the Python package that the tracker needs."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         """Create a tracker; `say` reports its failure, by default on standard error.
@@ -123,11 +123,11 @@ class Tracker(Callback):
             ) from error
 
     def on_report(self, event: TrainEvent) -> None:
-        """Log the numbers of a report under `train/`."""
+        """Log the numbers of a report on the last steps under names that begin with `train/`."""
         self._log(event)
 
     def on_validation(self, event: ValidationEvent) -> None:
-        """Log the scores of a validation under `dev/`."""
+        """Log the scores of a validation on the dev set under names that begin with `dev/`."""
         self._log(event)
 
     def on_end(self, event: RunEnd) -> None:
@@ -135,15 +135,18 @@ class Tracker(Callback):
         self._try(lambda: self.finish(event))
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run in the experiment tracker, whose package is `module`."""
+        """Start a run in the experiment tracker, whose imported package is `module`; a subclass implements it."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers by name to the experiment tracker, at a training step."""
+        """Log numbers by name, such as `train/loss`, to the experiment tracker; a subclass implements it.
+
+        `step` is the training step that they belong to.
+        """
         raise NotImplementedError
 
     def finish(self, event: RunEnd) -> None:
-        """End the run in the experiment tracker."""
+        """End the run in the experiment tracker; a subclass implements it."""
         raise NotImplementedError
 
     def _log(self, event: TrainEvent | ValidationEvent) -> None:
@@ -165,7 +168,10 @@ class WandbTracker(Tracker):
     package = "wandb"
 
     def __init__(self, project: str = "transduce", say: Callable[[str], None] | None = None, **options: Any) -> None:
-        """Create a tracker; `options` are passed to `wandb.init`, such as `name`, `mode` and `dir`."""
+        """Create a tracker; `options` such as `name`, `mode` and `dir` are passed to `wandb.init`.
+
+        They override the defaults, such as the name of the run's folder.
+        """
         super().__init__(say)
         self._options = {"project": project} | options
         self._run: Any = None

@@ -1,4 +1,4 @@
-"""Checkpoints, from which a run continues as if it had never stopped, and the selection of its best model.
+"""Write and read checkpoints, from which a run continues as if it had never stopped, and select its best model.
 
 A checkpoint is a folder ``step-000123`` of safetensors files, a JSON state, and a manifest with the SHA-256 of each
 file. It is written under a temporary name, flushed to disk and renamed last, so a folder of the final name is
@@ -30,7 +30,7 @@ from transduce.training.settings import BestBy, Kernels, ResolvedTraining
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """The range of a complete tensor's rows that one file or process holds."""
+    """The range of rows of a complete tensor that one file or process holds, if a model is divided among processes."""
 
     start: int
     whole: list[int]
@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 
 
 class StoredTensor:
-    """A tensor whose rows lie in several files and are read on demand."""
+    """A tensor whose rows lie in several files, one from each process that wrote them, and are read on demand."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
@@ -75,7 +75,11 @@ class StoredTensor:
 
 
 def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return, by name, the tensors whose rows are spread over several files."""
+    """Return, by name, the tensors whose rows are spread over several files; no data are read yet.
+
+    Args:
+        paths: all files of one kind of tensors, written by all processes.
+    """
     tensors: dict[str, StoredTensor] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
@@ -112,7 +116,10 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def differences(before: Environment, now: Environment) -> Iterator[str]:
-    """Yield the differences between two environments, each as text "name old then, new now"."""
+    """Yield the differences between the environments of two parts of a run, each as text "name old then, new now".
+
+    A property that the older checkpoint did not store is left out.
+    """
     for name in Environment.__struct_fields__:
         old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
         if old not in (new, None):
@@ -139,7 +146,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The last step of the run; None until `minutes` has been converted into a number of steps."""
     best_step: int | None
     best_value: float | None
-    """The value of the selection metric at `best_step`; greater is better."""
+    """The value of the selection metric at `best_step`, greater is better; None without a validation."""
     best_loss: float = 0.0
     """The dev loss at `best_step`, which breaks ties; 0, the best possible, if the checkpoint lacks it."""
     best_by: BestBy | None = None
@@ -183,7 +190,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
       statistics as one more kind, by buffer name.
     """
     rows: dict[str, RowRange] | None = None
-    """By parameter name, the rows that one of several processes holds; None if the tensors are complete."""
+    """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
+    complete.
+    """
     parts: dict[str, dict[str, StoredTensor]] | None = None
     """The tensors as stored in the files of several processes, read on demand; None if they are in memory."""
 
@@ -206,7 +215,7 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder`, remove earlier ones such that the newest `keep` stay, and return its path.
+    """Write a checkpoint below `folder` and return its path; earlier ones are removed, so that the newest `keep` stay.
 
     Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
     steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
@@ -244,7 +253,7 @@ def save_checkpoint(
 def save_together(
     folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
 ) -> None:
-    """Save a checkpoint: the first process writes all of it, or each process its part if the model is sharded.
+    """Save a checkpoint of several processes: the first writes all of it, or each its rows if the model is sharded.
 
     The newest `keep` checkpoints stay, and those of the steps in `averaged`.
 
@@ -302,7 +311,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether the checkpoint at a path exists and matches its manifest."""
+    """Return whether the checkpoint at a path exists, is readable and matches the digests in its manifest."""
     try:
         load_checkpoint(path)
     except TransduceError:
@@ -320,7 +329,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _finish(folder: Path, final: Path, state: RunState) -> None:
-    """Write a checkpoint's state and the digests of its files, flush them, and rename `folder` to `final`."""
+    """Write a checkpoint's state and the SHA-256 of its files, flush all to disk, and rename `folder` to `final`."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):
@@ -343,7 +352,10 @@ def checkpoints(folder: Path) -> Iterator[Path]:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest undamaged checkpoint; return it, or None, and an error message for each one skipped."""
+    """Load the newest undamaged checkpoint below a folder.
+
+    Returned are the checkpoint, or None if there is none, and an error message for each newer one that was skipped.
+    """
     refused: list[str] = []
     for path in checkpoints(folder):
         try:
@@ -354,7 +366,10 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def newest_state(folder: Path) -> RunState | None:
-    """Return the state of the newest checkpoint whose state is readable, or None, without loading tensors."""
+    """Return the state of the newest checkpoint below a folder whose state is readable, without loading tensors.
+
+    The result is None if there is none.
+    """
     for path in checkpoints(folder):
         try:
             return load_state(path)
@@ -382,7 +397,10 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """Return "weights" for a tensor file `weights.safetensors` or `weights.00001-of-00002.safetensors`, for example."""
+    """Return the kind of tensors in a checkpoint's file by its name, such as "weights" for `weights.safetensors`.
+
+    It is the same for `weights.00001-of-00002.safetensors`.
+    """
     return name.split(".", maxsplit=1)[0]
 
 
@@ -412,7 +430,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verified_files(path: Path, kind: str | None = None) -> list[str]:
-    """Compare a checkpoint's files with its manifest, and return the names of the tensor files.
+    """Compare a checkpoint's files with the SHA-256 in its manifest, and return the names of the tensor files.
 
     Args:
         path: the checkpoint's folder.
@@ -430,7 +448,7 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the weights of a checkpoint, complete and verified, without the optimizer's state."""
+    """Load the complete, verified weights of a checkpoint by name, without the optimizer's state."""
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:
         return load_file(path / names[0])
@@ -490,7 +508,7 @@ _WORST = sys.float_info.max
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run, and the number of validations since then."""
+    """The best validation of a run so far, and what decides whether a later one is better or training stops."""
 
     step: int | None = None
     value: float | None = None
@@ -510,7 +528,7 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class BestModelTracker:
-    """A record of a run's best validation, which decides when training stops early.
+    """A record of a run's best validation, which decides which model is kept and when training stops early.
 
     A metric that differs from the best by more than the standard error of the difference decides. A smaller difference
     may be noise: then the lower dev loss decides, unless the metric is significantly below its highest value so far.
@@ -539,7 +557,7 @@ class BestModelTracker:
         return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
 
     def record(self, event: ValidationEvent, *, kept: bool) -> None:
-        """Record the scores of a validation, and whether the validated model was kept as the best."""
+        """Record the scores of a validation; `kept` tells whether the validated model was kept as the best."""
         value, loss = self._measured(event)
         best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
         lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss
@@ -566,7 +584,10 @@ class BestModelTracker:
         )
 
     def _noise(self, event: ValidationEvent) -> float:
-        """Return the standard error of the difference of an event's value from the best, on the same dev sentences."""
+        """Return the standard error of the difference between the metric of an event and the best one.
+
+        It follows from the contributions of the same dev sentences to both; without them it is 0.
+        """
         count = len(event.contributions)
         if count < 2 or count != len(self.best.contributions):
             return 0.0

@@ -1,4 +1,4 @@
-"""Default settings chosen from the corpus and the machine, each by a function that also gives the reason.
+"""Choose default settings from the corpus and the machine, each by a function that also gives the reason.
 
 The rules are functions of the size of the corpus, fitted to published recipes and to our own sweeps
 (docs/results.md).
@@ -28,7 +28,7 @@ _EPOCHS_OF_USUAL_DROPOUT = 60
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
-    """The value that was chosen for a setting, and the reason for it."""
+    """The value that was chosen for a setting, and the reason for it, which the run prints."""
 
     value: T
     reason: str
@@ -137,7 +137,7 @@ def choose_preset_in_time(
 
 
 def tokens_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
-    """Return how many target tokens training reads in a time budget, at 6 operations per token and parameter."""
+    """Return how many target tokens training reads in `minutes`, at 6 operations per token and parameter."""
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
@@ -459,7 +459,7 @@ class ChoiceLog:
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
     def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
-        """Log a setting's value with its reason, and return the value: the specified one, or else the choice."""
+        """Log a setting's value with its reason, and return the value: the specified one, or without it the choice."""
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)
             self.lines.append(LogEntry(name, _shown(specified), reason))

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and their communication.
+"""Connect the processes that train one model together, and let them communicate.
 
 `torchrun` starts them and passes each its rank in the environment. With a single process every method is a no-op.
 """
@@ -26,7 +26,7 @@ _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """A group of data-parallel processes that train one model, from the point of view of one of them."""
+    """A group of data-parallel processes that train one model, as one of them sees it: its rank and their number."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
@@ -40,7 +40,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over all processes, in float64, equal in every process."""
+        """Return each value's sum over all processes, in float64, equal in every process; all must call this."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -48,7 +48,7 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def broadcast(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process; the other processes wait without a time limit.
+        """Return the first process's value in every process, which all must call; they wait without a short time limit.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.
@@ -81,7 +81,7 @@ class Processes:
             dist.barrier(group=_group_with_long_timeout())
 
     def leave(self) -> None:
-        """Leave the process group, and close the connections to the other processes."""
+        """Leave the process group and close the connections to the other processes; a single process does nothing."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
             _groups.clear()
@@ -121,7 +121,9 @@ def current_processes() -> Processes:
 
 @contextmanager
 def explain_lost_processes() -> Iterator[None]:
-    """Replace errors in the body of `with` by one message in the first process if another process has ended.
+    """Replace errors of lost connections in the body of `with` by one message, in the first process.
+
+    They mean that another process has ended. With a single process, errors pass unchanged.
 
     Raises:
         TransduceError: in the first process.
@@ -150,7 +152,7 @@ _groups: list[dist.ProcessGroup] = []
 
 
 def _group_with_long_timeout() -> dist.ProcessGroup:
-    """Return a gloo process group with a long timeout, since waiting in NCCL would keep the GPU busy."""
+    """Return a gloo process group with a timeout of seven days, since waiting in NCCL would keep the GPU busy."""
     if not _groups:
         _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
     return _groups[0]

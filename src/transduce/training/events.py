@@ -1,4 +1,4 @@
-"""Logs of a run: ``metrics.jsonl`` (one object per event), a TensorBoard file, and a progress bar or plain lines."""
+"""Log a run: ``metrics.jsonl`` (one object per event), a TensorBoard file, and a progress bar or plain lines."""
 
 import contextlib
 import html
@@ -48,7 +48,7 @@ DTYPE_STRING = 7
 
 
 class TensorBoardWriter:
-    """A writer that appends values to a new event file; TensorBoard joins all files of a folder into one run.
+    """A writer that appends values to a new event file; TensorBoard joins all such files of a folder into one run.
 
     If `resumed_at_step` is set, TensorBoard drops values of this step and later ones from older files, since an
     interrupted run will write them again.
@@ -70,19 +70,22 @@ class TensorBoardWriter:
         self.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Add one point to the TensorBoard curve with the name `tag`."""
+        """Add a point at a training step to the TensorBoard curve with the name `tag`.
+
+        A value outside the range of float32 becomes infinite.
+        """
         field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", _within_float32(value))
         self._write_summary(tag, field, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Add a Markdown text under `tag`, such as a sample translation."""
+        """Add a Markdown text at a training step under the name `tag`, such as a sample translation."""
         plugin = _message(METADATA_PLUGIN_DATA, _text(PLUGIN_DATA_NAME, "text"))
         shape = _message(SHAPE_DIMENSION, _integer(DIMENSION_SIZE, 1))
         tensor = _integer(TENSOR_DTYPE, DTYPE_STRING) + _message(TENSOR_SHAPE, shape) + _text(TENSOR_STRING_VALUE, text)
         self._write_summary(tag, _message(VALUE_TENSOR, tensor) + _message(VALUE_METADATA, plugin), step)
 
     def flush(self) -> None:
-        """Pass all written data to the operating system, so that a running TensorBoard sees it."""
+        """Pass all written values to the operating system, so that a running TensorBoard sees them."""
         self._file.flush()
 
     def close(self) -> None:
@@ -155,7 +158,7 @@ _CRC32C_TABLE = tuple(_crc32c_of_byte(byte) for byte in range(256))
 
 
 def _event(wall_time: float, step: int, content: bytes) -> bytes:
-    """Encode TensorBoard's `Event` message: seconds since 1970, the training step, and one content field."""
+    """Encode TensorBoard's `Event` message: seconds since 1970, the training step, and one encoded content field."""
     return _field(EVENT_WALL_TIME, FIXED64) + struct.pack("<d", wall_time) + _integer(EVENT_STEP, step) + content
 
 
@@ -217,7 +220,7 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True):
     first_step: float
     """The trial of the largest batches and the first step, which compile kernels."""
     step: float
-    """A step after the first one, on average."""
+    """The mean duration of a step after the first one."""
     validation: float
     """A validation of a trained model."""
     keep: float = 0.0
@@ -268,7 +271,7 @@ def event_numbers(event: Event) -> dict[str, float]:
 
 
 class EventLog:
-    """A log that appends events to ``metrics.jsonl`` and to a TensorBoard file.
+    """A log that appends a run's events to ``metrics.jsonl`` and to a TensorBoard file.
 
     On resume it first removes events of steps that will be repeated, so that each step occurs once. While the disk is
     full events wait in memory, since a log is no reason to end a run.
@@ -292,7 +295,7 @@ class EventLog:
         )
 
     def write(self, event: Event) -> None:
-        """Write one event to metrics.jsonl, after the events that still wait to be written."""
+        """Append an event to metrics.jsonl, after those that still wait for space, and its numbers to TensorBoard's."""
         if isinstance(event, ValidationEvent):
             event = msgspec.structs.replace(event, contributions=[])
         self._waiting += msgspec.json.encode(event) + b"\n"
@@ -341,7 +344,7 @@ def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
 
 
 class _EventKey(msgspec.Struct, frozen=True):
-    """The kind and step of a logged event."""
+    """The kind of a logged event, "train" or "validation", and its step."""
 
     event: str
     step: int
@@ -356,7 +359,7 @@ def _event_key(line: bytes) -> _EventKey | None:
 
 
 class _RobustStandardError(io.TextIOBase):
-    """A wrapper of standard error that raises no error if the terminal or pipe behind it is closed."""
+    """A wrapper of standard error that raises no error on writing if the terminal or pipe behind it is closed."""
 
     @property
     def stream(self) -> TextIO:
@@ -393,7 +396,7 @@ _MIN_SHOWN_BLEU = 1.0
 
 
 class ProgressDisplay:
-    """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
+    """A display of a run's progress on standard error: a bar on a terminal, or elsewhere one line per report."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=_RobustStandardError(), highlight=False)  # type: ignore[arg-type]
@@ -402,7 +405,7 @@ class ProgressDisplay:
         self._task: TaskID | None = None
 
     def start(self, step: int, steps: int | None) -> None:
-        """Show the progress bar if standard error is a terminal."""
+        """Show the progress bar from `step` to `steps` (None: not known) if standard error is a terminal."""
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn(localized("step") + " {task.completed:,.0f}/{task.fields[last]}"),
@@ -415,14 +418,14 @@ class ProgressDisplay:
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, text: str = "") -> None:
-        """Advance the progress bar by a step; `text` is shown until the first report."""
+        """Advance the progress bar to `step` of `steps` (None: not known); `text` is shown until the first report."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, total=steps, last=_last_step(steps))
             if not self._reported:
                 self._bar.update(self._task, text=localized(text))
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
-        """Show the loss, the speed and the remaining time that a training event reports."""
+        """Show the loss, the speed and the remaining time of a training report, in the bar or else as a line."""
         text, self._reported = _report_text(event, seconds_left), True
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=localized(text))
@@ -430,7 +433,10 @@ class ProgressDisplay:
             self.say(f"step {event.step:,}/{_last_step(steps)} · {text}")
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
-        """Show the dev set scores of a validation and one sample translation."""
+        """Show the dev set scores of a validation, marked if it is the best so far, and one sample translation.
+
+        With BLEU below 1, no sample is shown.
+        """
         measured = {"BLEU": event.bleu, "chrF": event.chrf}
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
@@ -452,7 +458,7 @@ class ProgressDisplay:
         self.console.file.flush()
 
     def stop(self) -> None:
-        """Remove the progress bar."""
+        """Remove the progress bar, if there is one."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -469,7 +475,7 @@ def _last_step(steps: int | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as text such as "48 s", "3 min 20 s" or "1 h 05 min"."""
+    """Format seconds as text such as "48 s", "3 min 20 s" or "1 h 05 min", rounded to whole seconds."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -502,7 +508,10 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The last learning rate."""
 
     def add(self, sums: "StepTotals", norm: float, rate: float, seconds: float) -> None:
-        """Add the sums of a step; a skipped one (non-finite `norm`) counts as time but not in the means."""
+        """Add the sums of a step, its gradient norm, learning rate and seconds.
+
+        A skipped step (non-finite `norm`) counts as time but not in the means.
+        """
         self.steps += 1
         self.tokens += sums.tokens
         self.seconds += seconds
@@ -516,13 +525,13 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self) -> str:
-        """Return the mean loss and the speed since the last report, as text for the progress bar."""
+        """Return the mean loss and the speed since the last report for the progress bar; "" if none changed weights."""
         if not self.learnt_tokens:
             return ""
         return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        """Return a training event with the means over the steps since the last event."""
+        """Return a training report with the means over the steps since the last report; NaN if none changed weights."""
         learned = self.learnt_tokens or math.nan
         return TrainEvent(
             step=step,
@@ -550,7 +559,7 @@ _COLORS = {"training": "#888888", "dev": "#c44e52"}
 
 
 class _Messages(io.TextIOBase):
-    """A writable text stream that passes each complete line to the function `show`."""
+    """A writable text stream that passes each complete line to a function; a line without an end waits."""
 
     def __init__(self, receive: Callable[[str], None]) -> None:
         self._receive, self._partial = receive, ""
@@ -564,7 +573,7 @@ class _Messages(io.TextIOBase):
 
 
 class NotebookDisplay(ProgressDisplay):
-    """A display of a run in one output of a notebook's cell, which each event replaces."""
+    """A display of a run in one output of a notebook's cell: messages, progress and curves, replaced at each event."""
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
         """Create the display; `show` receives the HTML to display (None: it appears below the cell being executed)."""
@@ -688,7 +697,7 @@ def is_in_notebook() -> bool:
 
 
 def make_display(*, is_first: bool = True) -> ProgressDisplay:
-    """Return the display of a run: in a notebook, on a terminal, or as lines; in all processes but the first, none."""
+    """Return the display of a run: in a notebook, on a terminal, or as lines; only the first process shows any."""
     if not is_first:
         return ProgressDisplay(Console(quiet=True))
     return NotebookDisplay() if is_in_notebook() else ProgressDisplay()

@@ -47,7 +47,7 @@ class CurvePoint(NamedTuple):
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished run: its size, its validations and its final score."""
+    """A finished run that the forecast of scores is fitted to or tested on: its size, validations and final score."""
 
     corpus: str
     steps: int
@@ -69,7 +69,7 @@ class ScoreForecast(msgspec.Struct, frozen=True, kw_only=True):
     bleu: float
     """The forecast."""
     low: float
-    """The lower end of the interval."""
+    """The lower end of the interval, which covers the final score in 85 % of cases."""
     high: float
     """The upper end of the interval."""
 
@@ -89,14 +89,14 @@ class _Example(NamedTuple):
 
 
 def read_records(path: Path = RECORDS) -> tuple[RecordedRun, ...]:
-    """Return the recorded runs of a file."""
+    """Return the finished runs that are recorded in a JSON file, from which scores are forecast."""
     return msgspec.json.decode(path.read_bytes(), type=tuple[RecordedRun, ...])
 
 
 def forecast_score(
     earlier: CurvePoint, point: CurvePoint, steps: int, *, records: Sequence[RecordedRun] | None = None
 ) -> ScoreForecast:
-    """Return the forecast of the final BLEU of a run.
+    """Return the forecast of the final BLEU of a run on its dev set, from two of its validations.
 
     Args:
         earlier: a validation after about half as many steps as `point`.
@@ -109,7 +109,7 @@ def forecast_score(
 
 
 class _LearningCurves:
-    """A regression of the final BLEU on two earlier validations, with its errors on the recorded runs."""
+    """A regression of a run's final BLEU on two earlier validations, with its errors on the recorded runs."""
 
     def __init__(self, records: Sequence[RecordedRun]) -> None:
         self.examples = [each for run in records if not run.held_out for each in _examples(run)]
@@ -123,11 +123,11 @@ class _LearningCurves:
     @staticmethod
     @cache
     def fitted() -> "_LearningCurves":
-        """Return the regression on the runs that come with the package."""
+        """Return the regression on the recorded runs that come with the package, which is fitted once."""
         return _LearningCurves(read_records())
 
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
-        """Return the forecast of a run's final BLEU.
+        """Return the forecast of a run's final BLEU with an interval, from two of its validations.
 
         The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). It covers
         the forecasts of fits that each leave out one corpus, plus and minus their errors on that corpus.
@@ -182,7 +182,7 @@ def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
-    """Return the coefficients (features,) of a ridge regression in which each corpus has the same weight."""
+    """Return the coefficients of a ridge regression of gains on features, in which each corpus has the same weight."""
     count = Counter(each.corpus for each in examples)
     weights = np.array([1.0 / count[each.corpus] for each in examples])
     features = np.stack([each.features for each in examples])
@@ -193,7 +193,10 @@ def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
 
 
 def _logit(bleu: float) -> float:
-    """Map a score from 0 to 100 to log-odds, on which equal steps are about equally hard; 0 and 100 stay finite."""
+    """Map a score from 0 to 100 (BLEU or chrF) to log-odds, on which equal steps are about equally hard.
+
+    An offset keeps the result finite at 0 and 100.
+    """
     return math.log((bleu + _OFFSET) / (100.0 + _OFFSET - bleu))
 
 
@@ -304,13 +307,16 @@ def forecast_run(
 
 
 def _due(step: int, steps: int, every: int | None) -> int:
-    """Return how many validations (or checkpoints) follow `step` in a run, of which the last step always has one."""
+    """Return how many validations (or checkpoints), one `every` so many steps, follow `step` in a run of `steps` steps.
+
+    The last step always has one. None: the default interval.
+    """
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every
 
 
 def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
-    """Return a forecast with the final score on the dev set, from two validations during the probe.
+    """Return a forecast of a run, with the final dev score added if two validations during the probe allow it.
 
     The score stays None if the validations translated nothing, if the probe took too few steps, or if the target
     language is written without spaces, as no such run was recorded.

@@ -1,4 +1,4 @@
-"""Interruptions of a run: signals that ask it to save and stop, exhausted memory, and a full disk."""
+"""Handle interruptions of a run: signals that ask it to save and stop, exhausted memory, and a full disk."""
 
 import contextlib
 import signal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AbandonedError(BaseException):
-    """An exception for a signal that arrived during work that can be abandoned."""
+    """An exception that a signal raises during work that can be abandoned, such as a validation."""
 
 
 class Interruption:
@@ -98,7 +98,7 @@ def ignore_hangup() -> Iterator[None]:
 
 
 def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: Sequence[Any]) -> None:
-    """Compute and discard the gradients of batches, so that a lack of memory shows before the run starts."""
+    """Compute and discard the gradients of the largest batches, so that a lack of memory shows before the start."""
     try:
         for batch in batches:
             optimizer.begin_batch(last=True)
@@ -109,7 +109,10 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
 
 
 def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
-    """Return a context that explains exhausted memory in a training step and names the settings that reduce it."""
+    """Return a context that explains exhausted memory in a training step and names the settings that reduce it.
+
+    `what` names the step in the message.
+    """
     return explain_out_of_memory(
         f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
         f"`training.accumulate` ({accumulate}), which splits a step into that many micro-batches."
@@ -126,7 +129,10 @@ def explain_model_out_of_memory() -> AbstractContextManager[None]:
 
 @contextmanager
 def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Pass a message to `say` instead of raising an error if a write in the body of `with` fails; `what` names it."""
+    """Pass a message to `say` instead of raising an error if writing `what` fails in the body of `with`.
+
+    Other errors are raised.
+    """
     try:
         yield
     except TransduceError as error:

@@ -1,4 +1,4 @@
-"""The training loop: it takes steps, and at intervals reports, validates and saves checkpoints.
+"""Train a model: take steps, and at intervals report, validate and save checkpoints.
 
 It does not depend on text or translation: the loss of a batch and the validation are functions that the caller
 passes.
@@ -99,7 +99,7 @@ _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
 
 class Validator(Protocol):
-    """An interface of functions that measure a model on the dev set."""
+    """An interface of functions that measure a model on the dev set of a run."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Return the dev set scores of a model with these weights, at this step."""
@@ -115,9 +115,9 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int | None
     """The step of the best validation, whose weights are kept; None without one."""
     best_value: float | None
-    """The value of the measure at the best validation."""
+    """The value of the selection metric at the best validation, greater is better; None without one."""
     elapsed_seconds: float
-    """Training time in seconds, over all parts of the run."""
+    """Training time in seconds of wall clock, over all parts of the run."""
     time_plan: tuple[Decision, ...] = ()
     """The decisions of the clock in a run with a time budget."""
     reason: str
@@ -125,13 +125,13 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimer:
-    """A timer that measures the mean duration of a run's first steps, without the very first one."""
+    """A timer of the mean duration of a run's first steps, without the very first one, which compiles kernels."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
 
     def add(self, seconds: float) -> float | None:
-        """Record the duration of a step; return the mean once, when enough steps have been recorded."""
+        """Record the duration of a step in seconds; return the mean once, when enough steps are recorded, else None."""
         if self._is_settled():
             return None
         self._seconds.append(seconds)
@@ -145,7 +145,9 @@ class StepTimer:
 def make_optimizer(
     model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
 ) -> tuple[Optimizer, Callable[[Any], Loss]]:
-    """Create a model's optimizer; return it and the loss function, wrapped in a module if the model is sharded.
+    """Create a model's optimizer, and return it with the loss function.
+
+    If the model is divided among processes (`training.sharded`), the function is wrapped in a module that does so.
 
     Raises:
         TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
@@ -166,7 +168,7 @@ def make_optimizer(
 
 
 class Trainer:
-    """A training run: the model, its optimizer, the current step and the best validation so far."""
+    """A training run of a model: its optimizer, the current step and the best validation so far."""
 
     def __init__(
         self,
@@ -208,11 +210,14 @@ class Trainer:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps of the whole run; None while a run with a time budget has not planned it."""
+        """The number of steps of the whole run; None while a run with a time budget has not decided on it."""
         return self.plan.steps
 
     def resume(self) -> bool:
-        """Resume from the newest undamaged checkpoint; return False if there is none."""
+        """Resume from the newest undamaged checkpoint in the run's folder, and report each damaged one.
+
+        Return False if there is none; the run then starts at step 0.
+        """
         checkpoint, refused = load_newest(self.folder / CHECKPOINTS)
         for sentence in refused:
             self.display.say(sentence)
@@ -222,7 +227,7 @@ class Trainer:
         return True
 
     def resume_from(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint.
+        """Set the trainer to the state of a checkpoint; differences of machine and versions are reported.
 
         Raises:
             TransduceError: the checkpoint is of another model.
@@ -444,7 +449,7 @@ class Trainer:
         return self.processes.broadcast(self._stopped_by or "", str) or None
 
     def _try_largest(self, interruption: Interruption) -> None:
-        """Compute the gradients of the largest batches at the start, so that a lack of memory shows at once."""
+        """Compute the gradients of the largest batches before the first step, so that a lack of memory shows early."""
         largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
@@ -455,7 +460,9 @@ class Trainer:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """Run one training step; return this process's list of micro-batches, and loss totals over all processes.
+        """Run one training step; return this process's micro-batches, and loss totals over all processes.
+
+        A step with a bad loss or gradient changes no weights and is reported.
 
         Raises:
             AbandonedError: a signal arrived before all gradients were computed; no weight was updated.
@@ -485,7 +492,10 @@ class Trainer:
         return parts, sums
 
     def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Disable dropout when the loss of the step's batches is more than 5 % higher without it than with it."""
+        """Disable dropout if the loss of the step's batches is more than 5 % higher without it than with it.
+
+        At the last step, or if `training.adapt_dropout` is false, nothing is done.
+        """
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
             (without,) = self.processes.sum([self._dropout.negative_log_likelihood_without_dropout(losses)])
@@ -510,7 +520,7 @@ class Trainer:
         return self.loss(batch)
 
     def _report_skipped_step(self, skipped: SkippedStep) -> None:
-        """Print why a training step was skipped, and write its batch and the cause to a file."""
+        """Print why a training step was skipped, and write a record of its batch and the cause to a file."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
@@ -530,7 +540,7 @@ class Trainer:
             )
 
     def _start_clock(self) -> None:
-        """Start the clock of a run with a time budget, unless the stored plan already decides its steps."""
+        """Start the clock of a run with a time budget, unless a plan in its settings already decides its steps."""
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
             self.plan.clock = StepClock(
@@ -574,7 +584,7 @@ class Trainer:
         self.display.report(event, self.steps, left)
 
     def _validate(self, log: Log, interruption: Interruption) -> None:
-        """Validate, and keep the model if it is the best so far.
+        """Validate the model in the first process, and keep its weights if it is the best so far.
 
         Raises:
             AbandonedError: a signal arrived before the validation was complete; it will be repeated.
@@ -594,7 +604,11 @@ class Trainer:
             self.plan.clock.add_validation(time.monotonic() - started_at)
 
     def _averaged_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to keep; with `average_checkpoints`, their mean with those of earlier checkpoints."""
+        """Return the weights to keep: those of the optimizer (a moving average, if there is one).
+
+        With `training.average_checkpoints`, their mean with those of the last checkpoints; damaged checkpoints are
+        reported and left out.
+        """
         weights = self.optimizer.weights_to_keep()
         if not self.settings.average_checkpoints or not self.processes.is_first:
             return weights
@@ -605,7 +619,10 @@ class Trainer:
         return mean
 
     def _validate_in_first_process(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
-        """Validate in the first process; return False if a signal interrupted the validation."""
+        """Validate and judge the model in the first process; return False if a signal interrupted the validation.
+
+        Without a validation function, the model is only kept.
+        """
         if self.validate is None:
             self._keep(weights, None)
             return True
@@ -627,7 +644,10 @@ class Trainer:
         self._best_model.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
+        """Write the folder of the best model, and return whether it was written.
+
+        A full disk is reported; only at the last step it is an error.
+        """
         if self.keep_model is None:
             return True
         if self.step == self.steps:

@@ -1,4 +1,4 @@
-"""LoRA: the trained matrix is the stored one plus the product of two narrow matrices (Hu et al. 2022).
+"""Fine-tune by LoRA: the trained matrix is the stored one plus the product of two narrow matrices (Hu et al. 2022).
 
 Only the narrow matrices are trained. Their product is added to the weight where the weight is used, so every module
 works unchanged, and merging leaves an ordinary model.
@@ -23,7 +23,7 @@ _NAMES: dict[str, str] = {
     "feed-forward-inner": "inner",
     "feed-forward-outer": "outer",
 }
-"""The attribute of a layer that holds each kind of projection."""
+"""The attribute of a layer's attention or feed-forward module that holds each kind of projection."""
 _ADAPTED = "parametrizations.weight.0."
 _ORIGINAL = "parametrizations.weight.original"
 
@@ -88,7 +88,7 @@ register_parametrization(LowRankUpdate)
 
 
 def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...] = ()) -> list[nn.Parameter]:
-    """Freeze a model and add low-rank updates to its layers.
+    """Freeze a model and add trainable low-rank updates (LoRA) to its layers' projections.
 
     Args:
         model: a model of this package, changed in place.
@@ -130,7 +130,7 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return two counts: the trainable parameters, and all parameters of the original model."""
+    """Return two counts: the trainable parameters, and all parameters of the original model without updates."""
     parameters = dict(model.named_parameters())
     learning = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)
@@ -163,7 +163,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of only the low-rank updates, which are small enough to store a set for each use of a model."""
+    """Return copies of only the low-rank updates by name, small enough to store a set for each use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
         for name, tensor in model.state_dict().items()
@@ -172,7 +172,7 @@ def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the low-rank updates of an adapted model by stored ones.
+    """Replace the low-rank updates of an adapted model by stored ones, as `low_rank_weights` returns them.
 
     Raises:
         TransduceError: the updates belong to another model or to other settings.
@@ -210,7 +210,10 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 class FrozenWeights:
-    """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model."""
+    """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model.
+
+    A run's optimizer and checkpoints hold only the trained ones.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         """Store references to a model's frozen parameters, before the model is converted to another precision."""
@@ -219,7 +222,10 @@ class FrozenWeights:
 
     @torch.no_grad()
     def complete(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all weights by the names of the original model: frozen ones, trained ones, and merged LoRA updates."""
+        """Return all weights by the original model's names: frozen and trained ones, with LoRA updates merged in.
+
+        If nothing is frozen, these are the trained ones.
+        """
         return merged_weights(self._model, self._values | dict(trained)) if self._values else dict(trained)
 
 

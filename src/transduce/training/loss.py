@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing (section 5.4), fused with the output projection.
+"""Compute the cross-entropy with label smoothing (section 5.4), fused with the output projection.
 
 The logits of a whole batch would be its largest tensor by far (4,096 × 32,000). They are computed, used and discarded
 in chunks of rows; their gradient has a closed form and is computed in the same pass.
@@ -41,7 +41,7 @@ class Loss(NamedTuple):
 
 
 class StepTotals(NamedTuple):
-    """Sums over the micro-batches of a step, in this process (`add`) or in all processes (`sum_over`)."""
+    """Sums over the micro-batches of a training step, in this process (`add`) or in all processes (`sum_over`)."""
 
     tokens: int = 0
     divisor: float = 0.0
@@ -61,7 +61,7 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Sum these totals over all processes; `stop`: a signal asked this process to stop the run."""
+        """Return these totals summed over all processes; `stop`: a signal asked this process to stop the run."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, divisor, total, negative_log_likelihood, stops = processes.sum([*self[:-1], float(stop)])
@@ -85,7 +85,7 @@ class Objective(ABC, Generic[M]):
 
     @abstractmethod
     def loss(self, batch: Any) -> Loss:
-        """Return the loss of a batch, summed over all that the batch has labels of."""
+        """Return the loss of a batch as sums over its labels, which the caller divides by their number or weight."""
 
 
 def projected_cross_entropy(
@@ -99,7 +99,7 @@ def projected_cross_entropy(
     label_smoothing: float = 0.0,
     sentence_weights: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of softmax(hidden · weightᵀ + bias) with labels smoothed by ε.
+    """Compute the cross-entropy of softmax(hidden · weightᵀ + bias) with labels smoothed by ε, in chunks of positions.
 
     The target distribution is 1 - ε at the label plus ε / V everywhere.
 
@@ -216,7 +216,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """An accumulator of the gradients of hidden states, weight and bias; those that are not requested stay None."""
+    """An accumulator of the cross-entropy's gradients by hidden states, weight and bias, None where not requested."""
 
     def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
         self._learn = hidden_learns, weight_learns, bias_learns
@@ -300,7 +300,10 @@ class _Gradients:
             self.bias -= ones.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
-        """Return the gradients of weight and bias, in the weight's dtype, or in float32 if buffers collect them."""
+        """Return the gradients of weight and bias, in the weight's dtype, or in float32 if buffers collect them.
+
+        The gradient of the frozen row is zero; one that was not requested is None.
+        """
         found: list[Tensor | None] = []
         for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):
             if gradient is not None and options.frozen_row is not None:
@@ -320,7 +323,10 @@ def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
-    """Split N positions into chunks of equal size, by the weight (V, D) large enough for efficient kernels."""
+    """Split N target positions into slices of about equal size, such that a slice's logits fit into a buffer.
+
+    `weight` is (V, D); the size of the buffer suits the cache of a CPU, or a GPU.
+    """
     if weight.device.type != "cpu":
         max_positions = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
@@ -331,7 +337,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 
 
 class _LibraryProjection:
-    """An output projection, forward and backward, that PyTorch computes."""
+    """An output projection to logits, forward and backward, that PyTorch computes if kernels do not."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias, self.columns = weight, bias, len(weight)
@@ -360,7 +366,7 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection:
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
-    """Compute total[ids[n]] += factor · part[n] for each n."""
+    """Compute total[ids[n]] += factor · part[n] for each n, in place; `total` is (V, D) and `part` (N, D)."""
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)

@@ -1,4 +1,4 @@
-"""Losses that show harm: spikes, whose steps are skipped and recorded for the user, and harm by dropout.
+"""Detect losses that show harm: spikes, whose steps are skipped and recorded for the user, and harm by dropout.
 
 The record of a skipped step holds the batch, its text, and the first module or gradient with a non-finite number.
 """
@@ -53,7 +53,7 @@ NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any valid
 
 
 class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A window of recent losses (means per target token, in nats), with counts of skipped steps."""
+    """A window of a run's recent losses (means per target token, in nats), which shows spikes and divergence."""
 
     losses: list[float] = []
     """Losses of the last steps that changed the weights, newest last."""
@@ -67,7 +67,10 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The last of the 64 steps with the lowest mean loss."""
 
     def limit(self) -> float:
-        """Return the highest loss that is accepted; infinity while the window is too short."""
+        """Return the highest loss of a step that is accepted; infinity while the window is too short.
+
+        It is also infinite after 4 steps in a row that were skipped for a high loss.
+        """
         if len(self.losses) < _MIN_STEPS or self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             return math.inf
         mean = fmean(self.losses)
@@ -75,7 +78,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _MIN_JUMP_NATS)
 
     def record_accepted(self, step: int, loss: float) -> None:
-        """Record the loss of a step that changed the weights, for the limit of later losses."""
+        """Record the loss of a step that changed the weights, from which the limit of later losses follows."""
         if self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
@@ -94,7 +97,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Return the reason to stop the run, as a clause for a message; None if the run should continue."""
+        """Return why the run should stop as a clause for a message, because it diverged; None: it should continue."""
         if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
@@ -115,7 +118,7 @@ _MAX_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of a step, with its loss."""
+    """A micro-batch of a training step, one of several whose gradients are summed, with its loss."""
 
     position: int
     """The number of micro-batches of the run before this one."""
@@ -134,7 +137,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class SkippedStep(NamedTuple):
-    """A training step that changed no weights."""
+    """A training step that changed no weights, because its loss was too high or its loss or gradient not finite."""
 
     step: int
     parts: Sequence[MicroBatch]
@@ -203,7 +206,7 @@ class SkippedStep(NamedTuple):
 
 
 def _json_number(number: float) -> float | str:
-    """Return a number in a form that JSON can hold, since JSON has no NaN or infinity."""
+    """Return a number in a form that JSON can hold: NaN and infinities become text such as "nan"."""
     return number if math.isfinite(number) else f"{number:g}"
 
 
@@ -258,7 +261,7 @@ _HARM = 1.05
 
 
 class DropoutMonitor:
-    """A monitor of dropout that can disable all dropout modules of a model during a run."""
+    """A monitor that disables all dropout modules of a model for the rest of a run if dropout does harm."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
@@ -266,7 +269,7 @@ class DropoutMonitor:
 
     @property
     def is_active(self) -> bool:
-        """True if the model has active dropout that can be disabled."""
+        """True if the model has dropout and it has not been disabled."""
         return bool(self._modules) and not self.is_off
 
     def disable(self) -> None:

@@ -1,4 +1,4 @@
-"""Muon: a matrix moves by the orthogonalized momentum of its gradient (Jordan et al. 2024).
+"""Optimize by Muon: a matrix moves by the orthogonalized momentum of its gradient (Jordan et al. 2024).
 
 The gradient of a layer's matrix has a few large singular values, which dominate a step along it; Adam scales each
 element separately and does not change that. With all singular values close to one, every direction of the gradient
@@ -109,7 +109,7 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 class Muon:
-    """The Muon optimizer of matrices stored one after another in a vector."""
+    """The Muon optimizer of matrices that are stored one after another in one vector."""
 
     def __init__(
         self,
@@ -146,7 +146,10 @@ class Muon:
         self._groups = _group_by_memory(weights, self._processes.count, max_elements)
 
     def step(self, rate: float) -> None:
-        """Update the vector of master weights from the gradient with orthogonalized Nesterov momentum."""
+        """Update the vector of master weights in place from the gradient with orthogonalized Nesterov momentum.
+
+        `rate` is the learning rate.
+        """
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
         move = self.gradient.lerp(self.momentum, self._decay)
         self._make_all_orthogonal(move)
@@ -163,7 +166,7 @@ class Muon:
         return move
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
-        """Orthogonalize the update vector of all weights in place; processes divide the work by groups of weights."""
+        """Orthogonalize the update vector of all weights in place; several processes divide the work by weights."""
         sizes = [sum(self._weights[name].local_shape.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):

@@ -1,4 +1,4 @@
-"""The optimizer: a model's parameters as one flat vector, and the update that changes them.
+"""Optimize a model: its parameters are one flat vector, which each update changes.
 
 The model computes with float32 or bfloat16 weights; master weights, moments and the moving average are float32. Since
 everything lies in one vector, an update is a handful of operations, clipping needs one norm, and processes exchange
@@ -79,7 +79,7 @@ class GradientReduction:
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """Finish a backward pass; after the last micro-batch of a step, wait for all sums over processes."""
+        """Finish a backward pass; after the last micro-batch of a step, wait for all chunks' sums over processes."""
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -111,7 +111,7 @@ def is_recording(device: torch.device) -> bool:
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
-    """Return chunks (start, stop) of a vector that consists of parameters of these sizes.
+    """Return chunks (start, stop) of a vector that consists of parameters of these sizes, numbers of elements.
 
     A chunk consists of whole parameters and has at least `min_size` elements, except for the last one.
     """
@@ -141,7 +141,10 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the vector of master weights from the gradient; weight decay of matrices is applied elsewhere."""
+        """Update the vector of master weights in place from the gradient, at the learning rate `rate`.
+
+        Weight decay is applied elsewhere.
+        """
         adam(
             [self._master],
             [self._gradient],
@@ -160,7 +163,10 @@ class Adam:
         )
 
     def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
-        """Return the scalars of a fused Adam kernel for update number `updates`, with the gradient times `factor`."""
+        """Return the scalars of a fused Adam kernel, bias correction included, for update number `updates`, from 1.
+
+        The kernel multiplies the gradient by `factor`; `rate` is the learning rate.
+        """
         beta1, beta2 = self._settings.beta1, self._settings.beta2
         rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
         return AdamScalars(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
@@ -180,7 +186,7 @@ class Adam:
         self._updates.fill_(updates)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return the optimizer state that a checkpoint stores besides the weights, by name."""
+        """Return the optimizer state that a checkpoint stores besides the weights, by name: the two moments."""
         return dict(self._moments)
 
 
@@ -232,9 +238,9 @@ class FlatUpdate:
         )
 
     def update(self, norm: float, tokens: float, rate: float, weight_decay: float) -> None:
-        """Update all parameters from a gradient summed over `tokens` tokens, whose norm per token is `norm`.
+        """Update all parameters from a gradient that is summed over `tokens` tokens, whose norm per token is `norm`.
 
-        The gradient is zero afterwards.
+        The gradient is clipped and divided by the tokens first, and is zero afterwards.
         """
         clip = self.settings.clip_norm
         factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / tokens
@@ -326,7 +332,7 @@ _NORM_ELEMENTS = 1 << 14
 
 
 def vector_norm(vector: Tensor) -> float:
-    """Return the Euclidean norm of a vector.
+    """Return the Euclidean norm of a float32 vector.
 
     On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
     them was 0.8 % too small.
@@ -339,7 +345,7 @@ def vector_norm(vector: Tensor) -> float:
 
 
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Make backward passes add the gradients of parameters to one contiguous vector.
+    """Make backward passes add the gradients of parameters to one contiguous vector, in the order of the parameters.
 
     A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
     complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
@@ -382,7 +388,7 @@ STATISTICS = "statistics"
 
 
 class RunningStatistics:
-    """A store of a model's persistent buffers, such as BatchNorm's statistics, to undo changes by skipped steps."""
+    """A store of a model's persistent buffers, such as BatchNorm's statistics, by which skipped steps change none."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
@@ -402,7 +408,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Store a checkpoint's buffers, by name, and set the model's buffers to them."""
+        """Set the model's buffers, and those of the last complete update, to a checkpoint's, by name."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
@@ -418,7 +424,7 @@ def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
 
 
 class Optimizer(Protocol):
-    """An interface of optimizers: it accumulates gradients of micro-batches and applies one update per step."""
+    """An interface of optimizers, which accumulate gradients of micro-batches and apply one update per step."""
 
     def begin_batch(self, *, last: bool) -> None:
         """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
@@ -427,7 +433,10 @@ class Optimizer(Protocol):
         """Collect the gradient of the micro-batch whose backward pass has finished."""
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update the weights and return the gradient's norm per token; nothing is updated if the norm is not finite."""
+        """Update the weights from the gradients of the step and return the gradient's norm per token.
+
+        Arguments are those of `FlatOptimizer.step`. If the norm is not finite, nothing is updated.
+        """
 
     def discard_gradient(self) -> None:
         """Discard the gradients of all micro-batches since the last step."""
@@ -444,10 +453,13 @@ class Optimizer(Protocol):
         """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
+        """Load the tensors of a checkpoint, by kind and name; of complete tensors, only the needed rows are read.
+
+        `updates` is the number of updates taken before.
+        """
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights that are to be written into a model folder."""
+        """Return the complete weights, by name, that are to be written into a model folder."""
 
 
 class FlatOptimizer:
@@ -529,7 +541,10 @@ class FlatOptimizer:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of master weights, moments, moving average and, if any, running statistics (BatchNorm)."""
+        """Return views by kind and name of master weights, moments, moving average and running statistics (BatchNorm).
+
+        Kinds that the run does not have are left out.
+        """
         return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
@@ -559,7 +574,7 @@ class FlatOptimizer:
 def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
-    """Return the trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.
+    """Return a model's trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.
 
     Shared parameters are listed once.
     """

@@ -1,4 +1,4 @@
-"""Preparation of batches ahead of time: prefetching in a background thread, packing, and the loss of a packed batch.
+"""Prepare batches ahead of time: prefetch in a background thread, pack without padding, and compute packed losses.
 
 Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
 """
@@ -32,7 +32,7 @@ class Prefetching(Protocol):
 
 
 class PrefetchedBatches:
-    """A wrapper of a plan that prepares each batch in a background thread while the previous one is computed.
+    """A wrapper of a plan of batches that prepares each one in a background thread while the one before is computed.
 
     This is for training on a GPU. On a CPU, the thread would take time from the computation.
     """
@@ -68,7 +68,7 @@ class PrefetchedBatches:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array of a batch as a tensor on `device`; a copy to a GPU overlaps with computation."""
+    """Return an array of a batch as a tensor on `device`; a copy to a GPU overlaps with computation on it."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
@@ -102,7 +102,7 @@ class PackedSize(NamedTuple):
 
 
 class PackedArrays(NamedTuple):
-    """A batch without padding as one array, which is copied to a GPU at once instead of as ten tensors."""
+    """A batch without padding as one array, `numbers`, which is copied to a GPU at once instead of as ten tensors."""
 
     numbers: Ids
     size: PackedSize
@@ -111,7 +111,7 @@ class PackedArrays(NamedTuple):
 def pack_arrays(
     source: Ids, target: Ids, *, pad_id: int, start_id: int, capacity_for: int | None = None
 ) -> PackedArrays | None:
-    """Concatenate the sentences of a batch without their padding.
+    """Concatenate the sentences of a batch without their padding, as one array with what is needed to find them.
 
     Args:
         source: (B, S), padded at the right.
@@ -147,7 +147,10 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split the vector of a packed batch (without padding) into tensors on its device, without synchronization."""
+    """Split the vector of a packed batch (without padding) into its tensors on the same device.
+
+    Nothing is read back from a GPU.
+    """
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
@@ -212,7 +215,7 @@ def _padded_size(sentences: int, source: int, target: int, max_length: int) -> P
 
 
 def _rounded_up(tokens: int, steps: int) -> int:
-    """Round a number of tokens up to one of few sizes, so that few CUDA graphs are recorded."""
+    """Round a number of tokens up to one of few sizes, so that few CUDA graphs are recorded; `steps` a power of two."""
     step = max(_MIN_STEP, _power_of_2(tokens) // (2 * steps))
     return -(-tokens // step) * step
 
@@ -256,7 +259,11 @@ class PackedLoss:
         self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
-        """Return the loss of a batch; None if the batch's padding cannot be removed (packing)."""
+        """Return the loss of a batch, computed without padding.
+
+        The result is None if the batch cannot be packed, or the backend has no kernels for that: another loss must
+        compute it.
+        """
         model = self._model
         packed = _packed_attention(model, batch)
         if packed is None:
@@ -282,7 +289,10 @@ class PackedLoss:
                 self._prefetched[batch] = arrays
 
     def _records_batch(self, batch: Batch) -> bool:
-        """Return whether a batch's loss may be a recorded CUDA graph, which does not support weights of pairs."""
+        """Return whether a batch's loss may come from a recorded CUDA graph, which supports no weights of pairs.
+
+        Nor does it run hooks, so there must be none to be watched.
+        """
         return self._records and batch.weights is None and not _Recording.is_watched
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
@@ -328,7 +338,10 @@ def token_weights(batch: Batch, device: torch.device, pad_id: int) -> Tensor | N
 
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
-    """Return kernels that compute the model on a batch without padding; None if they do not support model or batch."""
+    """Return the backend's kernels that compute the model on a batch without padding.
+
+    The result is None if there is no backend or its kernels do not support the model or the longest sentence.
+    """
     kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
     max_length = max(batch.source.shape[1], batch.target.shape[1])

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step, and the plan of how many steps a run takes."""
+"""Compute learning rates as pure functions of the step, and plan how many steps a run takes."""
 
 import math
 from collections import deque
@@ -90,7 +90,7 @@ class StepClock:
         self._decided_at = -math.inf
 
     def add_step(self, seconds: float) -> None:
-        """Record the duration of a step, except the first of the process, which compiles kernels."""
+        """Record the duration of a step in seconds, except the first of the process, which compiles kernels."""
         self._count += 1
         if self._count == 1:
             return
@@ -104,7 +104,7 @@ class StepClock:
             self._recent_seconds -= self._recent.popleft()
 
     def add_validation(self, seconds: float) -> None:
-        """Record the duration of a validation, which the plan of steps takes into account."""
+        """Record the duration of a validation in seconds, which the plan of steps takes into account."""
         self._validation_seconds = seconds
 
     def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:
@@ -170,19 +170,19 @@ class StepPlan:
         """The clock of a run with a time budget; None for other runs, and for runs that repeat decisions."""
 
     def restore(self, decisions: Sequence[tuple[int, int, int]]) -> None:
-        """Restore the decisions of an interrupted run with a time budget."""
+        """Restore the decisions of an interrupted run with a time budget, as a checkpoint stores them."""
         self.decisions = [Decision(*each) for each in decisions]
         if not self.decisions and self.steps is not None:
             # Earlier versions stored no decisions. They planned the length of the run after so many steps.
             self.decisions = [Decision(max(11, self.steps // 12), self.steps, VALIDATIONS)]
 
     def add(self, decision: Decision) -> None:
-        """Record a decision of the clock."""
+        """Record a decision of the clock, which sets the run's number of steps."""
         self.decisions.append(decision)
         self.steps = decision.steps
 
     def follow(self, step: int) -> None:
-        """Set the number of steps that was decided by this step in the run that is repeated; None if none was."""
+        """Set the number of steps to the one decided by this step in the run that is repeated; None if none was."""
         self.steps = next((each.steps for each in reversed(self.decisions) if each.step <= step), None)
 
     def is_due(self, step: int, every: int | None) -> bool:
@@ -206,9 +206,10 @@ class StepPlan:
         return validations_until(step - 1, [each._replace(validations=known[-1].validations) for each in known])
 
     def last_saved(self, last: int, every: int | None, number: int) -> list[int]:
-        """Return the last `number` steps of regular checkpoints, up to the step `last`.
+        """Return the last `number` steps at which regular checkpoints are saved, up to the step `last`.
 
-        `every` is the number of steps between two checkpoints; None: the default number.
+        `every` is the number of steps between two checkpoints; None: the default for the run, which must then have a
+        known number of steps, or the list is empty.
         """
         every = every or (default_interval(self.steps) if self.steps is not None else None)
         return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
@@ -221,7 +222,7 @@ ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 
 
 def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
-    """Return the learning rate of a step in a schedule.
+    """Return the learning rate of a step in a schedule with a warm-up.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
     and "cosine" fall to 0 at the last step, and "constant" stays.
@@ -280,7 +281,7 @@ def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, wa
 
 
 def decay_of_steps(training: Mapping[str, Any]) -> float | None:
-    """Return the weight decay that is chosen by default for these settings of training.
+    """Return the weight decay that is chosen by default for these settings of training, given by name.
 
     Return None if a setting that the choice depends on is missing or of another type, or the optimizer is not Muon.
     """

@@ -1,4 +1,4 @@
-"""Settings of a training run; None means that a value is chosen from the corpus and the machine."""
+"""Define the settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -327,7 +327,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Rates(NamedTuple):
-    """The learning rate and weight decay of one step."""
+    """The learning rate and the weight decay of one training step."""
 
     learning_rate: float
     weight_decay: float

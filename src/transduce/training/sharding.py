@@ -1,4 +1,4 @@
-"""Sharded training, for models or optimizer states that do not fit into one process.
+"""Train models, or optimizer states, that do not fit into one process, by dividing them among processes.
 
 PyTorch's `fully_shard` (FSDP2) holds 1/N of each parameter's rows in each of N processes, in float32. A layer's rows
 are gathered, in the model's precision, just before the layer runs; its gradient is summed and sharded again
@@ -27,7 +27,7 @@ register_wrapper(FSDPModule, "torch.distributed.fsdp")
 
 
 class ShardedLoss(nn.Module):
-    """The loss of a batch as a module, so that FSDP gathers parameters when it is called."""
+    """The loss of a batch as a module, so that FSDP gathers parameters when the loss is computed."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Loss]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ShardedLoss(nn.Module):
 
 
 def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Shard the parameters of a model over all processes, layer by layer.
+    """Shard the parameters of a model over all processes, layer by layer: each process holds a part of the rows.
 
     Args:
         model: equal in every process; changed in place.
@@ -69,7 +69,7 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
 
 
 class ShardedOptimizer:
-    """An optimizer like `FlatOptimizer` for a model that `shard` has distributed; it updates this process's rows."""
+    """An optimizer like `FlatOptimizer` for a model that `shard` has divided; each process updates its own rows."""
 
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
@@ -97,7 +97,7 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update this process's rows and return the norm over all rows of the gradient per token.
+        """Update this process's rows, and return the norm over all rows of the gradient per token.
 
         Nothing is updated if the norm is not finite.
         """
@@ -142,17 +142,17 @@ class ShardedOptimizer:
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights for a model folder, gathered from all processes."""
+        """Return the complete weights for a model folder, gathered from all processes, which all must call this."""
         return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """Return a complete tensor gathered from all processes, and the index of this process's first row."""
+        """Return a complete tensor, gathered from the rows `part` of each process, and this one's first row index."""
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
         return local.full_tensor(), self.rows[name].start
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:
-    """Return the flat gradient of the rows that this process holds; zeros for an unused parameter."""
+    """Return the flat gradient of the rows of a parameter that this process holds; zeros for an unused parameter."""
     gradient = cast("DTensor | None", parameter.grad)
     return torch.zeros_like(parameter.to_local()).flatten() if gradient is None else gradient.to_local().flatten()

@@ -1,1 +1,1 @@
-"""Settings, weights and tokenizers of Hugging Face model families."""
+"""Convert settings, weights and tokenizers of Hugging Face model families from and to this package's."""

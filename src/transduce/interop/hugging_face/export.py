@@ -1,4 +1,4 @@
-"""Conversion of weights and config.json between this package's models and equivalent Hugging Face classes.
+"""Convert weights, config.json and tokenizer files between this package's models and equivalent Hugging Face classes.
 
 Supported are Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2, Llama and Qwen2. A model folder stores its weights
 under the names of the matching class, so transformers opens it without an export step. If no class matches, the weights
@@ -58,7 +58,12 @@ class StoredParameter(NamedTuple):
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a parameter to its stored tensors; if there are several, `sizes` are the numbers of rows of each."""
+        """Convert a model's parameter to the tensors that are stored for it, by name, which are contiguous.
+
+        Args:
+            tensor: the parameter.
+            sizes: the number of rows of each stored tensor; not used if there is only one.
+        """
         if self.layout == "transposed":
             parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
         elif self.layout == "reversed":
@@ -70,7 +75,7 @@ class StoredParameter(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors of a parameter back to one tensor."""
+        """Convert the stored tensors of a parameter, in the order of `names`, back to the model's one tensor."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":
@@ -81,13 +86,16 @@ class StoredParameter(NamedTuple):
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes a model with this configuration, or None."""
+    """Return the name of the Hugging Face class that computes a model with this configuration, or None without one."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None."""
+    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None.
+
+    An example is `AutoModelForCausalLM`; None if no Hugging Face class computes the model.
+    """
     family = family_for(config)
     return None if family is None else family.automatic
 
@@ -95,7 +103,8 @@ def automatic_class_for(config: ModelConfig) -> str | None:
 def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = ()) -> dict[str, Any]:
     """Return the content of `config.json` for a model's configuration.
 
-    The content has the keys of the Hugging Face class, and this package's configuration under "transduce".
+    The content has the keys of the Hugging Face class that computes the model, and this package's configuration under
+    "transduce". Without such a class it names no class, and `model_type` is "transduce".
 
     Args:
         config: the model's configuration.
@@ -121,7 +130,9 @@ def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collecti
 
 
 def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None:
-    """Return the content of `generation_config.json`, the settings of `generate`; None if the model generates no text.
+    """Return the content of `generation_config.json`, the settings of Hugging Face's `generate`.
+
+    None for an encoder, which generates no text.
 
     Args:
         config: the model's configuration.
@@ -144,10 +155,14 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
 
 
 def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of `model.safetensors` in order; `weights` are accessed one at a time, when due.
+    """Yield the names and tensors of a model's `model.safetensors` in order, by the names of its Hugging Face class.
 
-    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names. The tensors that
-    make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    Without such a class, or if it lacks any parameter or buffer, all tensors keep this package's names. The tensors
+    that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+
+    Args:
+        weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
+        config: the model's configuration.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
@@ -168,7 +183,14 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
 
 
 def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
-    """Return whether the matching Hugging Face class, if there is one, has a name for every parameter and buffer."""
+    """Return whether the Hugging Face class of a configuration has a name for every parameter and buffer of a model.
+
+    True if no class computes the configuration, because this package's names are stored then.
+
+    Args:
+        names: this package's names of the parameters and buffers.
+        config: the model's configuration.
+    """
     family = family_for(config)
     if family is None:
         return True
@@ -182,12 +204,12 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
 def stored_parameters(
     names: Collection[str], config: ModelConfig, present: Collection[str]
 ) -> dict[str, StoredParameter]:
-    """Return for each parameter the names of the tensors that hold it in a file, and how it is stored in them.
+    """Return, for each parameter of a model, the names of the tensors that hold it in a weights file, and their layout.
 
     Args:
         names: this package's parameter names.
         config: the model's configuration.
-        present: the names in the file.
+        present: the names of all tensors in the file; if they are this package's, each parameter is one tensor.
     """
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
@@ -196,7 +218,15 @@ def stored_parameters(
 
 
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
-    """Return the names of stored tensors that duplicate another tensor or are recomputed when a model is loaded."""
+    """Return the names of tensors in a weights file that a reader may ignore if no parameter needs them.
+
+    They are tables that can be copies of other tensors, and tensors that are recomputed, such as sinusoids; empty for a
+    file with this package's names.
+
+    Args:
+        config: the model's configuration.
+        present: the names of all tensors in the file.
+    """
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
         return set()
@@ -207,7 +237,10 @@ def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def ignored_names(config: ModelConfig) -> set[str]:
-    """Return the names of tensors in a model folder that its Hugging Face class ignores because it lacks the head."""
+    """Return the names of tensors in a model folder that its BERT class reports as unexpected, as it lacks the head.
+
+    Empty for other families.
+    """
     family = family_for(config)
     if family is None or family.model_type != "bert":
         return set()
@@ -245,16 +278,20 @@ def _output_bias_place(names: StoredNames) -> StoredParameter:
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
-    """Return the table of a family's parameter names.
+    """Return the table that maps this package's parameter names to those of a Hugging Face family.
 
-    T5 has two tables; a tensor name that only gated models have selects the one for gated layers.
+    T5 has two tables, of which the activation function selects the one for plain or for gated feed-forward layers.
     """
     gated = config.activation.endswith(("glu", "glu-tanh"))
     return names_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return the number of rows of each stored tensor into which a parameter is split."""
+    """Return the number of rows of each stored tensor into which a parameter with this name is split.
+
+    They are the two halves of a gated feed-forward layer, or else the queries, keys and values of an attention; only
+    parameters that are stored as several tensors need them.
+    """
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
     heads = config.num_key_value_heads or config.num_heads
@@ -267,10 +304,10 @@ def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
 
 
 class _OpenedModel:
-    """A model and tokenizer opened by transformers, with helpers that pad rows and cut them at the end symbol."""
+    """A model and tokenizer opened by transformers; it pads token ids to batches and cuts outputs at the end symbol."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Open the folder with transformers, without running code from it.
+        """Open a model folder with transformers on the CPU, offline and without running code from it.
 
         Raises:
             TransduceError: transformers is missing, or finds a tensor missing, unknown or of another shape.
@@ -314,7 +351,15 @@ class _OpenedModel:
         return ids
 
     def _rows(self, rows: Ids, *, pad_left: bool = False) -> dict[str, Tensor]:
-        """Pad rows of ids to one length and return them with their attention mask, as transformers' arguments."""
+        """Pad texts' token ids to one length and return them with their attention mask, as transformers' arguments.
+
+        Args:
+            rows: the ids of each text, at least one.
+            pad_left: put the padding before the text, as continuing prompts needs, instead of behind it.
+
+        Returns:
+            `input_ids` and `attention_mask`, (B, L).
+        """
         width = max(map(len, rows))
         filler = [[self.config.pad_id] * (width - len(row)) for row in rows]
         missing = [[0] * len(each) for each in filler]
@@ -328,14 +373,18 @@ class _OpenedModel:
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
     def _until_end(self, written: Tensor) -> list[list[int]]:
-        """Return the tokens of each row before the end symbol."""
+        """Return the generated ids of each text before its first end symbol; all of them if there is none.
+
+        Args:
+            written: the generated ids, (B, L).
+        """
         rows: list[list[int]] = written.tolist()
         return [row[: row.index(self.config.eos_id)] if self.config.eos_id in row else row for row in rows]
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' report of unused tensors in a `with` block, since `_OpenedModel` checks them."""
+    """Suppress transformers' warnings in a `with` block, such as its report of unused tensors, which we check."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -345,7 +394,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 class HuggingFaceModel(_OpenedModel, ExportedModel):
-    """An encoder–decoder that transformers runs."""
+    """An exported encoder–decoder that transformers runs on the CPU, to compare it with its original."""
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
@@ -369,7 +418,7 @@ class HuggingFaceModel(_OpenedModel, ExportedModel):
 
 
 class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
-    """A decoder-only language model that transformers runs."""
+    """An exported decoder-only language model that transformers runs on the CPU, to compare it with its original."""
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
@@ -394,7 +443,7 @@ class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
 
 
 class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
-    """An encoder that transformers runs."""
+    """An exported encoder-only model that transformers runs on the CPU, to compare it with its original."""
 
     @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
@@ -417,7 +466,12 @@ class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
 
 
 def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split (batch, length, …) or (batch, …) into one array per row, (tokens, …) without padding or (…)."""
+    """Split a batch of an encoder's outputs into one array per text.
+
+    Args:
+        tensor: (B, L, C), of which each text gets (tokens, C) without padding, or (B, C), of which each gets (C,).
+        rows: the token ids of each text, which show its length.
+    """
     if tensor.dim() == 2:
         return list(tensor.numpy())
     return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
@@ -436,7 +490,9 @@ _SPLIT_SPECIAL = {"split_special_tokens": True}
 def tokenizer_files(
     tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
 ) -> dict[str, Any]:
-    """Return the tokenizer's JSON files for Hugging Face by name, which replace the files of `Tokenizer.save`.
+    """Return the contents of the JSON files, by name, with which Hugging Face tokenizes as this package does.
+
+    They replace files of the same names that `Tokenizer.save` writes. Empty if Hugging Face has no such tokenizer.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -465,10 +521,10 @@ def tokenizer_files(
 
 
 def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
-    """Return whether Hugging Face has a class for this tokenizer.
+    """Return whether Hugging Face has a tokenizer class that can tokenize as this tokenizer does.
 
     For separate vocabularies, only Marian's class exists. A joint sentencepiece model must be one that tokenizer.json
-    can express.
+    can express. False for imported tokenizers.
     """
     if isinstance(tokenizer, ImportedTokenizer):
         return False
@@ -479,9 +535,10 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 
 
 def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of the files of a tokenizer that was read from a tokenizer.json of the user's own, by name.
+    """Return the contents of Hugging Face's files, by name, for a tokenizer that was made from a user's tokenizer.json.
 
-    The result is empty for other tokenizers. The caller must check that the files tokenize like the tokenizer.
+    The result is empty for other tokenizers, also for those of imported models that add tokens before a text. The
+    caller must check that the files tokenize like the tokenizer.
     """
     if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.target is not None:
         return {}
@@ -522,7 +579,9 @@ def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequenc
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the tokenizer.json, by file name, of a vocabulary with language tokens or tags; else an empty dict.
+    """Return the content of tokenizer.json, by this name, for a vocabulary with language tokens or tags.
+
+    An empty dict for other vocabularies, whose file needs no change.
 
     If the vocabulary has a selected target language, the tokenizer puts the language's token before each text.
     Otherwise a text may start with a token such as `>>cs<<`; the space after this token is not part of the text.
@@ -570,7 +629,13 @@ def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any
 
 
 def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return a post-processor that adds special tokens before and after a text, and after the second text of a pair."""
+    """Return the post-processor of a tokenizer.json that adds special tokens around texts.
+
+    Args:
+        before: tokens before a text, or before the first text of a pair.
+        after: tokens after a text, or after each text of a pair.
+        vocabulary: the vocabulary, which has the tokens' ids.
+    """
 
     def special_tokens(names: Sequence[str], side: int) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": name, "type_id": side}} for name in names]

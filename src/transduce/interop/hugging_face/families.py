@@ -1,4 +1,4 @@
-"""Hugging Face classes that compute this package's models: the settings each requires, and its config.json."""
+"""The Hugging Face classes that can compute this package's models: what settings each requires, and its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,24 +21,28 @@ GATES = {gated: ACTIVATIONS[plain] for plain, gated in IMPORTED_GATES.items()}
 
 
 class Family(NamedTuple):
-    """A Hugging Face class and the settings that a model must have to be stored for it."""
+    """A Hugging Face class, and the settings that a model must have so that the class computes the same."""
 
     architecture: str
+    """The name of the class, such as `MarianMTModel`."""
     model_type: str
+    """The name of the family in config.json, such as `marian`."""
     kind: Kind
+    """The kind of model, such as decoder-only."""
     wanted: Mapping[str, object]
     """The values that some settings must have, by name."""
     free: frozenset[str]
     """Names of settings that may have any value; all others must have their default values."""
     activations: Mapping[str, str]
-    """Hugging Face's names of the activation functions that the class supports."""
+    """The activation functions that the class supports: Hugging Face's name by this package's."""
     content: Callable[[ModelConfig], dict[str, Any]]
     """Function that returns the class-specific keys of config.json."""
     unless: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Function that returns the settings whose combination the class does not support."""
+    """Function that returns the names of settings whose combination the class does not support; empty if it does."""
     automatic: str = "AutoModelForSeq2SeqLM"
     """Name of transformers' automatic class that opens the model."""
     stores_sinusoids: bool = False
+    """True if the class stores tables of sinusoids, which this package computes."""
     stores_output_bias: bool = True
     """True if the class always stores a bias on the logits, even if it is zero."""
     stores_tied_output: Callable[[ModelConfig], bool] = lambda _: False
@@ -46,7 +50,10 @@ class Family(NamedTuple):
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
-    """Return a configuration's settings by name, with unset ones replaced by their effective values."""
+    """Return a configuration's settings by name, with those that follow from others (None) as the value they have.
+
+    Examples are the width of a head and the number of key/value heads.
+    """
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
@@ -59,7 +66,12 @@ def effective_settings(config: ModelConfig) -> dict[str, object]:
 
 
 def _written(config: ModelConfig, keys: Keys) -> dict[str, Any]:
-    """Return the keys of config.json that hold settings as they are."""
+    """Return the keys of Hugging Face's config.json that hold settings of this package as they are, with their values.
+
+    Args:
+        config: the model's configuration.
+        keys: the family's keys by the names of this package's settings.
+    """
     effective = effective_settings(config)
     return {key.name: effective[setting] for setting, key in keys.items()}
 
@@ -100,7 +112,7 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Llama's config.json cannot express.
+    """Return the names of settings of a model that Llama's config.json cannot express; empty if it can.
 
     Llama's config.json has one bias setting for all four projections, and one width for all heads.
     """
@@ -150,9 +162,9 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Qwen2's config.json cannot express.
+    """Return the names of settings of a model that Qwen2's config.json cannot express; empty if it can.
 
-    Unlike in Llama, only queries, keys and values have biases.
+    They are Llama's, except that queries, keys and values have biases and the attention's output has none.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -188,23 +200,24 @@ HUGGING_FACE = table(
 
 
 def family_for(config: ModelConfig) -> Family | None:
-    """Return the Hugging Face class that computes a model with this configuration, or None."""
+    """Return the first Hugging Face class that computes a model with this configuration; None if there is none."""
     return next((family for family in FAMILIES if not differences(config, family)), None)
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that the nearest Hugging Face class does not support.
+    """Return the names of the settings that keep a model from being exported to its nearest Hugging Face class.
 
-    The result is empty if some class computes the model.
+    The result is empty if some class computes the model, and `kind` if there is no class of the model's kind.
     """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
 
 def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
-    """Return the changes of settings with which the nearest Hugging Face class would compute the model.
+    """Return the values that settings need so that the nearest Hugging Face class would compute the model, by name.
 
-    The result is empty if the class requires other positions, or if a change of values is not enough.
+    The result is empty if some class computes the model already, if the nearest one requires other positions, or if a
+    change of values is not enough.
     """
     family, obstacles = _nearest(config), huggingface_obstacles(config)
     required = {} if family is None else _required(config, family)
@@ -216,9 +229,9 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the class of the model's kind with the fewest differing settings, or None if the kind has no class.
+    """Return the Hugging Face class of the model's kind with the fewest settings that differ from the model's.
 
-    Differing positions count three times.
+    Different position encodings count three times. None if there is no class of this kind.
     """
 
     def distance(family: Family) -> int:
@@ -233,7 +246,10 @@ def _required(config: ModelConfig, family: Family) -> dict[str, object]:
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
-    """Return the names of settings that this Hugging Face class does not support, in the order of the configuration."""
+    """Return the names of a model's settings that a Hugging Face class does not support, in the order of `ModelConfig`.
+
+    The result is empty if the class computes the model.
+    """
     effective, required = effective_settings(config), _required(config, family)
     differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
     if config.activation not in family.activations:
@@ -243,7 +259,11 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
 
 
 def _default_values(config: ModelConfig) -> dict[str, object]:
-    """Return the values that settings must have for classes that neither require other values nor allow any."""
+    """Return the values that a model's settings must have, by name, unless a Hugging Face class says otherwise.
+
+    They are the defaults of `ModelConfig`, with sizes of heads that follow from the model's; settings that any class
+    allows, such as the width, are left out.
+    """
     fields = msgspec.structs.fields(ModelConfig)
     defaults = {field.name: field.default for field in fields if field.name not in _ALWAYS_FREE}
     width = config.d_model // config.num_heads
@@ -266,7 +286,7 @@ _ALWAYS_FREE = frozenset(
 
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the config.json keys that BART, mBART, Marian, Pegasus and M2M100 share."""
+    """Return the keys that the config.json of BART, mBART, Marian, Pegasus and M2M100 share, with a model's values."""
     return _written(config, BART_KEYS) | {
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
@@ -297,7 +317,7 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _t5_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that T5's class cannot express.
+    """Return the names of settings of a model that T5's class cannot express; empty if it can.
 
     The decoder's output is scaled by 1/√d_model, only if the output projection is tied, or not at all. The decoder may
     not be deeper than the encoder: `generate` makes a cache with as many layers as the encoder has (transformers 5.23).

@@ -11,19 +11,21 @@ from typing import NamedTuple
 
 
 class Names(NamedTuple):
-    """The names of the stored tensors that form one parameter of this package's models."""
+    """The names of the stored tensors that form one parameter of this package's models, or a template of such names."""
 
     ours: str
+    """This package's name of the parameter."""
     theirs: tuple[str, ...]
     """Names of the stored tensors, whose rows are concatenated."""
     transposed: bool = False
-    """True if the tensor is stored as (inputs, outputs)."""
+    """True if a matrix is stored as (inputs, outputs), not (outputs, inputs)."""
 
 
 class Family(NamedTuple):
-    """The names of all tensors that a Hugging Face model family stores."""
+    """The names of all tensors that a Hugging Face model family stores, and of this package's parameters for them."""
 
     names: tuple[Names, ...]
+    """The names of all parameters except embeddings and the output projection."""
     shared: str
     """Name of the embeddings that both sides share, or of the embeddings of a model with one side."""
     source: str | None = None
@@ -35,7 +37,7 @@ class Family(NamedTuple):
     output_bias: tuple[str, ...] = ()
     """Names of the bias on the logits; if several are stored, the last one is used."""
     prefix: str = ""
-    """The prefix of most names in a folder, which is missing if a model without a head was stored."""
+    """The prefix of most names in a folder, such as `model.`, which is missing if a model without a head was stored."""
     ignored: str = r"(?!)"
     """A regular expression for tensors that are recomputed, or that belong to heads without a counterpart in this
     package.
@@ -219,9 +221,13 @@ GPT2 = Family(
 
 
 def variant(family: Family, present: Collection[str]) -> Family:
-    """Return the table of tensor names that fits a checkpoint.
+    """Return the table of tensor names that fits a file of weights.
 
-    The table is the family's, unless `present` has the names of gated T5, or of a RoBERTa classifier or tagger.
+    It is the family's, unless the file is of a T5 with gated feed-forward layers, or of a RoBERTa classifier or tagger.
+
+    Args:
+        family: the table of the model's family.
+        present: the names of the tensors in the file.
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
@@ -233,7 +239,12 @@ def variant(family: Family, present: Collection[str]) -> Family:
 
 
 def find_names(table: tuple[Names, ...], name: str) -> Names | None:
-    """Return the stored names of a parameter, or None if the table has no entry for it."""
+    """Return the names of the stored tensors for a parameter of this package; None if the table lacks it.
+
+    Args:
+        table: the names of all parameters, with placeholders such as `{n}` for the number of a layer.
+        name: this package's name, such as `layers.0.feed_forward.inner.weight`, whose values fill the placeholders.
+    """
     for entry in table:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:

@@ -61,7 +61,7 @@ GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "s
 
 
 class ConfigReader:
-    """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
+    """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
         """Read settings from `content`, the object in a config.json; `location` names the file in error messages."""
@@ -69,35 +69,55 @@ class ConfigReader:
         self.location = location
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return the integer under a key of config.json; a key without a `default` must be present."""
+        """Return the integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer, or there is neither a value nor a default.
+        """
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, "must be a whole number")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return the positive integer under a key of config.json; a key without a `default` must be present."""
+        """Return the positive integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer of at least 1, or there is neither a value nor a default.
+        """
         value = self.whole(name, default)
         if value < 1:
             self.refuse(name, "must be at least 1")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return the number under a key of config.json, as a float."""
+        """Return the number under a key of config.json as a float, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a number.
+        """
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(name, "must be a number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return the boolean under a key of config.json."""
+        """Return the boolean under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a boolean.
+        """
         value = self._value(name, default)
         if not isinstance(value, bool):
             self.refuse(name, "must be true or false")
         return value
 
     def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json (the first one of a list), or None if the key is unset."""
+        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is neither an integer nor such a list.
+        """
         value = self.content.get(name)
         if isinstance(value, list) and value:
             value = value[0]
@@ -106,26 +126,47 @@ class ConfigReader:
         return value
 
     def activation(self, name: str, default: str) -> str:
-        """Return the activation function under a key of config.json, by this package's name."""
+        """Return this package's name of the activation function under a key of config.json.
+
+        Args:
+            name: the key.
+            default: Hugging Face's name of the function if the key is missing or null.
+
+        Raises:
+            TransduceError: the function is not supported.
+        """
         value = self._value(name, default)
         if value not in ACTIVATIONS:
             self.refuse(name, f"must be one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
-        """Return the common value of two config.json keys that must be equal: this package has one setting for both."""
+        """Return the value of two required integer keys of config.json, which this package has one setting for.
+
+        Raises:
+            TransduceError: a key is missing, or their values differ.
+        """
         if self.whole(first) != self.whole(second):
             self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
         return self.whole(first)
 
     def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Raise an error if a key of config.json is present and has another value than the required one."""
+        """Raise an error if a key of config.json has another value than the required one; a missing key is accepted.
+
+        Args:
+            wanted: the required values by key.
+        """
         for name, value in wanted.items():
             if self.content.get(name, value) != value:
                 self.refuse(name, f"must be {value!r}")
 
     def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise an error that names a setting, the rule it breaks and its value."""
+        """Raise an error for a key of config.json that says which rule its value breaks.
+
+        Args:
+            name: the key.
+            rule: the rule, which follows the key in the sentence, such as `must be a number`.
+        """
         raise TransduceError(
             f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
         )
@@ -143,7 +184,7 @@ class ConfigReader:
 
 
 class Key(NamedTuple):
-    """A key of config.json that holds a setting of this package, for import and export."""
+    """A key of Hugging Face's config.json that holds a setting of this package, for import and export."""
 
     name: str
     default: float | Callable[[Settings], int] | None = None
@@ -152,7 +193,8 @@ class Key(NamedTuple):
 
 
 Keys = Mapping[str, Key]
-"""The keys of a family by the names of settings. Of several settings of one key, the last is exported."""
+"""The keys of a family's config.json by this package's names of settings. If several settings have the same key, the
+last one is exported."""
 
 BART_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),
@@ -246,7 +288,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
 
 
 def _bart_like(config: ConfigReader) -> Settings:
-    """Return the settings that BART, mBART, Marian, Pegasus and M2M100 have in common."""
+    """Return the model settings that BART, mBART, Marian, Pegasus and M2M100 have in common, from a config.json."""
     return _read_keys(config, BART_KEYS) | {
         "kind": "transformer",
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
@@ -256,13 +298,13 @@ def _bart_like(config: ConfigReader) -> Settings:
 
 
 def bart(config: ConfigReader) -> Settings:
-    """Return the model settings of BART, with post-norm and learned positions."""
+    """Convert a BART's config.json to model settings, with post-norm and learned positions."""
     config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "post"}
 
 
 def mbart(config: ConfigReader) -> Settings:
-    """Return the model settings of mBART, which is BART with pre-norm."""
+    """Convert an mBART's config.json to model settings: those of BART, but with pre-norm."""
     config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
     return _bart_like(config) | _learned_positions(config) | {"norm_order": "pre"}
 
@@ -277,25 +319,28 @@ def _learned_positions(config: ConfigReader) -> Settings:
 
 
 def marian(config: ConfigReader) -> Settings:
-    """Return the model settings of Marian, with post-norm and sinusoidal positions."""
+    """Convert a Marian's config.json to model settings, with post-norm and sinusoidal positions."""
     config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config) | {"norm_order": "post"}
 
 
 def pegasus(config: ConfigReader) -> Settings:
-    """Return the model settings of Pegasus, with pre-norm and sinusoidal positions."""
+    """Convert a Pegasus' config.json to model settings, with pre-norm and sinusoidal positions."""
     config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config)
 
 
 def m2m100(config: ConfigReader) -> Settings:
-    """Return the model settings of M2M100 and NLLB, with pre-norm and sinusoidal positions (`sinusoids_to_end`)."""
+    """Convert the config.json of an M2M100 or NLLB to model settings, with pre-norm and sinusoidal positions.
+
+    The positions count from the padding id + 1, and their sinusoids' frequencies from end to end (`sinusoids_to_end`).
+    """
     settings = _bart_like(config)
     return settings | {"sinusoids_to_end": True, "position_offset": settings["pad_id"] + 1}
 
 
 def t5(config: ConfigReader) -> Settings:
-    """Return the model settings of T5, with a plain or gated feed-forward layer."""
+    """Convert a T5's config.json to model settings, with relative positions and a plain or gated feed-forward layer."""
     settings = _read_keys(config, T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
@@ -319,7 +364,7 @@ def t5(config: ConfigReader) -> Settings:
 
 
 def mt5(config: ConfigReader) -> Settings:
-    """Return the model settings of mT5, which is T5 without output scaling."""
+    """Convert an mT5's config.json to model settings: those of T5, but the decoder's output is never scaled."""
     return t5(config) | {"output_scale": 1.0}
 
 
@@ -327,7 +372,7 @@ def mt5(config: ConfigReader) -> Settings:
 
 
 def bert(config: ConfigReader) -> Settings:
-    """Return the model settings of BERT."""
+    """Convert a BERT's config.json to model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
     return _read_keys(config, BERT_KEYS) | {
         "kind": "encoder",
@@ -340,7 +385,10 @@ def bert(config: ConfigReader) -> Settings:
 
 
 def roberta(config: ConfigReader) -> Settings:
-    """Return the model settings of RoBERTa and its descendants: BERT whose positions start after the padding id."""
+    """Convert the config.json of a RoBERTa or a descendant to model settings.
+
+    They are those of BERT, but positions start after the padding id, and there are start and end ids.
+    """
     settings = bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
     # The stored table also has rows for the unused positions below the offset.
     offset = settings["pad_id"] + 1
@@ -357,7 +405,7 @@ def roberta(config: ConfigReader) -> Settings:
 
 
 def gpt2(config: ConfigReader) -> Settings:
-    """Return the model settings of GPT-2."""
+    """Convert a GPT-2's config.json to model settings of a decoder, with pre-norm and learned positions."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
@@ -372,7 +420,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 
 def llama(config: ConfigReader) -> Settings:
-    """Return the model settings of Llama."""
+    """Convert a Llama's config.json to model settings of a decoder, with RMS norm, rotary positions and a gate."""
     settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
     return settings | {
         "kind": "decoder",
@@ -387,21 +435,25 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Return the model settings of Mistral without a sliding window, which is Llama."""
+    """Convert a Mistral's config.json to model settings, which are Llama's; a sliding window is refused."""
     config.must_be({"sliding_window": None})
     return llama(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Return the model settings of Qwen2, which is Llama with biases on queries, keys and values only."""
+    """Convert a Qwen2's config.json to model settings: those of Llama, but queries, keys and values have biases.
+
+    A sliding window is refused.
+    """
     config.must_be({"use_sliding_window": False})
     return llama(config) | {"projection_bias": True}
 
 
 def _rope(config: ConfigReader) -> Settings:
-    """Return the settings of rotary positions.
+    """Return the model settings of rotary positions from a config.json: their base and Llama 3's scaling.
 
-    The settings are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`.
+    They are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`. Other kinds of scaling
+    are refused.
     """
     content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
     if not isinstance(content, dict):
@@ -423,10 +475,10 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return the padding, start and end ids of a decoder-only model.
+    """Return the settings of the padding, start and end ids of a decoder-only model from its config.json.
 
-    Without a padding id, the end symbol is the padding. The result is empty if the configuration has neither an end
-    nor a start id; the tokenizer may then have these ids.
+    An end or a start id serves as the other if that is missing, and the end id as the padding. The result is empty if
+    the configuration has neither; the tokenizer may then have these ids.
     """
     pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
     if eos_id is None:
@@ -444,7 +496,7 @@ def _special_ids(config: ConfigReader) -> Settings:
 
 
 class ImportFamily(NamedTuple):
-    """A model family's properties that cannot be read from the files of its folders."""
+    """The properties of a Hugging Face model family that its import needs and that the files of its folders lack."""
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
@@ -526,7 +578,12 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.Family:
-    """Return the table of weight names of a `model_type`, in the variant to which the stored names `present` belong."""
+    """Return the table that maps this package's parameter names to those of a Hugging Face family's weights.
+
+    Args:
+        model_type: the family's name in config.json.
+        present: names of the stored tensors, which select among variants, such as T5 with gated layers.
+    """
     return names.variant(FAMILIES[model_type].names, present)
 
 
@@ -553,7 +610,7 @@ _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False:
 def import_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], location: str, *, max_positions: int | None
 ) -> SearchSettings:
-    """Convert a folder's generation settings to search settings.
+    """Convert a Hugging Face folder's generation settings to search settings that generate the same.
 
     Settings that neither file specifies have the defaults of `generate`, but without its limit of 20 tokens.
 
@@ -614,16 +671,20 @@ def _optional_id(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def _forced_first_id(values: Mapping[str, Any]) -> int | None:
-    """Return the id that every output begins with, or None; old BART files set `force_bos_token_to_be_generated`."""
+    """Return the token id with which Hugging Face's generation settings make every output begin; None if with none.
+
+    Old BART files set `force_bos_token_to_be_generated` instead of the id, which means the start symbol.
+    """
     if values.get("forced_bos_token_id") is None and _flag(values, "force_bos_token_to_be_generated"):
         return _integer(values, "bos_token_id", 0)
     return _optional_id(values, "forced_bos_token_id")
 
 
 def _max_length(values: Mapping[str, Any], max_positions: int | None) -> int | None:
-    """Return the maximum number of new tokens, including the end symbol, or None without a limit.
+    """Return the maximum number of new tokens, with the end symbol, by Hugging Face's generation settings.
 
-    Hugging Face's `max_length` also counts the start symbol; `max_new_tokens` takes precedence over it.
+    `max_new_tokens` takes precedence over `max_length`, which also counts the start symbol. The model's number of
+    positions limits both; None if nothing does.
     """
     longest = values.get("max_new_tokens")
     if longest is None and values.get("max_length") is not None:
@@ -643,11 +704,13 @@ def _forbidden_ids(values: Mapping[str, Any], location: str) -> tuple[int, ...]:
 
 
 def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str, Any], ids: tuple[int, int]) -> int:
-    """Return the id with which an encoder–decoder's decoder starts: the one in its files, else the family's default.
+    """Return the token id with which an imported encoder–decoder's decoder starts.
+
+    It is the one in the folder's files, or else the family's default, padding or end.
 
     Args:
         model_type: the model's family.
-        generation: the content of `generation_config.json`.
+        generation: the content of `generation_config.json`, which takes precedence.
         config: the content of `config.json`.
         ids: the ids of padding and end.
     """

@@ -1,4 +1,4 @@
-"""Conversion of the tokenizer files of a Hugging Face folder to a record that tokenizes identically."""
+"""Convert the tokenizer files of a Hugging Face folder to a serializable record that tokenizes identically."""
 
 import re
 import struct
@@ -34,12 +34,14 @@ SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mod
 
 
 class TokenizerFiles:
-    """A reader of the tokenizer files in one folder."""
+    """Reads the tokenizer files in one Hugging Face folder."""
 
     def __init__(self, read: Callable[[str], bytes | None], location: str) -> None:
-        """Create a reader; the function `read` returns a file's content, or None if the file does not exist.
+        """Create a reader of a folder's files.
 
-        `location` is the folder's name in error messages.
+        Args:
+            read: returns the content of the file with a name, or None if the file does not exist.
+            location: the folder's name in error messages.
         """
         self.read = read
         self.location = location
@@ -59,7 +61,7 @@ class TokenizerFiles:
             raise TransduceError(f"{self.location}/{name} cannot be read: {error}.") from error
 
     def needed(self, name: str) -> bytes:
-        """Return the content of a required file.
+        """Return the bytes of a tokenizer file that must exist.
 
         Raises:
             TransduceError: the file does not exist.
@@ -70,11 +72,11 @@ class TokenizerFiles:
         return content
 
     def sentencepiece(self) -> bytes | None:
-        """Return the content of the sentencepiece model under any of its usual file names, or None."""
+        """Return the bytes of the folder's sentencepiece model under any of its usual file names; None without one."""
         return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
 
     def table(self, name: str) -> dict[str, int]:
-        """Return the table of token ids by token from a JSON file.
+        """Return the id of each token from a JSON file such as vocab.json.
 
         Raises:
             TransduceError: the file is missing, or does not contain such a table.
@@ -87,7 +89,10 @@ class TokenizerFiles:
             ) from error
 
     def extra_tokens(self) -> list[str]:
-        """Return the additional special tokens in the order in which the files list them."""
+        """Return the additional special tokens, such as language tags, in the order of the first file that lists any.
+
+        Empty if neither special_tokens_map.json nor tokenizer_config.json does.
+        """
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             content = self.json(name)
             listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
@@ -97,7 +102,10 @@ class TokenizerFiles:
 
 
 def text_of(token: Any) -> str | None:
-    """Return the text of a token, which the files store as a string or as an object with `content`; else None."""
+    """Return the text of a token that a tokenizer's JSON file stores as a string or as an object with `content`.
+
+    None for anything else, such as a missing token.
+    """
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -121,7 +129,9 @@ _M2M100_LANGUAGES = (  # noqa: SIM905
 
 
 def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """Return the id of each token by the numbering of a model family.
+    """Return the id of each token of a tokenizer that is only a sentencepiece model, by its family's way of numbering.
+
+    Some families shift the model's ids, or add tokens such as language tags and sentinels.
 
     Args:
         files: the files of the tokenizer.
@@ -155,7 +165,16 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
 
 
 def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
-    """Return the number of tokens that a model family has in addition to its sentencepiece model's tokens."""
+    """Return the number of tokens that a model family adds to those of its sentencepiece model.
+
+    Args:
+        settings: the content of tokenizer_config.json.
+        name: the key of the number, such as `extra_ids`.
+        default: the number if the key is missing.
+
+    Raises:
+        ValueError: the number is not an integer from 0 to 100,000.
+    """
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ADDED:
         raise ValueError(f"`{name}` must be a whole number from 0 to {_MAX_ADDED:,}, but is {value!r}")
@@ -163,7 +182,10 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return the ids of M2M100's vocab.json, and ids after them for language tags if the files do not list the tags."""
+    """Return the id of each token in an M2M100's vocab.json and of each language tag.
+
+    If the folder's files do not list the tags, they get ids after all others, in the usual order of M2M100's languages.
+    """
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
         return ids
@@ -178,7 +200,7 @@ _PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
 
 
 class AddedToken(NamedTuple):
-    """A token that was added to the learned vocabulary."""
+    """A token that was added to a tokenizer's learned vocabulary, and is found in a text before the text is split."""
 
     symbol: Symbol
     id: int
@@ -192,7 +214,12 @@ class AddedToken(NamedTuple):
 
 
 def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
-    """Return an added token from its JSON description, which has `content` and flags."""
+    """Return an added token from its description in tokenizer.json, an object with `content` and flags.
+
+    Args:
+        id: the token's id.
+        token: the description; missing flags such as `lstrip` are false.
+    """
     symbol = Symbol(
         str(token["content"]),
         spaces_before=bool(token.get("lstrip")),
@@ -204,20 +231,22 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 class TokenizerParts(NamedTuple):
-    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens.
+    """A tokenizer as read from its files: its algorithm, vocabulary, added tokens and leading special tokens.
 
-    The parts come from tokenizer.json, or from the files of older tokenizers.
+    The files are tokenizer.json, or those of older tokenizers.
     """
 
     cutting: TokenizationRecord
+    """The algorithm that splits a text into tokens, with its data."""
     ids: dict[str, int]
+    """The id of each token, also of the added ones."""
     added: tuple[AddedToken, ...]
     before: tuple[int, ...]
     """Ids that the post-processor puts before a text."""
 
 
 def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
-    """Read the parts of a tokenizer from the content of a tokenizer.json.
+    """Return the algorithm, vocabulary, added tokens and leading special tokens of a tokenizer.json.
 
     Args:
         content: the JSON object.
@@ -250,12 +279,16 @@ def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerP
 
 
 def merges_characters(content: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is a BPE over characters, as a sentencepiece model may be."""
+    """Return whether a tokenizer.json is a BPE over characters, not bytes, which a sentencepiece model can replace."""
     return "merges" in content["model"] and not is_byte_level(content)
 
 
 def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
-    """Yield the ids that a post-processor puts before a text."""
+    """Yield the ids of the special tokens that a tokenizer.json puts before a text.
+
+    Args:
+        processor: its post-processor; None or one of an unknown type yields no ids.
+    """
     if processor is None:
         return
     if processor["type"] == "Sequence":
@@ -293,7 +326,7 @@ _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
 
 
 class ModelIds(msgspec.Struct, frozen=True):
-    """The vocabulary sizes and special ids that a model's configuration specifies."""
+    """The vocabulary sizes and special ids that an imported model's config.json specifies; None for an id it lacks."""
 
     model_type: str
     sizes: tuple[int, int]
@@ -305,16 +338,18 @@ class ModelIds(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> ImportFamily:
-        """The import rules of the model's Hugging Face family."""
+        """The properties of the model's Hugging Face family that the import needs."""
         return FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
-    """Convert a folder's tokenizer to a serializable record in which no language is selected.
+    """Convert the tokenizer in a Hugging Face folder to a serializable record that tokenizes identically.
+
+    For a multilingual model, the record knows the languages, but none is selected.
 
     Args:
         files: the files of the tokenizer.
-        model: the ids from the model's configuration.
+        model: vocabulary sizes and special ids from the model's configuration.
 
     Raises:
         TransduceError: a file is missing or damaged, or the kind of tokenizer is unsupported.
@@ -361,7 +396,10 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return an encoder's special tokens as strings: start of text, end of text, and mask."""
+    """Return the texts of an encoder's three special tokens: start of text, end of text, and mask.
+
+    Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
+    """
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")
@@ -370,7 +408,14 @@ def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[s
 
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
-    """Return the record of a Marian tokenizer: two sentencepiece models, with one table of ids or one for each side."""
+    """Return the record of a Marian tokenizer, which has a sentencepiece model for each side.
+
+    Both sides use the ids in vocab.json, unless there is a target_vocab.json. OPUS' tags such as `>>cs<<` become the
+    languages.
+
+    Raises:
+        TransduceError: a file or the id of padding, end or <unk> is missing.
+    """
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
         tables[1] = files.table("target_vocab.json")
@@ -398,7 +443,13 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
-    """Return the tokenization algorithm and the token ids from whichever files exist."""
+    """Read a tokenizer from whichever files its folder has.
+
+    They are tokenizer.json, or else a sentencepiece model, vocab.txt (BERT), or vocab.json and merges.txt (byte-level).
+
+    Raises:
+        TransduceError: there is none of these, or the tokenizer cannot be imported.
+    """
     content, model_type = files.json("tokenizer.json"), known.model_type
     model = files.sentencepiece()
     if content:
@@ -457,10 +508,12 @@ _NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
 def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
     """Return a tokenizer.json with the settings of tokenizer_config.json that override it in transformers.
 
+    They are those of BERT's normalizer and `add_prefix_space` of byte-level classes; other classes have none.
+
     Args:
-        content: the content of tokenizer.json.
+        content: the content of tokenizer.json, which is not changed.
         settings: the content of tokenizer_config.json.
-        class_name: the tokenizer's class, see `_class_name`.
+        class_name: the class with which transformers opens the tokenizer, without the suffix `Fast`.
     """
     changed = dict(content)
     normalizer, pre_tokenizer = (dict(content.get(name) or {}) for name in ("normalizer", "pre_tokenizer"))
@@ -480,7 +533,9 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json with the pipeline that transformers' LlamaTokenizer uses in place of the stored one.
+    """Return a tokenizer.json with the steps that transformers' LlamaTokenizer uses instead of the stored ones.
+
+    They are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
 
     Args:
         content: the content of tokenizer.json.
@@ -506,12 +561,12 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the added tokens of tokenizer_config.json.
+    """Return what was read from a tokenizer.json with the added tokens of tokenizer_config.json.
 
     As in transformers, their flags take precedence, and a token that tokenizer.json lacks gets the next free id.
 
     Args:
-        parts: the parts of the tokenizer.json.
+        parts: what was read from the tokenizer.json.
         learned: the number of tokens in the learned vocabulary.
         settings: the content of tokenizer_config.json.
     """
@@ -528,17 +583,18 @@ def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mappi
 def _with_special_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return the parts of a tokenizer.json with the special tokens that the folder's other files name.
+    """Return what was read from a tokenizer.json with the special tokens that the folder's other files name.
 
     As in transformers, one that the vocabulary lacks gets the next free id. One without an embedding, for which
     transformers fails, stays ordinary text.
 
     Args:
-        parts: the parts of the tokenizer.json, with the tokens of `_with_configured_tokens`.
+        parts: what was read from the tokenizer.json, with the added tokens of tokenizer_config.json.
         learned: the number of tokens in the learned vocabulary.
         files: the files of the tokenizer.
         size: the number of the model's embeddings.
-        without: the names of settings whose tokens take an id, but are not used: tokenizer.json's are.
+        without: settings such as `cls_token` whose tokens take an id but are not added, as tokenizer.json decides
+            about them.
     """
     settings = files.json("special_tokens_map.json") | files.json("tokenizer_config.json")
     listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
@@ -564,7 +620,16 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
-    """Return an older tokenizer's parts from its learned vocabulary `ids` and the added tokens in its other files."""
+    """Return an older tokenizer, one without tokenizer.json, with the added tokens that its other files name.
+
+    Args:
+        files: the files of the tokenizer.
+        cutting: its algorithm.
+        ids: the id of each token in its learned vocabulary.
+
+    Returns:
+        The algorithm, all ids and the added tokens; no tokens are put before a text.
+    """
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
@@ -618,7 +683,14 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
-    """Return the ids of padding, end and unknown, from the model's configuration or else from the tokenizer."""
+    """Return the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
+
+    Those of padding and end come from the model's configuration, or else from the tokenizer's files. In a decoder the
+    end also serves as a missing padding, and in a byte-level tokenizer as the unknown token.
+
+    Raises:
+        TransduceError: an id is specified nowhere.
+    """
     end = "sep_token" if model.family.kind == "encoder" else "eos_token"
     ids = {
         "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),
@@ -650,7 +722,10 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
-    """Return the special tokens that are never recognized in a text: start, end, padding, unknown."""
+    """Return the texts of the special tokens that are never recognized in a text: start, end, padding, unknown.
+
+    They are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as `</s>`.
+    """
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     configured = {
         text_of(files.json(file).get(name))
@@ -663,7 +738,10 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 
 
 def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
-    """Return the language tags and their positions, for the families that have tags."""
+    """Return the language tags of an imported tokenizer by language, and where they are put in source and target.
+
+    None for families that do not select languages by tags.
+    """
     if not FAMILIES[model_type].tagged:
         return None
     tags: dict[str, int] = {}

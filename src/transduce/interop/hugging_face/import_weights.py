@@ -1,4 +1,4 @@
-"""Import of the weights of a Hugging Face folder, whose tensors decide which heads and ties the model has.
+"""Import the weights of a Hugging Face folder, whose tensors decide which heads and tied tables the model has.
 
 Legend: V vocabulary, D model width.
 """
@@ -22,7 +22,7 @@ from transduce.model.positions import sinusoids
 
 
 class StoredTensors:
-    """A reader of a folder's tensors by name, which reads each of them when it is needed."""
+    """Reads the tensors of a Hugging Face folder by name, each of them when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
         """Store the functions that read the tensors by name; `location` is the folder's name in error messages."""
@@ -38,10 +38,13 @@ class StoredTensors:
         return self.names[name]().shape
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return the tensors under the names of current versions of transformers.
+        """Return a reader of these tensors under the names that current versions of transformers use.
 
-        If no name begins with `prefix`, as in the folder of a model without a head, it is put before all names. Norms
-        have `weight` and `bias` instead of `gamma` and `beta`.
+        Norms have `weight` and `bias` instead of `gamma` and `beta`.
+
+        Args:
+            prefix: the family's prefix of names, such as `model.`; if no name begins with it, as in the folder of a
+                model without a head, it is put before all names. Empty: none is put.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
@@ -75,14 +78,19 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class ImportedModel(NamedTuple):
-    """An imported model's configuration and its weights under this package's names, read and checked on access."""
+    """An imported model's configuration, and its weights by this package's names.
+
+    Those from a Hugging Face folder are read at each access, and refused then if they are not finite.
+    """
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
 
 
 def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids: dict[str, int]) -> ImportedModel:
-    """Convert the model of a folder to a configuration and weights.
+    """Convert the model of a Hugging Face folder to this package's configuration and weights.
+
+    Shapes are checked at once; the weights are read only when they are accessed.
 
     Args:
         content: the content of the folder's `config.json`.
@@ -125,7 +133,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
 
 
 class _Source(NamedTuple):
-    """The stored tensors of which a parameter is made."""
+    """The stored tensors of which one of this package's parameters is made, and how."""
 
     names: tuple[str, ...]
     """Names of tensors that are concatenated by rows."""
@@ -136,7 +144,12 @@ class _Source(NamedTuple):
 
 
 def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
-    """Read and return a parameter in float32.
+    """Read the stored tensors of a parameter and return the parameter, float32.
+
+    Args:
+        stored: the folder's tensors.
+        name: this package's name of the parameter, for the message.
+        source: the tensors that make up the parameter.
 
     Raises:
         TransduceError: a value is not finite.
@@ -157,7 +170,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 class _Tables(NamedTuple):
-    """The stored names of the embedding tables: source embeddings, target embeddings and output projection."""
+    """The stored names of source embeddings, target embeddings and output projection; shared tables have one name."""
 
     source: str
     target: str
@@ -185,7 +198,13 @@ def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, A
 
 
 def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool]:
-    """Return the settings of tied embeddings; tables with equal values count as tied."""
+    """Return the settings of a model's tied embeddings and zero padding row, by the stored tables' values.
+
+    Args:
+        stored: the folder's tensors.
+        tables: the names of the tables; two tables with equal values count as tied.
+        pad_id: id of padding, whose row in the embeddings may be all zeros.
+    """
 
     def has_zero_row(name: str) -> bool:
         return pad_id < stored.shape(name)[0] and not bool(stored.names[name]()[pad_id].any())
@@ -198,14 +217,19 @@ def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool
 
 
 def _equal(stored: StoredTensors, first: str, second: str) -> bool:
-    """Return whether two stored tensors have the same values."""
+    """Return whether two stored tensors have the same shape and values; tensors of the same name are not read."""
     if first == second:
         return True
     return stored.shape(first) == stored.shape(second) and torch.equal(stored.read(first), stored.read(second))
 
 
 def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str, Any]:
-    """Return the settings of an encoder's heads by its `config.json` and tensors; empty for other kinds of models."""
+    """Return the settings of the heads that an encoder-only model has, by its tensors; empty for other kinds of models.
+
+    Args:
+        config: the content of config.json, whose class tells whether a classifier labels texts or tokens.
+        stored: the folder's tensors.
+    """
     model_type = config["model_type"]
     if FAMILIES[model_type].kind != "encoder":
         return {}
@@ -232,7 +256,10 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
 def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> str | None:
     """Return the stored name of the bias on the logits; None if there is none, or if its values are all zero.
 
-    Without a masked language model's head (`masked` is false), a model has no logits and no such bias.
+    Args:
+        family: the names of the family's tensors.
+        stored: the folder's tensors.
+        masked: false for an encoder without a masked language model's head, which has no logits and gets None.
     """
     present = [name for name in family.output_bias if name in stored.names]
     if not present or not masked:
@@ -250,7 +277,15 @@ def _config(settings: Mapping[str, Any], location: str) -> ModelConfig:
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, _Source]:
-    """Return the stored tensors of which each parameter is made, except the embeddings and the output projection.
+    """Find the stored tensors for each parameter except the embeddings, the output projection and its bias.
+
+    Args:
+        family: the names of the family's tensors.
+        stored: the folder's tensors.
+        config: the model's configuration, which determines the parameters.
+
+    Returns:
+        By this package's name of each parameter, the tensors of which it is made.
 
     Raises:
         TransduceError: a tensor is missing or unused.
@@ -275,7 +310,7 @@ def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict
 
 
 def _shape_of(stored: StoredTensors, source: _Source) -> tuple[int, ...]:
-    """Return the shape of a parameter that is made of stored tensors.
+    """Return the shape that a parameter will have when it is made of its stored tensors, without reading their values.
 
     Raises:
         TransduceError: the tensors cannot be concatenated by rows.
@@ -304,7 +339,13 @@ def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: lis
 
 
 def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
-    """Raise a TransduceError unless a stored table of sinusoids equals the computed table."""
+    """Refuse a model whose stored table of sinusoids is not the one that this package computes.
+
+    Nothing is checked if the model has no sinusoidal positions, or no table is stored.
+
+    Raises:
+        TransduceError: a table has another width or other values.
+    """
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     for name in (name for name in names if config.positions == "sinusoidal" and name in stored.names):
         table = stored.read(name)

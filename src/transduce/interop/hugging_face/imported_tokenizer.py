@@ -1,4 +1,4 @@
-"""Tokenizers imported from other toolkits, and the loader of a model folder's tokenizer, native or imported.
+"""Tokenizers imported from other toolkits, and loading the tokenizer of a model folder, native or imported.
 
 An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
 consists of leading special tokens (a language tag, a start symbol), the tokens of its text, and trailing special tokens
@@ -37,7 +37,8 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     eos_id: int
     unk_id: int
     symbols: tuple[str | Symbol, ...] = ()
-    """Tokens that are recognized in a text and never split, such as `[MASK]` or `<extra_id_0>`."""
+    """Tokens that are recognized in a text and never split, such as `[MASK]` or `<extra_id_0>`; as a `Symbol` if they
+    also absorb spaces around them or must be whole words."""
     joined_symbols: tuple[str, ...] = ()
     """Symbols that absorb the spaces before them; only records written by earlier versions contain them."""
     first_symbols: tuple[str, ...] = ()
@@ -101,7 +102,10 @@ class ImportedVocabulary(Vocabulary):
         return {id: token for token, id in self.record.ids.items()}
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
-        """Return the token ids of each text, without special tokens."""
+        """Return the token ids of each text, without the special tokens before and after it.
+
+        `threads` has no effect.
+        """
         return [self._encode(replace_lone_surrogates(text)) for text in texts]
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
@@ -114,7 +118,7 @@ class ImportedVocabulary(Vocabulary):
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def token(self, id: int) -> str:
-        """Return the token of an id, or `<unused N>` for an id N without a token."""
+        """Return the token of an id in the toolkit's spelling, or `<unused N>` for an id N without a token."""
         return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
@@ -130,13 +134,16 @@ class ImportedVocabulary(Vocabulary):
         return super().surface(id) if content is None else content
 
     def unknown_characters(self, text: str) -> str:
-        """Return the words of a text that contain an unknown token, separated by spaces."""
+        """Return the words of a text that contain an unknown token, joined by spaces; "" if there are none."""
         if self.unk_id not in self.encode(text):
             return ""
         return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return tokens in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        """Return the tokens of ids in sentencepiece's spelling, whatever the toolkit's is, to show them.
+
+        ▁ stands for a space, <0xE6> for a byte, `</s>` for the end and `<unk>` for the unknown token.
+        """
         return [self._spelling(id) for id in ids]
 
     def _spelling(self, id: int) -> str:
@@ -204,7 +211,10 @@ class ImportedTokenizer(Tokenizer):
         return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
-        """Write the whole tokenizer to foreign_tokenizer.json."""
+        """Write the whole tokenizer to foreign_tokenizer.json in a folder, which is created if it does not exist.
+
+        `model_max_length` has no effect.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_file(Path(folder) / IMPORTED_TOKENIZER_FILE, msgspec.json.encode(self.record) + b"\n")
 
@@ -230,9 +240,10 @@ class ImportedTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ImportedTokenizer":
-        """Return this tokenizer with the end symbol in place of each line feed.
+        """Return this tokenizer changed so that line feeds are not tokens, as in language models that we train.
 
-        This package trains language models with such line ends.
+        There the end symbol stands at the end of each line, and no other id ends a text. A tokenizer that has no tokens
+        for line feeds is returned itself.
         """
         if not self.target.keeps_line_feeds:
             return self
@@ -246,7 +257,11 @@ class ImportedTokenizer(Tokenizer):
         )
 
     def for_languages(self, source: str | None, target: str | None) -> "ImportedTokenizer":
-        """Return this tokenizer with the tags of these languages; None leaves the tag of that side unchanged.
+        """Return this tokenizer changed so that it adds the tags that tell a multilingual model the languages.
+
+        Args:
+            source: code of the source language; None leaves the source's tag unchanged.
+            target: code of the target language; None leaves the target's tag unchanged.
 
         Raises:
             TransduceError: the model does not know the language, or has no language tags.
@@ -291,7 +306,7 @@ def _tag_target(record: ImportedTokenizerRecord, languages: Languages, language:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model folder, whether native or imported.
+    """Load the tokenizer of a model folder: the imported one in foreign_tokenizer.json if it exists, or else our own.
 
     Raises:
         TransduceError: a file is missing or broken.
@@ -302,7 +317,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a class under its old name, which the README.md of older exports uses, with a warning."""
+    """Return `ImportedTokenizer` or `ImportedVocabulary` for its old name, with a warning that it was renamed.
+
+    README.md files of older exports use `ForeignTokenizer` and `ForeignVocabulary`. Other names raise AttributeError.
+    """
     current_names = {"ForeignTokenizer": "ImportedTokenizer", "ForeignVocabulary": "ImportedVocabulary"}
     if name not in current_names:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,7 +40,7 @@ _UNKNOWN = "\0unknown\0"
 
 
 class TokenSplitter(Protocol):
-    """A protocol for converters between text and token strings."""
+    """An algorithm that splits a text into tokens (as strings, not ids) and joins tokens to a text again."""
 
     def split(self, text: str) -> list[str]:
         """Return the tokens of a text, in which added tokens such as `<mask>` are recognized.
@@ -49,13 +49,16 @@ class TokenSplitter(Protocol):
         """
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the text that tokens spell; broken characters become U+FFFD."""
+        """Return the text that tokens spell; bytes that are not valid UTF-8 become U+FFFD."""
 
     def bytes_of(self, token: str) -> bytes | None:
-        """Return the UTF-8 bytes that a token of a byte-level vocabulary spells; None in other vocabularies."""
+        """Return the UTF-8 bytes that a token adds to a text, such as part of a character in a byte-level vocabulary.
+
+        None if they are the token's own characters, with ▁ as a space.
+        """
 
     def spelling(self, token: str) -> str:
-        """Return a token in sentencepiece's spelling, where ▁ stands for a space."""
+        """Return a token in sentencepiece's spelling, where ▁ stands for a space and <0xE6> for a byte."""
 
 
 class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
@@ -64,26 +67,36 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     model: bytes
     """The content of the sentencepiece model's file."""
     spaces: Literal["model", "all"] = "model"
-    """Treatment of spaces; `all`: each run of white space is replaced by one space before tokenization."""
+    """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the tokenizer of this sentencepiece model, which recognizes the added tokens `symbols` in a text."""
+        """Build the function that splits texts by this sentencepiece model and joins its tokens.
+
+        Args:
+            ids: the id of each token; not used.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         return _SentencePieceSplitter(self, symbols)
 
 
 class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokenizer.json"):
-    """A tokenization pipeline from a tokenizer.json, without its added tokens and post-processor."""
+    """The algorithm of a tokenizer.json: its normalizer, pre-tokenizer, model and decoder."""
 
     content: dict[str, Any]
-    """The JSON object."""
+    """The JSON object, without added tokens and post-processor."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the tokenizer of this pipeline, which recognizes the added tokens `symbols` in a text."""
+        """Build the algorithm that splits texts by this tokenizer.json and joins its tokens.
+
+        Args:
+            ids: the id of each token; not used.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         return PipelineTokenSplitter(self.content, symbols)
 
 
 class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
-    """A record of the settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
+    """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
@@ -97,7 +110,12 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """True if a text is first normalized to Unicode NFC."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the byte-level BPE tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
+        """Build the algorithm that splits texts by byte-level BPE and joins its tokens.
+
+        Args:
+            ids: the id of each token in the vocabulary; results of merges that it lacks become unknown tokens.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         use_regex = self.pattern == "gpt2"
         bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
         steps: list[dict[str, Any]] = [bytes_of | {"use_regex": use_regex}]
@@ -113,7 +131,7 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
-    """A record of the settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
+    """The settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
 
     unknown: str = "[UNK]"
     """The token of a word that cannot be split into known tokens."""
@@ -131,7 +149,12 @@ class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Maximum number of characters of a word; a longer word is unknown."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the WordPiece tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
+        """Build the algorithm that splits texts by WordPiece and joins its tokens.
+
+        Args:
+            ids: the id of each token in the vocabulary, into which words are split.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         content = {
             "normalizer": {
                 "type": "BertNormalizer",
@@ -154,7 +177,7 @@ class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """A record of the settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
+    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
 
     Earlier versions of this package stored these settings.
     """
@@ -173,7 +196,12 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The character map of sentencepiece's normalizer; empty: no normalization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the character BPE tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
+        """Build the algorithm that splits texts by character BPE and joins its tokens.
+
+        Args:
+            ids: the id of each token in the vocabulary; results of merges that it lacks become unknown tokens.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         steps: list[dict[str, Any]] = []
         if self.rules:
             table = base64.b64encode(self.rules).decode("ascii")
@@ -203,7 +231,7 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
-    """A record of a tokenizer whose vocabulary is a list of whole words; all other words are unknown."""
+    """The settings of a tokenizer whose vocabulary is a list of whole words; all other words are unknown."""
 
     marked: bool = False
     """If true, punctuation marks and characters of scripts without spaces are tokens of their own. A token that follows
@@ -211,7 +239,12 @@ class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the tokenizer of this word list, which recognizes the added tokens `symbols` in a text."""
+        """Build the algorithm that splits texts into words and joins words to texts.
+
+        Args:
+            ids: the id of each word; not used, because the caller makes words that it lacks unknown tokens.
+            symbols: added tokens, which are recognized in a text and never split.
+        """
         return WordSplitter(symbols, marked=self.marked)
 
 
@@ -226,9 +259,14 @@ TokenizationRecord = (
 def open_pipeline(
     content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, location: str = "The model's tokenizer"
 ) -> Any:
-    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json; `symbols` become its added tokens.
+    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json, without its post-processor.
 
-    The tokenizer numbers its tokens itself; use its token strings. `location` names the file in messages.
+    The tokenizer numbers its tokens itself, so use its token strings, not its ids.
+
+    Args:
+        content: the JSON object, whose own added tokens are ignored.
+        symbols: the added tokens, which are recognized in a text and never split.
+        location: name of the file in error messages.
 
     Raises:
         TransduceError: `tokenizers` is not installed, or cannot read the content.
@@ -249,7 +287,10 @@ def open_pipeline(
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
-    """Return whether the `pre_tokenizer` of a tokenizer.json contains a step that maps bytes to characters."""
+    """Return whether a tokenizer.json is byte-level: its `pre_tokenizer`, at any depth, maps bytes to characters.
+
+    False without a pre-tokenizer.
+    """
     step = content.get("pre_tokenizer")
     steps = [step] if step else []
     while steps:
@@ -261,10 +302,14 @@ def is_byte_level(content: Mapping[str, Any]) -> bool:
 
 
 class PipelineTokenSplitter(TokenSplitter):
-    """A converter between text and token strings that runs the pipeline of a tokenizer.json."""
+    """Splits texts into tokens and joins tokens by the algorithm of a tokenizer.json, which `tokenizers` runs."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
-        """Build the tokenizer of a tokenizer.json, which recognizes the added tokens `symbols` in a text.
+        """Open the tokenizer of a tokenizer.json.
+
+        Args:
+            content: the JSON object.
+            symbols: added tokens, which are recognized in a text and never split.
 
         Raises:
             TransduceError: `tokenizers` is missing or cannot read the content.
@@ -316,9 +361,10 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer model with an unknown token and consecutive ids, which `tokenizers` needs.
+    """Return the `model` of a tokenizer.json with consecutive ids and, for BPE, an unknown token.
 
-    Without both, an added token would replace a later one.
+    `tokenizers` would drop unknown characters without the token, and replace tokens by added ones if ids had gaps. A
+    unigram model, whose ids are consecutive, only gets its type.
     """
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind == "Unigram":
@@ -332,7 +378,13 @@ def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, Any]:
-    """Return a BPE model of these tokens; results of merges that are not in the vocabulary become unknown."""
+    """Return the `model` of a tokenizer.json for a BPE.
+
+    Args:
+        merges: pairs of tokens that become one, in the order in which they were learned.
+        ids: the id of each token; tokens of merges that it lacks get the id -1 and thus become unknown.
+        symbols: added tokens, which are left out, so that no word is split into one.
+    """
     merged = dict.fromkeys((token for first, second in merges for token in (first, second, first + second)), -1)
     return {"type": "BPE", "vocab": merged | _without_symbols(ids, symbols), "merges": [list(pair) for pair in merges]}
 
@@ -367,7 +419,10 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level alphabet, in which unprintable bytes are U+0100 and up."""
+    """Return the byte for each character of GPT-2's byte-level alphabet, by which vocabularies spell bytes.
+
+    Printable bytes are their own Latin-1 characters, and the others U+0100 and up.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -380,10 +435,14 @@ _BYTES = _byte_alphabet()
 
 
 class _SentencePieceSplitter(TokenSplitter):
-    """A converter between text and token strings that uses a sentencepiece model."""
+    """Splits texts into tokens and joins tokens by a sentencepiece model."""
 
     def __init__(self, settings: SentencePieceRecord, symbols: Sequence[Symbol]) -> None:
         """Load the sentencepiece model.
+
+        Args:
+            settings: the bytes of the model, and how white space is treated.
+            symbols: added tokens, which are recognized in a text and never split.
 
         Raises:
             TransduceError: the bytes are no sentencepiece model.
@@ -429,7 +488,10 @@ _UNKNOWN_WORD = "<unk>"
 
 @lru_cache(maxsize=1 << 18)
 def _split_word(word: str) -> tuple[str, ...]:
-    """Return the runs of letters and digits of a word without spaces; every other character is a token."""
+    """Split a word (text without spaces) into tokens: runs of letters and digits, and single other characters.
+
+    Each character of a script without spaces, such as Chinese, is a token too.
+    """
     tokens = list[str]()
     is_open = False
     for character in word:
@@ -443,7 +505,11 @@ def _split_word(word: str) -> tuple[str, ...]:
 
 
 class WordSplitter(TokenSplitter):
-    """A converter between text and token strings for vocabularies of whole words."""
+    """Splits texts into whole words, punctuation marks and added tokens, and joins such tokens to texts.
+
+    With `marked` a token after a space begins with ▁, and punctuation marks are tokens of their own; without it, spaces
+    alone separate tokens.
+    """
 
     def __init__(self, symbols: Sequence[Symbol], *, marked: bool) -> None:
         self._finder, self._marked = SymbolSplitter(symbols, str), marked

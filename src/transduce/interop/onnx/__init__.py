@@ -1,1 +1,1 @@
-"""ONNX graphs of models, and their execution by onnxruntime."""
+"""Export models to ONNX graphs, and run the exported graphs by onnxruntime."""

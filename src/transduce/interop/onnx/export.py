@@ -1,4 +1,4 @@
-"""Export of models to ONNX graphs: two for an encoder–decoder, one for a model of one side.
+"""Export models to ONNX graphs: two for an encoder–decoder, one for a language model or an encoder alone.
 
 encoder.onnx maps `source_ids` to the decoder's inputs: `memory_mask` and, for each decoder layer N, `memory_key.N` and
 `memory_value.N`, the projected encoder output. decoder.onnx maps these, `target_ids` (one or more new tokens) and the
@@ -73,7 +73,11 @@ _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """Build the ONNX graph of a decoder-only model: `Decoder.decode` and `project`."""
+    """Build the ONNX graph of a decoder-only model, which computes the logits of one or more new tokens.
+
+    Its inputs are the new tokens' ids, the positions of all tokens so far, and each layer's cached keys and values; its
+    outputs are the logits and the extended cache.
+    """
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
@@ -100,7 +104,15 @@ def build_language_model(model: Decoder) -> Graph:
 def _add_step_outputs(
     graph: Graph, x: str, caches: Sequence[KeysAndValues], model: Decoder | Transformer, length: str
 ) -> None:
-    """Add the outputs of a decoder step: logits from the last states x, (B, T, D), and each layer's keys and values."""
+    """Add the outputs of a decoder step to its graph: `logits`, and each layer's keys and values so far.
+
+    Args:
+        graph: the graph.
+        x: name of the decoder's last states, (B, T, D), from which the logits are computed.
+        caches: names of each layer's keys and values, (B, heads, L, width).
+        model: the model, whose output projection is used.
+        length: name of the graph's dimension T.
+    """
     shape = ("batch", length, model.config.target_vocabulary_size)
     graph.add_output(build_output(graph, x, model), "logits", np.float32, shape)
     for number, cache in enumerate(caches):
@@ -108,10 +120,11 @@ def _add_step_outputs(
 
 
 def build_encoder_only(model: Encoder) -> Graph:
-    """Build the graph of an encoder-only model, with its states and the outputs of the heads that it has as outputs.
+    """Build the ONNX graph of an encoder-only model, which outputs its last states and what its heads compute.
 
-    The outputs of heads are `logits` of each token, the `pooled` first state, and `classes`: logits of the text's
-    classes or, in a tagger, of each token's labels.
+    Its inputs are the tokens' ids and, if the model has segments, their types. The outputs of heads are `logits` of
+    each token, the `pooled` first state, and `classes`: logits of the text's classes or, in a tagger, of each token's
+    labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -135,7 +148,7 @@ def build_encoder_only(model: Encoder) -> Graph:
 
 
 def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
-    """Add the masked language model's logits at every position as an output."""
+    """Add the masked language model's logits at every position, (B, T, V), as an output of an encoder's graph."""
     head, config = model.masked_language_head, model.config
     assert head is not None
     hidden = build_activation(graph, build_linear(graph, states, linear_weights(head.dense)), config.activation)
@@ -145,7 +158,10 @@ def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
 
 
 def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
-    """Add the pooled first state as an output, and the logits of classes if the model has a classifier."""
+    """Add the pooled first state, (B, D), as an output of an encoder's graph, and the logits of a text's classes.
+
+    The logits, (B, C), are only added if the model classifies texts.
+    """
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
     pooled = graph.apply("Tanh", build_linear(graph, first, linear_weights(model.pooler)))
@@ -166,15 +182,14 @@ ONNX = table("the ONNX export", **EXPORTABLE)
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of the settings of this configuration that the ONNX export does not support.
-
-    The result is empty if the export supports all settings.
-    """
+    """Return the names of a configuration's settings that the export to ONNX does not support; empty without any."""
     return unsupported_settings(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Write a model's ONNX graphs: encoder.onnx and decoder.onnx, or model.onnx for a model of one side.
+    """Write a model's ONNX graphs: encoder.onnx and decoder.onnx, or model.onnx for an encoder or decoder alone.
+
+    Each graph has the ids of padding, end and start, the kind of model and the longest sequence as metadata.
 
     Args:
         model: a model with float32 weights.
@@ -204,12 +219,19 @@ def _graphs(model: Model) -> dict[str, Graph]:
 
 
 def longest_sequence(config: ModelConfig) -> int:
-    """Return the maximum number of tokens of a source or target in the exported model."""
+    """Return the maximum number of tokens of a source or target in the exported model.
+
+    It is the number of learned positions, or else 1,024.
+    """
     return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
 
 
 def build_encoder(model: Transformer) -> Graph:
-    """Build the graph of `Transformer.encode`, including the decoder layers' projections of the encoder output."""
+    """Build the ONNX graph of an encoder–decoder's encoder, from source ids to what the decoder's graph needs.
+
+    Its outputs are the mask of tokens that are not padding, and each decoder layer's keys and values of the encoder
+    output.
+    """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
@@ -227,7 +249,11 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """Build the ONNX graph of a Transformer's decoder: `Transformer.decode` and `project`."""
+    """Build the ONNX graph of an encoder–decoder's decoder, which computes the logits of one or more new tokens.
+
+    Its inputs are the tokens' ids, the outputs of the encoder's graph, and each layer's cached keys and values; its
+    outputs are the logits and the extended cache.
+    """
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
@@ -262,7 +288,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class _Session:
-    """An onnxruntime session of one graph, with the special ids from its metadata."""
+    """One ONNX graph opened by onnxruntime on the CPU, with the special ids from its metadata."""
 
     def __init__(self, path: Path, threads: int) -> None:
         onnxruntime = import_extra("onnxruntime", "export")
@@ -275,23 +301,36 @@ class _Session:
         self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, given: Arrays) -> Arrays:
-        """Run the session's ONNX graph and return all outputs by name."""
+        """Run the ONNX graph on inputs by name, and return all outputs by name."""
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
-        """Return KV caches of length 0 for the graph's `past_` inputs that are not in `given`, for a number of rows."""
+        """Return empty caches, with which the first call of a decoder's graph starts.
+
+        Args:
+            rows: number of texts in the batch.
+            given: inputs of which there are values already, so that they get no cache.
+
+        Returns:
+            For each other input of the graph that starts with `past_`, zeros of (rows, heads, 0, width).
+        """
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
     def padded(self, rows: Ids) -> NDArray[np.int64]:
-        """Return the rows of token ids as one array, (rows, longest row), padded at the right."""
+        """Return the token ids of several texts as one array, (texts, longest text), padded at the right.
+
+        There must be at least one text.
+        """
         width = max(map(len, rows))
         return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
 
     def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
-        """Return the id of the best token of each row of logits, (rows, vocabulary) to (rows, 1).
+        """Return the id of the most probable token of each text, (B, 1), as a step of greedy search.
 
-        Padding and the `forbidden` ids are excluded, but never the end symbol.
+        Args:
+            logits: the logits of each text's next token, (B, V); not changed.
+            forbidden: ids that are not chosen. Padding is not chosen either; the end symbol is always allowed.
         """
         allowed = logits.copy()
         allowed[:, sorted({self.pad_id, *forbidden} - {self.eos_id})] = -np.inf
@@ -299,13 +338,16 @@ class _Session:
         return token
 
     def until_end(self, ids: NDArray[np.int64]) -> list[list[int]]:
-        """Return the tokens of each row before the end symbol."""
+        """Return the ids of each text, (B, T), before its first end symbol; all of them if there is none."""
         rows: list[list[int]] = ids.tolist()
         return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
 
 
 def _cache_from(outputs: Arrays) -> Arrays:
-    """Return the KV cache for the next call from the outputs of a call."""
+    """Return the inputs with cached keys and values for a graph's next call, from the outputs of a call by name.
+
+    Each output except the logits becomes the input of the same name after `past_`.
+    """
     return {f"past_{name}": array for name, array in outputs.items() if name != "logits"}
 
 
@@ -316,27 +358,40 @@ def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 class OnnxModel(ExportedModel):
-    """An encoder–decoder in ONNX (a Transformer or a recurrent network), which onnxruntime runs."""
+    """An encoder–decoder in ONNX (a Transformer or a recurrent network), which onnxruntime runs on the CPU."""
 
     def __init__(self, folder: Path, *, threads: int, forced: Sequence[int] = ()) -> None:
-        """Open both graphs of a folder; `forced` are the ids with which every translation begins."""
+        """Open a folder's graphs of encoder and decoder.
+
+        Args:
+            folder: the folder.
+            threads: number of threads of each computation.
+            forced: ids with which every translation begins, such as a language tag.
+        """
         self._encoder = _Session(folder / ENCODER, threads)
         self._decoder = _Session(folder / DECODER, threads)
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """Run the encoder's graph on these sources and return the inputs of the decoder's graph."""
+        """Run the encoder's graph on the token ids of sources, and return by name what the decoder's graph needs."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def empty_caches(self, sentences: int) -> Arrays:
-        """Return an empty KV cache; a recurrent model's initial state comes from the encoder instead."""
+        """Return empty caches of keys and values for a number of sentences, by name of the decoder's input.
+
+        A recurrent model's initial state comes from the encoder instead, and is not among them.
+        """
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
     def decode(self, target_ids: NDArray[np.int64], memory: Arrays, known: Arrays) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits after new target tokens, (B, T) to (B, T, vocabulary), and the extended KV cache.
+        """Return the logits after each new target token, (B, T, V), and the extended cache for the next call.
 
-        `memory` has the results of `encode`, and `known` has the cache of the previous tokens. A graph
-        that accepts one token per call, such as a recurrent model's, is called T times.
+        A graph that accepts one token per call, such as a recurrent model's, is called T times.
+
+        Args:
+            target_ids: the new tokens, (B, T).
+            memory: what `encode` returned for the sources.
+            known: the cache of the previous tokens: what `empty_caches` or the previous call returned.
         """
         tokens_per_call = target_ids.shape[1] if self._decoder.inputs["target_ids"][1] != 1 else 1
         logits = []
@@ -369,12 +424,15 @@ class OnnxModel(ExportedModel):
 
 
 class OnnxLanguageModel(ExportedModel):
-    """A decoder-only language model in ONNX, which onnxruntime runs."""
+    """A decoder-only language model in ONNX, which onnxruntime runs on the CPU."""
 
     def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
-        """Open the graph of a folder.
+        """Open a folder's graph of a language model.
 
-        `forbidden_tokens` is the id of the unknown token, which the search must not generate.
+        Args:
+            folder: the folder.
+            threads: number of threads of each computation.
+            forbidden_tokens: id of the unknown token, which `translate` must not generate.
         """
         self._graph = _Session(folder / MODEL, threads)
         self._never = forbidden_tokens
@@ -382,10 +440,12 @@ class OnnxLanguageModel(ExportedModel):
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays
     ) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits after new tokens, (B, T) to (B, T, vocabulary), and the extended KV cache.
+        """Return the logits after each new token, (B, T, V), and the extended cache for the next call.
 
-        `positions`, (B, L), are those of all L tokens so far, with -1 in padding; `known` is the cache of earlier
-        tokens.
+        Args:
+            ids: the new tokens, (B, T).
+            positions: the positions of all tokens so far, (B, L), with -1 in padding.
+            known: the cache of the earlier tokens, which is of length 0 at first.
         """
         outputs = self._graph.run({"ids": ids, "positions": positions, **known})
         return outputs["logits"], _cache_from(outputs)
@@ -418,13 +478,16 @@ class OnnxLanguageModel(ExportedModel):
 
 
 def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return an array of each token's position in its row, -1 in padding, (rows, longest row), as a model's input."""
+    """Return the position of each token in its text as an array, (texts, longest text), with -1 in padding.
+
+    A language model's graph needs it as an input.
+    """
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
 
 
 class OnnxEncoder(ExportedEncoder):
-    """An encoder in ONNX, which onnxruntime runs."""
+    """An encoder-only model in ONNX, which onnxruntime runs on the CPU."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
         self._graph = _Session(folder / MODEL, threads)

@@ -1,4 +1,6 @@
-"""Components and layers of a model as ONNX operators, with their masks, caches and the output projection.
+"""Build a model's components and layers as ONNX operators, with masks, caches and the output projection.
+
+Each function adds operators to a graph, whose values are represented by their names (strings).
 
 Legend: B batch, T positions of this call, L positions that are attended to, S source length, D model width, H heads,
 G key/value heads, K width of a head's queries and keys, V width of its values; in logits, V is the vocabulary size.
@@ -47,7 +49,7 @@ Shape = Sequence[int | str]
 
 
 class Graph:
-    """An ONNX graph under construction: nodes, weights, inputs and outputs."""
+    """An ONNX graph under construction: nodes, weights, inputs and outputs. A value in it is its name, a string."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,12 +64,25 @@ class Graph:
     # --- inputs and outputs ---
 
     def add_input(self, name: str, dtype: type, shape: Shape) -> str:
-        """Add an input and return its name; an axis whose size is a string is dynamic."""
+        """Add an input to the ONNX graph and return its name.
+
+        Args:
+            name: the name.
+            dtype: NumPy's type of its elements.
+            shape: its sizes; a string names an axis of any size.
+        """
         self._inputs.append(self._describe(name, dtype, shape))
         return name
 
     def add_output(self, value: str, name: str, dtype: type, shape: Shape) -> None:
-        """Add an output with this name for a value; an axis whose size is a string is dynamic."""
+        """Make a value of the ONNX graph one of its outputs.
+
+        Args:
+            value: the value's name in the graph.
+            name: the name of the output.
+            dtype: NumPy's type of its elements.
+            shape: its sizes; a string names an axis of any size.
+        """
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._describe(name, dtype, shape))
 
@@ -78,7 +93,7 @@ class Graph:
     # --- constants ---
 
     def weight(self, tensor: Tensor) -> str:
-        """Add a tensor as a constant and return its name; a tensor used several times is stored once."""
+        """Add a tensor as a constant of the ONNX graph and return its name; a tensor used repeatedly is stored once."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         if key not in self._names_by_tensor:
             name = self._store(tensor.detach().contiguous().numpy())
@@ -86,7 +101,10 @@ class Graph:
         return self._names_by_tensor[key][0]
 
     def matrix(self, weight: Tensor) -> str:
-        """Add a linear layer's weight (outputs, inputs), transposed to (inputs, outputs) for a MatMul from the left."""
+        """Add a linear layer's weight (outputs, inputs) as a constant (inputs, outputs), as ONNX's MatMul needs it.
+
+        The constant's name is returned.
+        """
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
@@ -113,15 +131,33 @@ class Graph:
     # --- nodes ---
 
     def apply(self, operator: str, *values: str, attributes: Mapping[str, Any] | None = None) -> str:
-        """Add an ONNX operator with one result to the graph, and return the result's name."""
+        """Add an ONNX operator with one result to the graph, and return the result's name.
+
+        Args:
+            operator: the operator, such as `MatMul`.
+            *values: names of its inputs.
+            attributes: its attributes by name; None: none.
+        """
         return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """Add an ONNX operator that splits a value along its last axis into parts of these sizes."""
+        """Add an ONNX operator that splits a value along its last axis, and return the names of the parts.
+
+        Args:
+            value: name of the value.
+            sizes: the sizes of the parts along the axis.
+        """
         return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
     def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
-        """Add an operator and return the names of its first `count` results; an omitted input is an empty string."""
+        """Add an ONNX operator with several results to the graph, and return the names of the first `count` of them.
+
+        Args:
+            operator: the operator, such as `LSTM`.
+            values: names of its inputs; an empty string omits an input.
+            count: number of results.
+            attributes: its attributes by name.
+        """
         names = [f"{operator}_{len(self._nodes)}_{number}" for number in range(count)]
         node = self._onnx.helper.make_node(operator, list(values), names, name=f"{operator}_{len(self._nodes)}")
         node.attribute.extend(self._onnx.helper.make_attribute(name, value) for name, value in attributes.items())
@@ -129,35 +165,41 @@ class Graph:
         return names
 
     def cast(self, value: str, dtype: type) -> str:
-        """Add an ONNX operator that converts a value to another dtype."""
+        """Add an ONNX operator that converts a value to another NumPy dtype, and return the result's name."""
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """Add ONNX operators that return the size of an axis of a value, as a vector of one integer."""
+        """Add an ONNX operator that computes the size of an axis of a value, as an int64 vector of one number."""
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
     def reshape(self, value: str, *sizes: int) -> str:
-        """Add an ONNX operator that reshapes a value; a size of 0 keeps the axis's size, and -1 infers it."""
+        """Add an ONNX operator that reshapes a value, and return the result's name.
+
+        A size of 0 keeps the size of the axis, and -1 infers it.
+        """
         return self.apply("Reshape", value, self.integers(*sizes))
 
     def transpose(self, value: str, *axes: int) -> str:
-        """Add an ONNX operator that permutes a value's axes."""
+        """Add an ONNX operator that permutes a value's axes, and return the result's name."""
         return self.apply("Transpose", value, attributes={"perm": list(axes)})
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """Add an ONNX operator that inserts axes of size 1 at these indices of a value's shape."""
+        """Add an ONNX operator that inserts axes of size 1 at these indices of the result's shape; return its name."""
         return self.apply("Unsqueeze", value, self.integers(*axes))
 
     def count(self, first: str, end: str) -> str:
-        """Add an ONNX operator that lists the integers from `first` to `end` (exclusive), vectors of one integer."""
+        """Add ONNX operators that list the integers from `first` to `end` (exclusive), and return the list's name.
+
+        Both are names of int64 vectors of one number.
+        """
         first, end = (self.apply("Squeeze", value, self.integers(0)) for value in (first, end))
         return self.apply("Range", first, end, self.integer(1))
 
     # --- the file ---
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the graph to a file, and check it with full shape inference.
+        """Write the graph to an ONNX file, and check the file with full shape inference.
 
         Args:
             path: the file; weights over 2 GB go into a second file with `.data` appended to its name.
@@ -191,31 +233,34 @@ def lowest() -> float:
 
 
 class Context(NamedTuple):
-    """Inputs that the self-attention of all layers of a stack shares, as in `model.layers.StackPositions`."""
+    """The values of an ONNX graph that the self-attentions of all layers share: mask, bias and rotary positions."""
 
     bias: str
-    """A bias on the attention scores, broadcastable to (batch, heads, queries, keys)."""
+    """A bias on the attention scores, which also masks keys, broadcastable to (batch, heads, queries, keys)."""
     rotation: tuple[str, str] | None
-    """Cosines and sines of rotary positions, (batch or 1, 1, positions, head width / 2) each."""
+    """Cosines and sines of rotary positions, (batch or 1, 1, positions, head width / 2) each; None without them."""
     interleaved: bool
     """True if rotary positions rotate the pairs of dimensions (2i, 2i + 1) instead of (i, i + head width / 2)."""
 
 
 class KeysAndValues(NamedTuple):
-    """The names of an attention's keys and values, (batch, key/value heads, positions, width) each, in the graph."""
+    """The names of an attention's keys and values in an ONNX graph, (B, key/value heads, positions, width) each."""
 
     keys: str
     values: str
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
-    """Add a linear layer to the graph: (…, inputs) to (…, outputs)."""
+    """Add a linear layer to an ONNX graph, from x (…, inputs) to the result (…, outputs), whose name is returned."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
 
 
 def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
-    """Add a LayerNorm, RMSNorm or BatchNorm (with its running statistics); return x unchanged if there is no norm.
+    """Add a LayerNorm, RMSNorm or BatchNorm (with its running statistics) to an ONNX graph, applied to the value x.
+
+    Returns:
+        The name of the result, of x's shape; x itself if the norm is None or nn.Identity.
 
     Raises:
         ValueError: the norm is of another class.
@@ -238,9 +283,13 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
 
 
 def build_activation(graph: Graph, x: str, name: str) -> str:
-    """Add the activation function with a name of `ModelConfig.activation`.
+    """Add an activation function to an ONNX graph, applied to the value x, and return the result's name.
 
-    For the name of a gated layer, the function is the gate's.
+    Args:
+        graph: the graph to extend.
+        x: the value.
+        name: the value of the model's setting `activation`; for a gated layer such as `swiglu`, the function is the
+            gate's.
     """
     if name in ("relu", "reglu"):
         return graph.apply("Relu", x)
@@ -250,7 +299,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """Add a plain or gated feed-forward network to the graph: (batch, tokens, d_model) to the same shape."""
+    """Add a plain or gated feed-forward network to an ONNX graph, from x (B, T, D) to a result of the same shape."""
     inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -270,7 +319,7 @@ def build_embedding(
     *,
     token_types: str | None = None,
 ) -> str:
-    """Add an embedding with its scale, positions, token types and norm: ids (B, T) to (B, T, d_model).
+    """Add an embedding with its scale, positions, token types and norm to an ONNX graph: ids (B, T) to (B, T, D).
 
     Args:
         graph: the graph to extend.
@@ -279,7 +328,7 @@ def build_embedding(
         embedding: the module to convert.
         weight: the embedding matrix.
         config: the model's configuration.
-        token_types: segments (B, T), or None.
+        token_types: the segment of each token, (B, T); None: no embeddings of segments are added.
     """
     x = graph.apply("Gather", graph.weight(weight.detach()), ids)
     scale = embedding_scale(config)
@@ -294,12 +343,25 @@ def build_embedding(
 
 
 def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
-    """Add the norm before a sub-layer, if there is one, and return the sub-layer's input."""
+    """Add the norm before a sub-layer to an ONNX graph, and return the name of the sub-layer's input.
+
+    That is x itself if the layer has no such norm.
+    """
     return build_norm(graph, x, residual.norm_before)
 
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
-    """Add a sub-layer's residual connection x + y and the norm after it, if any; a sandwich norm applies to y alone."""
+    """Add a sub-layer's residual connection and the norm after it, if it has one, to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        x: the sub-layer's input before its norm, (B, T, D).
+        y: the sub-layer's output, (B, T, D).
+        residual: the norms around the sub-layer.
+
+    Returns:
+        The name of norm(x + y), or of x + norm(y) if there are norms before and after the sub-layer (sandwich norm).
+    """
     if has_sandwich_norm(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
@@ -311,10 +373,17 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
 def build_self_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add a self-attention over the cached and current positions.
+    """Add a self-attention over the cached and current positions to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        x: the input of the current positions, (B, T, D).
+        attention: the module to convert.
+        context: bias and rotary positions of all layers.
+        past: cached keys and values of earlier positions; None: there is no cache.
 
     Returns:
-        The output, (batch, tokens, d_model), and all keys and values.
+        The names of the output, (B, T, D), and of the keys and values of all positions.
     """
     query, key, value = graph.split(build_linear(graph, x, linear_weights(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
@@ -328,7 +397,7 @@ def build_self_attention(
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """Add the projections of the encoder output, (batch, source length, d_model), to keys and values."""
+    """Add a cross-attention's projections of the encoder output, (B, S, D), to keys and values to an ONNX graph."""
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
@@ -337,7 +406,15 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Add the cross-attention to the encoder output to the graph: (batch, tokens, d_model) to the same shape."""
+    """Add a cross-attention to an ONNX graph, from x (B, T, D) to an output of the same shape.
+
+    Args:
+        graph: the graph to extend.
+        x: the decoder's states.
+        attention: the module to convert.
+        memory: keys and values of the encoder output.
+        bias: masks the padding in the source, broadcastable to (B, H, T, S).
+    """
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -347,7 +424,11 @@ def _heads(graph: Graph, x: str, width: int) -> str:
 
 
 def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
-    """Add rotary position encoding of queries or keys, (batch, heads, tokens, width), as `model.positions.Rotation`."""
+    """Add the rotation of queries or keys, (B, heads, T, width), by their positions (RoPE) to an ONNX graph.
+
+    Returns:
+        The name of the result, of the same shape; x itself if the model has no rotary positions.
+    """
     if context.rotation is None:
         return x
     cosine, sine = context.rotation
@@ -367,7 +448,7 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
 
 
 def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """Add an attention and its output projection: queries (batch, heads, tokens, width) to (batch, tokens, d_model)."""
+    """Add an attention and its output projection to an ONNX graph: queries (B, H, T, K) to an output (B, T, D)."""
     shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
@@ -377,7 +458,9 @@ def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHead
 def build_attention(
     graph: Graph, query: str, known: KeysAndValues, score: ScoredAttention | None, width: int, bias: str | None
 ) -> str:
-    """Add softmax(scores + bias) × values to the graph, and return the name of the result, (B, H, T, value width).
+    """Add softmax(scores + bias) × values to an ONNX graph, and return the name of the result, (B, H, T, value width).
+
+    A hard attention takes the value with the highest score instead.
 
     Args:
         graph: the graph to extend.
@@ -399,7 +482,10 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Repeat keys or values of G key/value heads for the H query heads that share them (grouped-query attention)."""
+    """Add the repetition of keys or values, (B, G, L, width), for the query heads that share them: (B, H, L, width).
+
+    The name of the result is returned: x itself if each query head has its own (no grouped-query attention).
+    """
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -408,7 +494,15 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Add the attention scores before the bias, (batch, heads, queries, keys), as `model.attention.ScoredAttention`."""
+    """Add the scores of an attention to an ONNX graph, (B, H, T, L), before any bias, and return their name.
+
+    Args:
+        graph: the graph to extend.
+        query: the queries, (B, H, T, K).
+        keys: the keys, (B, H, L, K).
+        score: the score function, such as additive; None: the scaled dot product.
+        width: K, by whose square root dot products are divided.
+    """
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
@@ -436,10 +530,18 @@ Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 def build_encoder_layer(
     graph: Graph, x: str, layer: EncoderLayer, context: Context, config: ModelConfig, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add an encoder layer, or with `past` a decoder layer without cross-attention.
+    """Add an encoder layer to an ONNX graph, or with a cache a layer of a decoder without cross-attention.
+
+    Args:
+        graph: the graph to extend.
+        x: the layer's input, (B, T, D).
+        layer: the layer to convert.
+        context: bias and rotary positions of all layers.
+        config: the model's configuration.
+        past: cached keys and values of earlier positions; None: there is no cache.
 
     Returns:
-        The layer's output, and its keys and values.
+        The names of the layer's output, (B, T, D), and of its keys and values of all positions.
     """
     y = before_sublayer(graph, x, layer.self_attention_residual)
     y, keys_and_values = build_self_attention(graph, y, layer.self_attention, context, past)
@@ -450,7 +552,11 @@ def build_encoder_layer(
 
 
 class DecoderCaches(NamedTuple):
-    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache."""
+    """The inputs of a decoder layer besides its states, as names in an ONNX graph.
+
+    They are keys and values of the encoder output, the bias that masks its padding, and the layer's own cached keys and
+    values.
+    """
 
     memory: KeysAndValues
     memory_bias: str
@@ -460,7 +566,19 @@ class DecoderCaches(NamedTuple):
 def build_decoder_layer(
     graph: Graph, x: str, layer: DecoderLayer, context: Context, known: DecoderCaches, config: ModelConfig
 ) -> tuple[str, KeysAndValues]:
-    """Add a decoder layer; return its output, and the self-attention cache extended by this call's positions."""
+    """Add a decoder layer with cross-attention to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        x: the layer's input, (B, T, D).
+        layer: the layer to convert.
+        context: bias and rotary positions of all layers.
+        known: what the layer attends to: the encoder output and the cache.
+        config: the model's configuration.
+
+    Returns:
+        The names of the layer's output, (B, T, D), and of its cache extended by this call's positions.
+    """
     y = before_sublayer(graph, x, layer.self_attention_residual)
     y, cache = build_self_attention(graph, y, layer.self_attention, context, known.past)
     x = after_sublayer(graph, x, y, layer.self_attention_residual)
@@ -473,12 +591,15 @@ def build_decoder_layer(
 
 
 def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
-    """Add a multiplication by the output scale that T5 applies (`VocabularyModel.finish`)."""
+    """Add the factor by which T5 scales the last states to an ONNX graph, and return the result's name.
+
+    That is x itself if the factor (`output_scale`) is 1.
+    """
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
 
 def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
-    """Add the vocabulary projection to the graph: (batch, tokens, d_model) to logits (batch, tokens, vocabulary).
+    """Add the output projection to an ONNX graph: states x (B, T, D) to logits (B, T, V), whose name is returned.
 
     A tied matrix is the embeddings' constant, transposed in the graph.
     """
@@ -494,20 +615,40 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Return the ONNX shapes of a layer's keys and values; `length` names the axis of positions, which is dynamic."""
+    """Return the shapes of a layer's keys and values as an ONNX graph's inputs or outputs.
+
+    Args:
+        config: the model's configuration.
+        length: name of the axis of positions, whose size is dynamic.
+    """
     heads = config.num_key_value_heads or config.num_heads
     return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
 
 
 def add_inputs(graph: Graph, names: tuple[str, str], number: int, shapes: Shapes) -> KeysAndValues:
-    """Add graph inputs for the keys and values of layer `number`; `names` are the inputs' names without a number."""
+    """Add a layer's keys and values to the inputs of an ONNX graph, and return their names.
+
+    Args:
+        graph: the graph to extend.
+        names: names of the two inputs without the layer's number, such as `past_key`.
+        number: number of the layer.
+        shapes: shapes of keys and values.
+    """
     return KeysAndValues(
         *(graph.add_input(f"{name}.{number}", np.float32, shape) for name, shape in zip(names, shapes, strict=True))
     )
 
 
 def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], number: int, shapes: Shapes) -> None:
-    """Add graph outputs for the keys and values of layer `number`; `names` are their names without the number."""
+    """Add a layer's keys and values to the outputs of an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        values: the keys and values.
+        names: names of the two outputs without the layer's number, such as `key`.
+        number: number of the layer.
+        shapes: shapes of keys and values.
+    """
     for value, name, shape in zip(values, names, shapes, strict=True):
         graph.add_output(value, f"{name}.{number}", np.float32, shape)
 
@@ -516,19 +657,25 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
 
 
 def build_bias(graph: Graph, allowed: str) -> str:
-    """Add the conversion of a boolean mask to a bias on attention scores: 0 where allowed, else the lowest float32."""
+    """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph.
+
+    The result has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
+    """
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
 def key_mask(graph: Graph, present: str) -> str:
-    """Add a reshape of a key mask, (batch, keys) to (batch, 1, 1, keys), which broadcasts over heads and queries."""
+    """Add a reshape of a mask of keys to an ONNX graph: (B, keys) to (B, 1, 1, keys), for all heads and queries."""
     return graph.unsqueeze(present, 1, 2)
 
 
 def build_context(
     graph: Graph, stack: StackPositions, config: ModelConfig, queries: str, keys: str, present: str | None = None
 ) -> Context:
-    """Combine padding mask, causal mask, window and relative bias into one bias, and add the rotary tables.
+    """Add what the self-attentions of all layers share to an ONNX graph: one bias, and the tables of rotary positions.
+
+    The bias combines the padding mask, the causal mask, the attention window and T5's relative bias; the model must
+    have at least one of the masks.
 
     Args:
         graph: the graph to extend.
@@ -558,7 +705,13 @@ def build_context(
 
 
 def _relative_bias(graph: Graph, relative: RelativePositions, distance: str) -> str:
-    """Add a lookup of T5's bias by distance: (batch or 1, 1, queries, keys) to (batch or 1, heads, queries, keys)."""
+    """Add the lookup of T5's relative bias to an ONNX graph, and return the name of the bias, (B or 1, H, T, L).
+
+    Args:
+        graph: the graph to extend.
+        relative: the module with the bias of each head and distance.
+        distance: position of the key minus that of the query, (B or 1, 1, T, L).
+    """
     max_distance = relative.max_distance
     clipped = graph.apply("Clip", distance, graph.integer(-max_distance), graph.integer(max_distance))
     row = graph.apply("Add", clipped, graph.integer(max_distance))

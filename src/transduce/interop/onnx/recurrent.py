@@ -1,4 +1,4 @@
-"""Export of recurrent encoder–decoders to two ONNX graphs: an encoder, and one step of the decoder with explicit state.
+"""Export recurrent encoder–decoders to two ONNX graphs: the encoder, and one step of the decoder with explicit state.
 
 encoder.onnx maps `source_ids` to the decoder's other inputs and initial state. With attention it returns `memory_mask`
 and `memory`, and `memory_key` if keys are projected; it returns `context` if every step uses the context.
@@ -36,16 +36,20 @@ _LSTM_ORDER, _GRU_ORDER = (0, 3, 1, 2), (1, 0, 2)
 
 
 class _State(NamedTuple):
-    """The recurrent state of one layer, as names of graph values of shape (batch, width)."""
+    """The recurrent state of one decoder layer, as names of values in an ONNX graph of shape (batch, width).
+
+    `cell` is an LSTM's; `states` and `average` exist if the layer attends to its past states.
+    """
 
     hidden: str
     cell: str | None = None
     states: str | None = None
     """All past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 × width)."""
     average: str | None = None
+    """The weighted average of the past hidden states in the last step."""
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the graph value of each part of a layer's recurrent state."""
+        """Yield the kind (such as `hidden`) and the name in the graph of each part that the layer's state has."""
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
@@ -53,7 +57,11 @@ class _State(NamedTuple):
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
-    """Build the ONNX graph of a recurrent encoder (`Recurrent.encode`) and of the decoder's initial state."""
+    """Build the ONNX graph of a recurrent encoder, from source ids to what the decoder's graph needs.
+
+    Its outputs are the encoder's states if the decoder attends to them, the context vector if every step uses it, and
+    the decoder's initial state.
+    """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
@@ -81,7 +89,17 @@ def build_recurrent_encoder(model: Recurrent) -> Graph:
 
 
 def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEncoderLayer) -> tuple[str, str]:
-    """Add an encoder layer; return its states, (length, batch, width), and its last state, (batch, width)."""
+    """Add a recurrent encoder layer, in one or both directions, to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        x: the layer's input, (S, B, input width).
+        lengths: length of each source, (B,).
+        layer: the layer to convert.
+
+    Returns:
+        The names of its states, (S, B, width), and of its last state, (B, width). Both directions are concatenated.
+    """
     directions = [_build_cells(graph, x, layer.ahead, lengths=lengths)]
     if layer.back is not None:
         directions.append(_build_cells(graph, x, layer.back, lengths=lengths, direction="reverse"))
@@ -92,7 +110,7 @@ def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEnc
 
 
 def _build_mean(graph: Graph, memory: str, present: str) -> str:
-    """Add the mean over positions that are not padding: (batch, length, width) to (batch, width)."""
+    """Add the mean of the encoder's states over the positions without padding to an ONNX graph: (B, S, D) to (B, D)."""
     weights = graph.cast(present, np.float32)  # (B, S)
     total = graph.apply("MatMul", graph.unsqueeze(weights, 1), memory)  # (B, 1, D)
     count = graph.apply("ReduceSum", weights, graph.integers(1))  # (B, 1)
@@ -100,7 +118,16 @@ def _build_mean(graph: Graph, memory: str, present: str) -> str:
 
 
 def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
-    """Add the initial state of each decoder layer as outputs, which have the names of the decoder graph's inputs."""
+    """Add the initial state of each decoder layer to the outputs of the encoder's graph.
+
+    It is the context vector, or zeros if only the steps use the context. The outputs have the names of the decoder
+    graph's inputs.
+
+    Args:
+        graph: the encoder's graph.
+        model: the model.
+        context: the context vector, (B, D).
+    """
     config = model.config
     zeros = graph.apply("Sub", context, context)
     start = zeros if config.recurrent_context_to == "steps" else context
@@ -119,7 +146,11 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
 
 
 def build_recurrent_decoder(model: Recurrent) -> Graph:
-    """Build the ONNX graph of one decoding step: `Recurrent.decode` and `project`."""
+    """Build the ONNX graph of one step of a recurrent decoder, which computes the logits of the next token.
+
+    Its inputs are the newest token, the outputs of the encoder's graph and the state; its outputs are the logits and
+    the new state.
+    """
     graph, config = Graph("decoder"), model.config
     width = config.d_model
     ids = graph.add_input("target_ids", np.int64, ("batch", 1))
@@ -156,7 +187,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
 
 
 class _MemoryAttention:
-    """The decoder's attention to the encoder output, with the graph inputs that it needs."""
+    """A recurrent decoder's attention to the encoder output, as operators and inputs of an ONNX graph."""
 
     def __init__(self, graph: Graph, model: Recurrent) -> None:
         assert model.memory_attention is not None
@@ -169,7 +200,7 @@ class _MemoryAttention:
         self.known = KeysAndValues(graph.unsqueeze(keys, 1), graph.unsqueeze(memory, 1))  # (B, 1, S, D) each
 
     def build(self, state: str) -> str:
-        """Add the attention of the decoder's state to the encoder output: (batch, width) to the same shape."""
+        """Add the attention of a decoder's state to the encoder output to the graph: (B, D) to the same shape."""
         query = self.attention.query
         query_state = build_linear(self.graph, state, linear_weights(query)) if isinstance(query, nn.Linear) else state
         query_state = self.graph.unsqueeze(query_state, 1, 2)  # (B, 1, 1, D)
@@ -178,7 +209,14 @@ class _MemoryAttention:
 
 
 def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: int) -> _State:
-    """Add graph inputs for the past state of layer `number`, and return their names."""
+    """Add a recurrent decoder layer's past state to the inputs of an ONNX graph, and return the inputs' names.
+
+    Args:
+        graph: the graph to extend.
+        layer: the layer, which determines the parts of its state.
+        number: the number of the layer, which ends the names.
+        width: width of the state.
+    """
     names = ["hidden", *(["cell"] if isinstance(layer.cells, nn.LSTM) else [])]
     names += ["states", "average"] if layer.past_attention is not None else []
     cell = "cell" if "cell" in names else None
@@ -191,7 +229,19 @@ def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: i
 
 
 def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _State) -> tuple[str, _State]:
-    """Add one step of a decoder layer: (batch, input width) to (batch, width); return its output and the new state."""
+    """Add one step of a recurrent decoder layer to an ONNX graph.
+
+    If the layer attends to its past states, a weighted average of them replaces the previous state.
+
+    Args:
+        graph: the graph to extend.
+        x: the step's input, (B, input width).
+        layer: the layer to convert.
+        state: its state after the previous step.
+
+    Returns:
+        The name of the output, (B, D), and the new state.
+    """
     if layer.past_attention is None or state.states is None or state.average is None:
         _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=state)
         return new_state.hidden, new_state
@@ -208,7 +258,17 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
 
 
 def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State) -> str:
-    """Add `PastAttention`, the attention to past states: a weighted average of these states (batch, …)."""
+    """Add a recurrent layer's attention to its past states to an ONNX graph, and return the name of their average.
+
+    Args:
+        graph: the graph to extend.
+        x: the step's input, (B, input width), which determines the weights together with the previous average.
+        attention: the module to convert.
+        state: the layer's state with all past states.
+
+    Returns:
+        The weighted average, (B, D), or with an LSTM's cells (B, 2 D).
+    """
     assert state.states is not None
     assert state.average is not None
     query = graph.apply(
@@ -236,7 +296,7 @@ def _build_cells(
     direction: str = "forward",
     state: _State | None = None,
 ) -> tuple[str, _State]:
-    """Add one recurrent layer in one direction.
+    """Add a recurrent layer in one direction, or one step of it, to an ONNX graph.
 
     Args:
         graph: the graph to extend.
@@ -247,7 +307,7 @@ def _build_cells(
         state: the initial state; None: zero.
 
     Returns:
-        All states, (length, batch, hidden size), and the last state.
+        The names of all hidden states, (length, batch, hidden size), and the last state.
     """
     has_cell = isinstance(cells, nn.LSTM)
     order = _LSTM_ORDER if has_cell else _GRU_ORDER
@@ -273,13 +333,21 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of an LSTM's or GRU's weight with the gates in the order that ONNX requires."""
+    """Return the rows of an LSTM's or GRU's weight or bias with the gates in another order.
+
+    Args:
+        rows: PyTorch's weight, in which each gate has an equal number of consecutive rows.
+        order: PyTorch's index of each gate, in ONNX's order.
+    """
     gates = rows.chunk(len(order))
     return torch.cat([gates[gate] for gate in order])
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add a layer's state in the form of a cache: (batch, 1, width), or with an LSTM's cell (batch, 1, 2 × width)."""
+    """Add a recurrent layer's state as one more entry of its past states to an ONNX graph, and return its name.
+
+    The entry is (B, 1, width), or with an LSTM's cell (B, 1, 2 × width).
+    """
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)
 

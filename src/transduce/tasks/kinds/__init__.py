@@ -1,1 +1,1 @@
-"""The kinds of tasks, one module each, and what they share."""
+"""Define the kinds of tasks, one module each, and what they share."""

@@ -28,5 +28,5 @@ KINDS: dict[str, TaskKind[Any]] = {
 
 
 def kind_of(name: str) -> TaskKind[Any]:
-    """Return the task kind that the setting `task.kind` names."""
+    """Return the object that does a task, by the name that the setting `task.kind` has."""
     return KINDS[name]

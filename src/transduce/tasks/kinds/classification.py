@@ -70,7 +70,7 @@ class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the classes, summed over the texts."""
+        """Return the cross-entropy of the classes, summed over a batch's texts, each times its weight if it has one."""
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
@@ -89,7 +89,7 @@ class ClassificationObjective(LabelingObjective):
         return Loss(smoothed.sum() + 0.0 * logits.sum(), negative_log_likelihood.sum().detach(), len(labels), weight)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return the logits of the classes, (B, C), float32."""
+        """Return the logits of the classes for a batch of texts, (B, C), float32."""
         return self.model.classify(self.encode(batch)).float()
 
 
@@ -126,7 +126,7 @@ class LabeledDevSet(Validation):
 
 
 class ClassificationKind(LabelChoices, TextKind):
-    """The task of text classification."""
+    """The task of text classification: an encoder predicts one class for each text."""
 
     name = "classification"
     muon_factor = 0.5
@@ -153,11 +153,14 @@ class ClassificationKind(LabelChoices, TextKind):
         self.check_projection(settings)
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
+        """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary.
+
+        Classification itself uses the first two.
+        """
         return SPECIAL_TOKENS
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
+        """Return the files of texts and labels; texts may have any length, as long ones are truncated when read."""
         filters = msgspec.structs.replace(
             data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
@@ -194,7 +197,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of texts in a batch, 32; each text has one label."""
+        """Choose 32 texts for a batch, as `training.batch_tokens` counts texts here; each has one label."""
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
@@ -206,7 +209,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return Choice(ACCURACY, "of the dev texts")
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Refuse weights of classes that the corpus does not have, and log the weights.
+        """Log the weights of the classes in the loss, if the settings set any.
 
         Raises:
             TransduceError: `task.class_weights` names a label that no text has.
@@ -229,7 +232,7 @@ class ClassificationKind(LabelChoices, TextKind):
         return texts
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
-        """Return the dev set with all dev texts."""
+        """Return the dev set with all dev texts, sorted by length, which measures loss, accuracy and macro F1."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
         return LabeledDevSet(
@@ -270,7 +273,7 @@ class ClassificationKind(LabelChoices, TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the dev accuracy of the best model and write the final model card."""
+        """Measure the dev accuracy of the best model; return it with the final model card and a hint on its use."""
         from transduce.inference.classifier import load_classifier
 
         classifier = load_classifier(
@@ -289,7 +292,9 @@ class ClassificationKind(LabelChoices, TextKind):
 
 
 def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:
-    """Return the weight of each class in the loss, by its label.
+    """Return the weight of each class in the loss, by its label: 1 if the setting names none.
+
+    "balanced" gives each class of the training texts the same total weight.
 
     Raises:
         TransduceError: the settings name a label that no text has.
@@ -309,7 +314,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return the weight in the loss of each training text, times that of its class in `labels`; None: all are 1."""
+    """Return each training text's weight in the loss times that of its class in `labels`, (N,); None: all are 1."""
     of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts
@@ -357,7 +362,7 @@ def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _length(resolved: ResolvedSettings) -> int:
-    """Return the maximum number of tokens that a classifier reads from a text."""
+    """Return the maximum number of tokens that a classifier reads from a text, including special tokens."""
     return text_length(resolved.model, resolved.task.context)
 
 
@@ -379,7 +384,7 @@ def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)  # reading the whole corpus is slow, and every validation asks for it
 def _labels(corpus: PreparedCorpus, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the label of each text, decoded from its token ids."""
+    """Return the label of each text of a prepared corpus, decoded from its target's token ids."""
     store = read_store(corpus, tokenizer, "target")
     decoded: dict[bytes, str] = {}
     labels = []

@@ -35,7 +35,7 @@ _DEV_SEED = 0
 
 
 class NoiseGenerator:
-    """A generator of noise for batches of text, deterministic in (seed, epoch, index of the text).
+    """A generator of noise for batches of text; the seed, the epoch and the text's index determine what is corrupted.
 
     Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
     """
@@ -46,7 +46,10 @@ class NoiseGenerator:
         self._marks = [tokenizer.source.id(mark) for mark in noise_tokens(noise)]
 
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch with the corrupted texts as sources and the texts to restore as targets."""
+        """Return a batch with the corrupted texts as sources and what the model must write as targets.
+
+        This is the whole text or, with T5's spans, the removed ones. A batch without texts is returned as it is.
+        """
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
             return batch
@@ -86,7 +89,7 @@ class NoisePlan:
 
 
 class DenoisingKind(TextKind):
-    """The task of denoising text."""
+    """The task of denoising: a model restores a corrupted text, as pretraining for other tasks."""
 
     name = "denoising"
     may_be_prepared = True
@@ -96,7 +99,10 @@ class DenoisingKind(TextKind):
     unused_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to files with one text per line, and return settings that name these files."""
+        """Convert JSON lines to files with one text per line, and return settings that name these files.
+
+        Arguments are those of `TextKind.rewrite`.
+        """
         text_only(settings.data, "denoising model")
         return write_texts(settings.data, folder, overwrite=overwrite)
 
@@ -106,11 +112,11 @@ class DenoisingKind(TextKind):
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
-        """Return the special tokens that replace the removed tokens of corrupted texts."""
+        """Return the special tokens that replace the removed tokens of corrupted texts; none if tokens are deleted."""
         return noise_tokens(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: the translation loss from corrupted text to the original."""
+        """Return the loss function: cross-entropy of the target tokens, given the corrupted text, as in translation."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
@@ -124,7 +130,7 @@ class DenoisingKind(TextKind):
         return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set, which measures the loss of all dev lines."""
+        """Return the dev set, which measures the loss of all dev lines, with the same noise in every run."""
         return DevSet(
             config=resolved.model,
             directions=(),
@@ -158,7 +164,7 @@ class DenoisingKind(TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the dev loss of the best model and write the final model card."""
+        """Measure the dev loss of the best model; return it with the final model card and a hint on its use."""
         from transduce.model_folder.read import read_encoder_decoder_folder
 
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()

@@ -1,4 +1,4 @@
-"""Defaults and base classes of the tasks of a BERT encoder: masked language modeling, classification and tagging."""
+"""Share defaults and base classes among tasks of a BERT encoder: masked language modeling, classification, tagging."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ def build_encoder(config: ModelConfig) -> Encoder:
 
 
 def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
-    """Open one side of a prepared corpus as memory-mapped sentences."""
+    """Open one side of a prepared corpus as sentences of token ids that are mapped from disk."""
     vocabulary = tokenizer.source if side == "source" else tokenizer.target
     card = corpus.card.source if side == "source" else corpus.card.target
     ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
@@ -81,7 +81,7 @@ def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
 
 
 class EncoderChoices:
-    """Default settings that all tasks of a BERT encoder share: its sizes, the schedule and the learning rate."""
+    """A mixin with the default settings that all tasks of a BERT encoder share: sizes, schedule and learning rate."""
 
     name: ClassVar[str]
 
@@ -130,10 +130,10 @@ class EncoderChoices:
 
 
 class LabelChoices(EncoderChoices):
-    """Default settings that classification and tagging share, most of them for training from random weights."""
+    """A mixin with the defaults that classification and tagging share, most of them for training from random values."""
 
     muon_factor: ClassVar[float]
-    """Muon's peak learning rate, times `d_model`."""
+    """The peak learning rate of Muon times `d_model`."""
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
@@ -141,7 +141,7 @@ class LabelChoices(EncoderChoices):
         return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Choose rotary positions, unless the model is a BERT (post-norm) or its attention does not support them."""
+        """Choose rotary positions; None, the default, for a BERT (post-norm) or attention that doesn't support them."""
         width = model.get("d_k") or model["d_model"] // model["num_heads"]
         score = model.get("attention_score", "scaled")
         if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
@@ -164,7 +164,7 @@ class LabelChoices(EncoderChoices):
 
     @abstractmethod
     def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:
-        """Return the training texts with their labels."""
+        """Return the training texts with their labels, of the text or of its words, as batches are made of them."""
 
     def plan(self, corpus: Any, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> LabeledPlan:
         """Return the plan of this process's training batches; `training.batch_tokens` is a number of texts here."""
@@ -177,12 +177,12 @@ class LabelChoices(EncoderChoices):
         )
 
     def largest_batches(self, corpus: Any, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts, which needs the most memory."""
+        """Return the batch of the longest texts, which needs the most memory, in a list."""
         return [self.plan(corpus, resolved).largest_batches()]
 
 
 class LabelingObjective(Objective[Encoder]):
-    """A base class of the training objectives of classification and tagging."""
+    """A base class of the training objectives of classification and tagging, which start from an encoder's output."""
 
     def encode(self, batch: Batch) -> Tensor:
         """Return the encoder's output for a batch of texts, (B, S, D)."""

@@ -100,7 +100,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
 
 
 def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
-    """Return the front matter (YAML) of a model card for Hugging Face: languages, pipeline tag and library."""
+    """Return the YAML front matter of a model card for Hugging Face: known languages, pipeline tag and library."""
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
     return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
@@ -161,7 +161,7 @@ class Validation(ABC):
     """The model that receives the weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure a model with these weights on the dev set."""
+        """Load weights into the model and measure it on the dev set; the event has the metrics and seconds taken."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         event = self.measure(step)
@@ -255,15 +255,15 @@ C = TypeVar("C", bound=RunCorpus)
 
 
 class TaskKind(ABC, Generic[C]):
-    """An interface of task kinds, each of which learns from a corpus of type C, with defaults for most tasks.
+    """An interface of kinds of tasks, such as translation, each of which learns from a corpus of type C.
 
-    Tasks that learn from text derive from `TextKind`.
+    It has defaults for most tasks. Tasks that learn from text derive from `TextKind`.
     """
 
     name: ClassVar[str]
     """Name of the task, the value of `task.kind`."""
     model_kinds: ClassVar[tuple[str, ...]]
-    """The kinds of model that can do the task; the first is the default."""
+    """The kinds of model (`model.kind`) that can do the task; the first is the default."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
     """The metrics that `training.best_by` can select the best model by."""
     reads_text: ClassVar[bool] = True
@@ -306,7 +306,7 @@ class TaskKind(ABC, Generic[C]):
     # --- before the corpus is read ---
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that have no meaning for the task.
+        """Refuse settings of a run that have no meaning for the task.
 
         Raises:
             TransduceError: a setting is for another task, or the model's kind cannot do this task.
@@ -368,7 +368,7 @@ class TaskKind(ABC, Generic[C]):
             )
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
-        """Return the task's settings, completed by values that the base model's configuration determines."""
+        """Return the task's settings, completed by values from the base model's configuration; default: unchanged."""
         return task
 
     # --- the corpus ---
@@ -390,25 +390,25 @@ class TaskKind(ABC, Generic[C]):
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings, with those of `transduce prepare` if the corpus was prepared by it."""
+        """Return the data settings, with the filters of the `transduce prepare` that made the corpus, if one did."""
         return data
 
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the model settings of a preset, by the names of `model.*`."""
+        """Return the model settings that a preset such as "small" sets, by the names of `model.*`."""
         return msgspec.structs.asdict(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:  # noqa: ARG002
-        """Return the task's defaults of model settings that differ from the general ones."""
+        """Return the task's own defaults of model settings, by the names of `model.*`; {} if the general ones apply."""
         return {}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
-        """Choose the kind of positions by the model's other settings; None stands for the default."""
+        """Choose the setting `model.positions` by the model's other settings; None stands for the default."""
         return None
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the model's preset by the number of pairs and of target tokens in an epoch."""
+        """Choose the model's preset by the number of pairs, or, in some tasks, of target tokens in an epoch."""
         return choose_preset(pairs)
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
@@ -444,7 +444,7 @@ class TaskKind(ABC, Generic[C]):
         return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the metric for the best model; `translated` is the maximum number of dev sentences translated."""
+        """Choose the metric that selects the best model; `translated` counts the dev sentences to translate."""
         return choose_best_by(translated)
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:
@@ -464,7 +464,7 @@ class TaskKind(ABC, Generic[C]):
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
-        """Log problems that the corpus causes for the settings of a new run.
+        """Log problems that the corpus causes for the settings of a new run; the default logs none.
 
         Raises:
             TransduceError: a setting would have no effect.
@@ -475,7 +475,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Any], Loss]:
-        """Return the function that computes a batch's loss."""
+        """Return the function that computes the loss of a batch by the model."""
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
@@ -487,14 +487,14 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
-        """Return the dev set, which measures the quality of the model's weights."""
+        """Return an object that measures a model's weights on the dev set, and which has a model of its own."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
         """Return how long `finish` takes at the end of a run, as a multiple of the time of one validation."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
-        """Return how many tokens training reads in the time of a validation; None if the task does not predict it."""
+        """Return how many tokens training reads in the time of a validation; None, the default: no prediction."""
         return None
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:  # noqa: ARG002
@@ -508,7 +508,7 @@ class TaskKind(ABC, Generic[C]):
         return seconds
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
-        """Return a description of a batch that can be written as JSON."""
+        """Return a description of a batch that can be written as JSON, for the record of a skipped step."""
         return corpus.describe(batch)
 
     def describe_size(self, corpus: C) -> str:
@@ -518,7 +518,7 @@ class TaskKind(ABC, Generic[C]):
     # --- the model folder ---
 
     def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return additional text files that the model folder needs, by name."""
+        """Return additional text files that the model folder needs, such as the task card, by name; default: none."""
         return {}
 
     @abstractmethod
@@ -528,7 +528,7 @@ class TaskKind(ABC, Generic[C]):
     def card(
         self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None, *, folder: Path
     ) -> str:
-        """Return the model card, README.md, of the model in `folder`.
+        """Return the text of the model card, README.md, of the model in `folder`.
 
         `report` is the final quality on the dev set, None during training.
         """
@@ -567,7 +567,7 @@ def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
 
 
 class TextKind(TaskKind[TaskCorpus]):
-    """A base class of tasks on text that is tokenized by a vocabulary."""
+    """A base class of kinds of tasks on text that is tokenized by a vocabulary."""
 
     may_be_prepared: ClassVar[bool] = False
     """True if `transduce prepare` can prepare the task's corpus."""
@@ -600,7 +600,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text (by default, tables of pairs) to files of lines, and return the settings that name these files.
+        """Convert text (by default, tables of pairs) to files of lines, and return settings that name these files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -614,14 +614,14 @@ class TextKind(TaskKind[TaskCorpus]):
 
     @abstractmethod
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text to read, and how it is filtered and held out.
+        """Return the text files that the settings name, and how their pairs are filtered and a dev set is held out.
 
         Raises:
             TransduceError: the settings lack a file that the task needs, or name one that it does not use.
         """
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return special tokens that the task needs and that no text contains."""
+        """Return special tokens that the task needs and that no text contains; default: none."""
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
@@ -636,7 +636,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Learn the vocabulary and tokenize the text, or use what `transduce prepare` wrote."""
+        """Learn the vocabulary and tokenize the text for a new run, or use what `transduce prepare` wrote."""
         settings, folder = request.settings, request.folder
         if settings.data.prepared is not None:
             return use_prepared_corpus(settings, partial(self.read_text, overwrite=True), folder, request.display)
@@ -646,13 +646,13 @@ class TextKind(TaskKind[TaskCorpus]):
         )
 
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
-        """Open the corpus in the run's folder, or the corpus of `transduce prepare` that the run uses."""
+        """Open the corpus in the folder of a run that resumes, or the corpus of `transduce prepare` that it uses."""
         if settings.data.prepared is not None:
             return reopen_prepared_corpus(settings, partial(self.read_text, overwrite=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, overwrite=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
-        """Return the data settings with the prepared corpus's filters.
+        """Return the data settings with the prepared corpus's filters, if the run uses one; else unchanged.
 
         Filters that the task does not use keep their defaults.
         """
@@ -692,7 +692,7 @@ class TextKind(TaskKind[TaskCorpus]):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batches that need the most memory, to be tried before the first step."""
+        """Return one or two artificial batches as large as those that need most memory, to try before training."""
         return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
 
 

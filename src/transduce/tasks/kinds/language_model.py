@@ -59,7 +59,7 @@ class LanguageModelObjective(Objective[Decoder]):
     """The training objective of a language model: the cross-entropy of every next token."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of every next token, summed, from (B, T) inputs and labels."""
+        """Return the cross-entropy of every next token, summed over a batch of inputs and labels, (B, T) each."""
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
@@ -79,7 +79,7 @@ class LanguageModelObjective(Objective[Decoder]):
 
 
 class LanguageModelDevSet(Validation):
-    """A dev text: it measures the loss of a language model per token and per character."""
+    """A dev text of a language model, which measures the loss per token and per character."""
 
     def __init__(
         self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
@@ -108,7 +108,7 @@ def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
 
 
 class LanguageModelKind(TextKind):
-    """The task of language modeling."""
+    """The task of language modeling: a decoder predicts every next token of a text."""
 
     scales_rate_with_batch = False
     name = "language-model"
@@ -121,7 +121,10 @@ class LanguageModelKind(TextKind):
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to files with one text per line, and return settings that name these files."""
+        """Convert JSON lines to files with one text per line, and return settings that name these files.
+
+        Arguments are those of `TextKind.rewrite`.
+        """
         text_only(settings.data, "language model")
         return write_texts(settings.data, folder, overwrite=overwrite)
 
@@ -173,13 +176,16 @@ class LanguageModelKind(TextKind):
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
-        """Set the context to the number of the base model's learned positions, if it has them."""
+        """Return the task's settings, whose context is the number of the base model's learned positions.
+
+        They stay unchanged if a context is set, or the base model has other positions.
+        """
         if task.context is not None or base_config.positions != "learned":
             return task
         return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
-        """Return the number of tokens in a window, the context of the language model."""
+        """Return the number of tokens in a window of text, the context of the language model: the setting, or 256."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
@@ -202,7 +208,7 @@ class LanguageModelKind(TextKind):
         return LanguageModelObjective(model, label_smoothing=resolved.training.label_smoothing)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> WindowPlan:
-        """Return the plan of this process's batches of windows; each batch has at least one window."""
+        """Return the plan of this process's batches of windows of the training text, each with at least one window."""
         context = self.context(resolved.task)
         training, _ = split_stream(corpus)
         return WindowPlan(
@@ -215,7 +221,7 @@ class LanguageModelKind(TextKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return one batch, because all batches have the same size."""
+        """Return one batch in a list, because all batches have the same size."""
         return [self.plan(corpus, resolved).largest_batches()]
 
     def validation(
@@ -251,7 +257,7 @@ class LanguageModelKind(TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure perplexity and bits per character of the best model and write the final model card."""
+        """Measure perplexity and bits per character of the best model; return them with the final card and a hint."""
         generator = load_generator(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -265,7 +271,7 @@ class LanguageModelKind(TextKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return the training and dev token streams.
+    """Return the token streams, one-dimensional arrays of ids, of the training and the dev text.
 
     Without dev files, the last tenth of the text, at most 1,000,000 tokens, is the dev text.
     """

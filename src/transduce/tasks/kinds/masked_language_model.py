@@ -1,6 +1,6 @@
 """Pretrain BERT (Devlin et al. 2019): predict masked tokens, and whether one segment of text follows another.
 
-The trained encoder is a base model for classification.
+The trained encoder is a base model for classification and tagging.
 
 Legend: B rows, L tokens of a row, N masked tokens, D model width.
 """
@@ -82,16 +82,16 @@ _MIN_SENTENCES = 4
 
 
 def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwrite: bool) -> str:
-    """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
+    """Write the sentences of texts to a file, with an empty line after each document; return the file's path.
 
     Args:
         files: files of text.
         chosen: format of the files; "auto": by their suffixes.
-        path: the file to write, one sentence per line.
-        overwrite: write the file even if it exists.
+        path: the file to write, one sentence per line. Its folder is created if it is missing.
+        overwrite: write the file even if it exists; otherwise, an existing file stays as it is.
 
     Raises:
-        TransduceError: a text cannot be read, or there is none.
+        TransduceError: a text cannot be read, or no text has a sentence.
     """
     if overwrite or not path.exists():
         documents = (document for file in files for document in _documents(file, chosen))
@@ -104,7 +104,10 @@ def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwri
 
 
 def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
-    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document."""
+    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document.
+
+    In a file of lines, empty lines separate documents.
+    """
     if holds_texts(file, chosen):
         return filter(None, map(sentences_of, read_texts(file)))
     return read_documents(file)
@@ -116,7 +119,7 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     It then has at least 4 and at most 2,000 sentences.
 
     Raises:
-        TransduceError: a single file has too few sentences for both.
+        TransduceError: there are no dev files, and the text has fewer than 8 sentences.
     """
     text = read_store(corpus.prepared, corpus.tokenizer, "target")
     if corpus.dev is not None:
@@ -140,7 +143,7 @@ MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
 
 
 class MaskedLanguageObjective(Objective[Encoder]):
-    """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
+    """The training objective of BERT: masked tokens and, if the model has a classifier, next-sentence prediction.
 
     The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
     prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
@@ -148,7 +151,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
     """
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the loss of a batch, whose `negative_log_likelihood` covers the masked tokens only."""
+        """Return the loss of a batch; its `negative_log_likelihood` and number of tokens cover masked tokens only."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.encode(batch)
         present = labels != self.model.config.pad_id
@@ -171,7 +174,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output (B, L, D) and labels (B, L), which are the padding id where nothing is masked."""
+        """Return the encoder's output (B, L, D) and labels (B, L): the true ids of masked tokens, or the padding id."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
         # RoBERTa has one segment only.
@@ -182,7 +185,7 @@ class MaskedLanguageObjective(Objective[Encoder]):
 
 
 class MaskedDevSet(Validation):
-    """A dev text: it measures the accuracy of masked tokens and of next-sentence prediction."""
+    """A dev text that measures loss, accuracy of masked tokens and, if the model has it, next-sentence prediction."""
 
     model: Encoder
 
@@ -203,9 +206,9 @@ class MaskedDevSet(Validation):
         return validation_event(step, loss, scores)
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return a batch's loss in nats, and its numbers of masked tokens and of next-sentence rows.
+        """Return a batch's loss in nats, masked tokens, correct ones, next-sentence rows and correct ones.
 
-        Each number is followed by that of the correct predictions.
+        The loss is a sum over the masked tokens. Without next-sentence prediction, the last two numbers are 0.
         """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.objective.encode(batch)
@@ -221,7 +224,7 @@ class MaskedDevSet(Validation):
 
 
 class MaskedLanguageModelKind(EncoderChoices, TextKind):
-    """The task of pretraining a masked language model."""
+    """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
 
     name = "masked-language-model"
     may_be_prepared = True
@@ -232,13 +235,14 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
     unused_filters = FilterSettings.__struct_fields__
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the special tokens [CLS], [SEP] and [MASK]."""
+        """Return the special tokens that the vocabulary must have: [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert text to files with one sentence per line, and return settings that name these files.
 
-        Hard-wrapped lines are joined before the text is split into sentences.
+        Hard-wrapped lines are joined before the text is split into sentences. The training text of a prepared corpus is
+        not written again.
         """
         text_only(settings.data, "masked language model")
         data = settings.data
@@ -250,11 +254,14 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the text to prepare: all sentences, and the empty lines between documents."""
+        """Return the text to prepare: all sentences, and the empty lines between documents.
+
+        No dev text is held out of it here.
+        """
         return text_only(data, "masked language model")
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that the task does not use, and a context without space for text between the special tokens.
+        """Refuse settings that the task does not use, and a context without room for text between special tokens.
 
         Raises:
             TransduceError: a setting has no meaning for the task, or the context is too short.
@@ -268,12 +275,12 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
             )
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings, with a classifier for next-sentence prediction."""
+        """Return BERT's settings with the maximum length and, for next-sentence prediction, a classifier."""
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
-        """Return the settings unchanged, and check that the base model can predict masked tokens.
+        """Return the settings unchanged; this only checks that the base model can predict masked tokens.
 
         Raises:
             TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
@@ -286,7 +293,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return task
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check that it predicts next sentences exactly if the task does.
+        """Return the configuration unchanged; this only checks that it predicts next sentences iff the task does.
 
         Raises:
             TransduceError: the base model classifies texts, or contradicts `task.next_sentence`.
@@ -309,13 +316,13 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose the number of tokens in a batch: on a CPU twice that of translation, unless the corpus is small."""
+        """Choose the tokens in a batch: on a CPU twice as many as for translation, unless the corpus is small."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose twice as many steps as for a language model, thus at least 600.
+        """Choose twice as many steps as for a language model of this text, thus at least 600.
 
-        Only about a sixth of the tokens are targets.
+        A step learns less here, because only about a sixth of the tokens are targets.
         """
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
         return Choice(2 * choice.value, f"twice {choice.reason}")
@@ -333,16 +340,18 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
+        """Return the function from a batch to its loss, which includes next-sentence prediction if the model has it."""
         return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
-        """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""
+        """Return the number of tokens in all rows of an epoch, including special tokens and random second segments."""
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log a problem if hardly any segment of the text is followed by another one in its document.
+        """Log a problem if fewer than 10 % of the text's segments are followed by another one in their document.
+
+        Nothing is logged if the model doesn't predict next sentences.
 
         Raises:
             TransduceError: no segment is followed by another, and training starts from random weights.
@@ -360,7 +369,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
     def plan(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SentencePairPlan:
-        """Return the plan of this process's batches of rows; `training.batch_tokens` counts input tokens here."""
+        """Return the plan of this process's batches of rows; a batch's size is in input tokens, not in masked ones."""
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
         return _plan(
@@ -368,11 +377,11 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return artificial batches as large as the largest ones of the first epoch."""
+        """Return artificial batches as large as the largest of the first epoch, to try whether they fit in memory."""
         return [*self.plan(corpus, resolved).largest_batches()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> MaskedDevSet:
-        """Return the dev set: the dev text once, always with the same masks."""
+        """Return the dev set: every sentence of the dev text once, with the same masks in all validations."""
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
@@ -401,7 +410,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the best model on the dev text and write the final model card."""
+        """Measure the best model on the dev text; return the results with the final model card and a hint."""
         filler = load_filler(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )

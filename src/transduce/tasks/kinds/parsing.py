@@ -52,7 +52,10 @@ F1: Final = "f1"
 
 
 class ParsingDevSet(Validation):
-    """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first sentences."""
+    """A dev set of parsing: it measures the loss on all trees, and bracket F1 of greedy parses of the first sentences.
+
+    How many sentences are parsed is `training.translate_dev`; if it is 0, there is no F1.
+    """
 
     def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
         self.inner = inner
@@ -74,7 +77,7 @@ class ParsingDevSet(Validation):
 
 
 class ParsingKind(TranslationKind):
-    """The task of constituency parsing."""
+    """The task of constituency parsing: translation from sentences to linearized trees."""
 
     name = "parsing"
     may_be_prepared = False
@@ -104,6 +107,8 @@ class ParsingKind(TranslationKind):
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, and return settings that name these files.
+
+        Existing files stay unless `overwrite` is true, for a new run.
 
         Raises:
             TransduceError: the settings name no treebank, a target file or another format, or a treebank is malformed.
@@ -136,13 +141,17 @@ class ParsingKind(TranslationKind):
         )
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of sentences and linearized trees, with the tree symbols as special tokens."""
+        """Return the files of sentences and linearized trees, with the tree symbols as special tokens.
+
+        The length-ratio and identity filters are off, because trees are longer than sentences, but not by a fixed
+        ratio.
+        """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the best model by F1 if dev sentences are parsed, or else by the loss."""
+        """Choose F1 to select the best model if dev sentences are parsed during training, or else the loss."""
         if translated:
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
         return Choice("loss", "no dev sentence is parsed")
@@ -150,7 +159,7 @@ class ParsingKind(TranslationKind):
     def validation(  # type: ignore[override]
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> ParsingDevSet:
-        """Return the dev set: the loss of all trees, and greedy parses of some sentences."""
+        """Return the dev set: the loss of all trees, and greedy parses of at most `training.translate_dev` of them."""
         assert corpus.dev is not None
         inner = DevSet(
             config=resolved.model,
@@ -166,7 +175,7 @@ class ParsingKind(TranslationKind):
         return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the task card, a file of the model folder, that marks the model as a parser."""
+        """Return {file name: content} of the task card, which marks the model as a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
@@ -184,7 +193,7 @@ class ParsingKind(TranslationKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Measure the bracket F1 of the best model and write the final model card."""
+        """Measure the bracket F1 of the best model on the dev set; return it with the final model card and a hint."""
         parser = load_parser(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
@@ -199,14 +208,14 @@ class ParsingKind(TranslationKind):
 def write_parts(
     parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
 ) -> None:
-    """Write the sentences and the trees of treebanks to files, one per line, and the tokens of brackets and tags.
+    """Write treebanks' sentences and linearized trees to files, one per line, and the tokens of brackets and tags.
 
     Args:
         parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
-        folder: the run's folder.
+        folder: the folder to write to, which is created if it is missing.
         tags: write the part-of-speech tag of each word.
         merges: how many of the most frequent sequences of symbols between two words in the training set become single
-            tokens; None: 1,000.
+            tokens; None: 1,000. Without effect if `known` is not None.
         known: sequences that are tokens of an existing vocabulary; None: the vocabulary is yet to be learned.
 
     Raises:
@@ -233,7 +242,7 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return the sequences of tree symbols that are tokens of the model in a folder; none if it is not a parser."""
+    """Return the sequences of tree symbols that are tokens of the model in a folder; empty if it is not a parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))
@@ -249,6 +258,6 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def dev_trees(corpus: TaskCorpus) -> list[Tree]:
-    """Return the trees of the dev set."""
+    """Return the trees of the dev set, built from its sentences and linearized trees."""
     pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
     return [build_tree(symbols_in(target), source.split()) for source, target in pairs]

@@ -1,4 +1,6 @@
-"""Train taggers of words: an encoder, pretrained (`--init-from`) or not, on CoNLL columns.
+"""Train taggers of words, such as for parts of speech: an encoder, pretrained (`--init-from`) or not.
+
+Training data are files of columns, with a word and its tag in each line (CoNLL).
 
 Legend: B rows of tokens, S tokens of a row, C tags.
 """
@@ -95,16 +97,16 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
 
     @property
     def target_tokens(self) -> int:
-        """The number of words to tag in an epoch."""
+        """The number of words in the training sentences; each has one tag to learn."""
         return sum(len(sentence.words) for sentence in self.training)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags of training and dev sentences, sorted."""
+        """The distinct tags of training and dev sentences, sorted; a tag's index is its label in the model."""
         return tuple(sorted({tag for sentence in (*self.training, *self.dev) for tag in sentence.tags}))
 
     def describe(self, batch: Batch) -> dict[str, Any]:
-        """Return a batch's sentence indices, tokens and tags, as values that JSON can hold."""
+        """Return a batch's sentence indices, tokens and tags, as values that can be written as JSON."""
         vocabulary, tags = self.tokenizer.source, self.tags
         rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
         labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
@@ -112,14 +114,23 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
 
 
 class _StoredCard(msgspec.Struct, frozen=True):
-    """The metadata of the sentences that a run stores: digests of their files, and settings of the tokenizer."""
+    """A stored file's content: digests of the sentences' files by name, and the tokenizer's settings.
+
+    Runs that resume check the files by the digests.
+    """
 
     sha256: dict[str, str]
     tokenizer: TokenizerSettings
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Return the sentences of "training" and "dev"; without dev files, distinct training sentences are held out."""
+    """Return the sentences of "training" and "dev"; without dev files, about 3 % of the sentences are held out.
+
+    All copies of a held-out sentence are, so that none is in the training text.
+
+    Raises:
+        TransduceError: a file is malformed, or there are fewer than ten different sentences and no dev files.
+    """
     training = [sentence for path in data.source for sentence in read_tagged(path, data.columns)]
     if data.dev_source:
         dev = [sentence for path in data.dev_source for sentence in read_tagged(path, data.columns)]
@@ -166,7 +177,7 @@ class TaggingObjective(LabelingObjective):
     """The training objective of a tagger: the cross-entropy of the words' tags."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the tags, summed over the words."""
+        """Return the cross-entropy of the tags in nats, summed over the words of a batch."""
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)  # (own rows, S)
@@ -178,12 +189,12 @@ class TaggingObjective(LabelingObjective):
         return Loss(smoothed + 0.0 * logits.sum(), negative_log_likelihood.detach(), batch.target_tokens)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return the logits of each token's labels, (B, S, C), float32."""
+        """Return the logits of each token's tags, (B, S, C), float32; only those of words' labelled tokens are used."""
         return self.model.label_tokens(self.encode(batch)).float()
 
 
 class TaggedDevSet(Validation):
-    """A dev set of tagged sentences: it measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
+    """A dev set of tagged sentences that measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
 
     def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
         self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
@@ -224,7 +235,7 @@ class TaggedDevSet(Validation):
         return predicted, nats / max(1, sum(map(len, self.right)))
 
     def report(self) -> TaggingReport:
-        """Tag the dev set with the model's current weights, and return the scores."""
+        """Tag the dev set with the model's current weights, and return the scores of the tags."""
         with torch.inference_mode():
             return score_tags(self.predict()[0], self.right)
 
@@ -241,7 +252,8 @@ def _ratio(terms: Sequence[tuple[int, int]]) -> float:
 def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
     """Return each sentence's contribution to a score in percent that is a ratio of sums over sentences, such as F1.
 
-    A contribution is the sentence's first-order influence on the score; the mean of all is the score.
+    A contribution is the sentence's first-order influence on the score; the mean of all is the score. With them, the
+    difference of two checkpoints' scores can be tested sentence by sentence.
 
     Args:
         terms: the numerator and the denominator of each sentence.
@@ -254,7 +266,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 
 
 class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
-    """The task of tagging words."""
+    """The task of tagging words: training an encoder that labels each word of a sentence."""
 
     name = "tagging"
     muon_factor = 1.0
@@ -265,7 +277,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     search_advice = "leave it out"
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that tagging does not use.
+        """Refuse settings that tagging does not use, such as target files.
 
         Raises:
             TransduceError: a setting has no meaning for tagging, or no file is named.
@@ -297,7 +309,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def prepare(self, request: Preparation) -> TaggedCorpus:
         """Read the sentences, store them in the run's folder, and return the corpus.
 
-        The vocabulary is learned, or that of the base model is extended.
+        The vocabulary is learned from the training sentences, or that of the base model is extended.
         """
         settings, folder = request.settings, request.folder
         parts = _read_parts(settings.data)
@@ -374,15 +386,15 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return Reinitialized(("classifier.",), other_tags)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of sentences in a batch, 32."""
+        """Choose the size of a batch, always 32, which counts sentences and not tokens in this task."""
         return Choice(_ROWS, "sentences, with a tag for each word")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the steps of ten epochs, but at least 300; `batch_tokens` is the number of sentences in a batch."""
+        """Choose the steps of ten epochs, but at least 300; `pairs` and `batch_tokens` count sentences in this task."""
         return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the best model by the F1 of spans, or by accuracy if the tags describe no spans."""
+        """Choose the metric that selects the best model: F1 of spans, or accuracy if the tags describe no spans."""
         if describe_spans(corpus.tags):
             return Choice(F1, "of the spans that the tags describe")
         return Choice(ACCURACY, "of the words' tags")
@@ -390,7 +402,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: cross-entropy of the words' tags."""
+        """Return the function from a batch to its loss: cross-entropy of the words' tags."""
         return TaggingObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override
@@ -402,7 +414,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return TaggedDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: TaggedCorpus) -> str:
-        """Describe the number of sentences, words and tags, and name tags that occur only in the dev set."""
+        """Return the numbers of sentences, words and tags as text, with the names of tags that only the dev set has."""
         known = {tag for sentence in corpus.training for tag in sentence.tags}
         unseen = ", ".join(tag for tag in corpus.tags if tag not in known)
         alone = f" (of the dev set alone: {unseen})" if unseen else ""
@@ -412,7 +424,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- the model folder ---
 
     def documents(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return the task card, a file of the model folder, with the names of the tags."""
+        """Return {file name: content} of the task card, which stores the names of the tags and the maximum length."""
         length = text_length(resolved.model, resolved.task.context)
         return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
 
@@ -429,7 +441,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def finish(
         self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's tags of the dev set and write the final model card."""
+        """Score the best model's tags of the dev set; return the scores with the final model card and a hint."""
         tagger = load_tagger(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )

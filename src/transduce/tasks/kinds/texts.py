@@ -21,16 +21,21 @@ from transduce.text.filters import FilterSettings
 
 
 ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
-"""Filters that keep all lines, even empty ones."""
+"""Filters that keep all lines, even empty and very long ones."""
 
 
 def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
 
-    Nothing is held out if there is no dev text.
+    No dev text is held out if the settings name none.
+
+    Args:
+        data: names the files of text.
+        name: the kind of model, for messages, such as "language model".
+        filters: choose the lines that stay.
 
     Raises:
-        TransduceError: there is a target, or no source.
+        TransduceError: there is a target, no source, or a file format with columns.
     """
     if not data.source:
         raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
@@ -54,10 +59,10 @@ def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
 
 
 def pairs_of_files(data: DataSettings) -> TaskText:
-    """Return training and dev text of a task that learns from pairs; a dev set is held out if there is none.
+    """Return training and dev text of a task that learns from pairs; a dev set is held out if none is named.
 
     Raises:
-        TransduceError: the settings name no text.
+        TransduceError: the settings name no text, or runs whose text is not looked up yet.
     """
     if data.mix or any(corpus.run for corpus in data.corpora):
         raise TransduceError(
@@ -100,7 +105,10 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
 
 def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
-    """Return the tag of each file that the corpora name in `side`, such as "source"; empty if no corpus has a tag."""
+    """Return the tag of each file that the corpora name in `side`, such as "source"; "" is none.
+
+    Empty if no corpus has a tag.
+    """
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()
 
@@ -111,10 +119,13 @@ def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
 def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
     """Write the texts of JSON-lines files to text files, and return settings that name these files.
 
+    Other files stay as they are.
+
     Args:
         data: names the files. Training text of a prepared corpus is not written again.
         folder: folder of the written files.
-        overwrite: True for a new run; a resumed run reads only its dev text.
+        overwrite: True for a new run; False for a resumed one, whose training text is stored elsewhere, and whose dev
+            text is written only if its file is missing.
 
     Raises:
         TransduceError: a file has columns, or is not JSON lines of texts.
@@ -129,7 +140,7 @@ def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def holds_texts(path: str, chosen: Format) -> bool:
-    """Return whether a file is JSON lines of texts; otherwise, it is text line by line.
+    """Return whether a file is JSON lines of texts; otherwise, each of its lines is text.
 
     Raises:
         TransduceError: the file has columns.
@@ -144,7 +155,11 @@ def holds_texts(path: str, chosen: Format) -> bool:
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
-    """Convert a file of JSON lines to the text file `out`, and return the path of the text; other files stay."""
+    """Convert a file of JSON lines to the text file `out`, and return the path of the text.
+
+    The path is `out`, or `path` itself for a file of plain lines. An existing text file is written again only if
+    `overwrite` is true.
+    """
     if not holds_texts(path, chosen):
         return path
     if overwrite or not out.exists():
@@ -169,11 +184,11 @@ _WINDOW_ORDER, _OFFSET = 21, 22
 _NO_LABEL = -1
 
 Ids = NDArray[np.unsignedinteger]
-"""Token ids of a stream."""
+"""Token ids of a text, unsigned integers, (N,)."""
 
 
 def read_stream(corpus: PreparedCorpus) -> Ids:
-    """Return all tokens of a corpus in order, memory-mapped, (N,)."""
+    """Return all tokens of a prepared text in order, memory-mapped, (N,)."""
     return np.memmap(corpus.folder / "target.ids", dtype=np.dtype(corpus.card.target.dtype), mode="r")
 
 
@@ -188,13 +203,13 @@ class WindowPlan:
         Args:
             stream: token ids, (N,).
             context: tokens in a window, T.
-            rows: windows in a batch.
+            rows: windows in a batch, over all processes.
             seed: random seed of each epoch's first window and order of windows.
             pad_id: the padding id, which the artificial batch of `largest_batches` must not contain.
             rank_and_count: (rank, world size): this process gets every n-th window of a batch, from its rank on.
 
         Raises:
-            TransduceError: the text is shorter than a window.
+            TransduceError: the text is shorter than a window and its last label, T + 1 tokens.
         """
         if len(stream) <= context:
             raise TransduceError(
@@ -214,8 +229,8 @@ class WindowPlan:
     def batch(self, epoch: int, position: int) -> Batch:
         """Return this process's windows of the batch at a position of an epoch, (B, T) for source and target.
 
-        The target of each token is the next token. If no window is left for this process, the batch has one window as
-        a stand-in, without labels or indices.
+        The target of each token is the next token. If the batch has fewer windows than there are processes, a process
+        without one gets a window without labels or indices, because it must take part in the gradient too.
         """
         offset, order = self._epoch_order(epoch)
         all_rows = order[position * self._rows : (position + 1) * self._rows]
@@ -230,7 +245,7 @@ class WindowPlan:
         return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
 
     def largest_batches(self) -> Batch:
-        """Return an artificial batch of the maximum size, filled with an arbitrary id."""
+        """Return an artificial batch of the maximum size, filled with an arbitrary id that is not the padding's."""
         ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 
@@ -253,6 +268,8 @@ def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
 
 def consecutive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
     """Cut a text into consecutive windows for validation; a rest shorter than a window is left out.
+
+    A text shorter than a window becomes a single, shorter one.
 
     Raises:
         TransduceError: the text has fewer than two tokens.

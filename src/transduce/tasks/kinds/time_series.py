@@ -67,33 +67,36 @@ _DEV_SHARE = 0.1
 
 
 class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of the time series that a run stores in its folder."""
+    """The metadata of the time series that a run stores in its folder, so that it can resume without their files."""
 
     columns: tuple[str, ...]
     lengths: dict[str, list[int]]
-    """Number of points in each series file, by part."""
+    """Number of points in each series file, by part: "training" or "dev"."""
     sha256: dict[str, str]
     season: int
     scale: SeriesScale
 
 
 class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The time series of a training run, divided into training and dev windows."""
+    """The time series of a training run, divided into training and dev windows.
+
+    A window is some consecutive points of the past and those that follow, which are predicted.
+    """
 
     columns: tuple[str, ...]
     """Names of the series."""
     training: WindowedSeries
-    """All windows of the training part."""
+    """All windows of the training part, which overlap: one starts at each point."""
     dev: WindowedSeries
-    """The windows of the dev part, one horizon apart."""
+    """The windows of the dev part, which start one horizon apart, so that each point is predicted once."""
     points: int
     """Number of points in the training part."""
     season: int
-    """Season length in points; 1: no season."""
+    """Season length in points, such as 24 for hourly values with a daily pattern; 1: no season."""
     horizon: int
     """Number of points to forecast."""
     scale: SeriesScale
-    """Scale of the series."""
+    """Statistics of the training part by which values are normalized."""
     tokenizer: None = None
     tokenizer_settings: None = None
     languages: tuple[None, None] = (None, None)
@@ -105,11 +108,11 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def target_tokens(self) -> int:
-        """The number of values predicted in an epoch."""
+        """The number of values predicted in an epoch: windows × horizon × series."""
         return len(self.training) * self.horizon * len(self.columns)
 
     def describe(self, batch: SeriesBatch) -> dict[str, Any]:
-        """Return a batch's windows, each in its own scale, as JSON values."""
+        """Return a batch's windows, each in its own normalized scale, as values that can be written as JSON."""
         return {
             "windows": batch.indices.tolist(),
             "columns": list(self.columns),
@@ -119,10 +122,12 @@ class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -> SeriesCorpus:
-    """Read the files of a new run and store their numbers in its folder.
+    """Read the files of a new run, store their numbers in the run's folder and return the corpus.
+
+    Without dev files, the last tenth of each file is held out, but at least a horizon.
 
     Raises:
-        TransduceError: a file is missing, invalid, or too short for a window.
+        TransduceError: a file is missing, invalid, or too short for a window; or the season is longer than the past.
     """
     past, horizon = settings.past_points, settings.horizon
     columns, read = _read(data.source, settings.columns)
@@ -155,7 +160,7 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
 
 
 def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
-    """Read the numbers that `prepare_series` stored.
+    """Return the corpus of the numbers that a run stored in its folder when it was prepared.
 
     Raises:
         TransduceError: the stored numbers are missing or damaged.
@@ -175,7 +180,11 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
 
 
 def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
-    """Read files of time series; return the names of their common columns, and the values (N, C) of each file."""
+    """Read files of time series; return the names of their common columns, and the values (N, C) of each file.
+
+    Raises:
+        TransduceError: the files have different columns, or one is invalid.
+    """
     tables = [read_table(path, columns) for path in files]
     first = tables[0].columns
     for path, table in zip(files, tables, strict=True):
@@ -224,10 +233,14 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SeriesObjective(Objective[SeriesTransformer]):
-    """The training objective of a forecaster: squared errors or negative log-likelihoods of next values."""
+    """The training objective of a forecaster: squared errors or, if it predicts deviations, Gaussian likelihoods."""
 
     def loss(self, batch: SeriesBatch) -> Loss:
-        """Return the teacher-forced loss: the sum of squared errors, or of negative log-likelihoods in nats."""
+        """Return the sum of squared errors, or of negative log-likelihoods in nats, of a batch's future values.
+
+        The decoder reads the true values before each predicted one (teacher forcing). Errors are in the normalized
+        scale.
+        """
         weight = self.model.head.weight
         past = to_device(batch.past, weight.device).to(weight.dtype)
         future = to_device(batch.future, weight.device)
@@ -267,14 +280,14 @@ class SeriesDevSet(Validation):
         return validation_event(step, loss, {SKILL: self.score().skill})
 
     def score(self) -> ForecastReport:
-        """Score the forecasts that the model makes with its current weights."""
+        """Forecast the dev windows with the current weights; return the errors, relative to a repeated season."""
         names = self.forecaster.card.columns
         forecast = self.forecaster.forecast_windows(self.past, self.future.shape[1])
         return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
 
 
 class TimeSeriesKind(TaskKind[SeriesCorpus]):
-    """The task of time-series forecasting."""
+    """The task of time-series forecasting: training a Transformer that predicts numbers instead of text."""
 
     scales_rate_with_batch = False
     reads_text = False
@@ -290,7 +303,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         """Refuse settings that only concern text, such as those of the tokenizer.
 
         Raises:
-            TransduceError: a setting of text is set.
+            TransduceError: a setting of text is set, or no table is named.
         """
         super().check(settings)
         data = settings.data
@@ -315,7 +328,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> SeriesCorpus:
-        """Read the tables of time series, and store their values in the run's folder."""
+        """Read the tables of time series, store their values in the run's folder, and return the corpus."""
         corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
         request.display.say(
             f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; "
@@ -324,7 +337,11 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return corpus
 
     def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
-        """Open the time series that the run stored when it was prepared."""
+        """Open the time series that the run stored when it was prepared.
+
+        Raises:
+            TransduceError: a stored file is missing or damaged.
+        """
         return reopen_series(_series(settings.task), folder)
 
     # --- choices ---
@@ -332,7 +349,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
         """Return the preset's sizes, but half of its layers (at least one), `d_ff` = 4 × `d_model`, and dropout 0.1.
 
-        A number is less informative than a word.
+        Fewer layers suffice, because a number is less informative than a word.
         """
         return {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
@@ -377,35 +394,38 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the best model by skill: by how much the error of dev forecasts is below that of the last season."""
+        """Choose skill, which selects the best model by the error of its dev forecasts.
+
+        Skill is by how many percent the error is below that of repeating the last season.
+        """
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
-        """Choose float32, because bfloat16 has too few digits for numbers."""
+        """Choose float32 whatever the default is, because bfloat16 has too few digits for numbers."""
         return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
 
     # --- training ---
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
-        """Return the loss function: squared errors or negative log-likelihoods of every next value."""
+        """Return the function from a batch to its loss: squared errors or negative log-likelihoods of next values."""
         assert isinstance(model, SeriesTransformer)
         return SeriesObjective(model)
 
     def plan(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
     ) -> SeriesPlan:
-        """Return the plan of this process's batches of windows; `training.batch_tokens` counts predicted values."""
+        """Return the plan of this process's batches of windows; a batch's size is in predicted values."""
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(
             corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, rank_and_count=rank_and_count
         )
 
     def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
-        """Return one batch, because all batches have the same size."""
+        """Return one batch in a list, because all batches have the same size."""
         return [self.plan(corpus, resolved).batch(0, 0)]
 
     def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
-        """Return the dev set, which measures and forecasts windows of the dev part that are one horizon apart."""
+        """Return the dev set, which measures and forecasts at most 512 windows of the dev part, one horizon apart."""
         return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
@@ -415,7 +435,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- the model folder ---
 
     def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return the task card, and the card of the series, as files of the model folder."""
+        """Return {file name: content} of the task card and of the card of the series, files of the model folder."""
         return {
             TASK_CARD: TaskCard(kind="time-series").text(),
             SERIES_CARD: series_card(corpus, resolved).text(),
@@ -436,7 +456,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     def finish(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model's forecasts of the dev part and write the final model card."""
+        """Score the best model's forecasts of the dev part; return the scores with the final model card and a hint."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())

@@ -98,7 +98,7 @@ def target_input(target: Tensor, start_id: int) -> Tensor:
 
 
 class TranslationObjective(Objective[EncoderDecoder]):
-    """The training objective of an encoder-decoder model."""
+    """The training objective of an encoder-decoder model: cross-entropy of each target token, given those before it."""
 
     def __init__(self, model: EncoderDecoder, *, label_smoothing: float = 0.0, record: bool = False) -> None:
         """Create the objective.
@@ -112,12 +112,15 @@ class TranslationObjective(Objective[EncoderDecoder]):
         self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
 
     def prefetch(self, batch: Batch) -> None:
-        """Prepare the next batch while the current step runs (`training/prefetch.py`)."""
+        """Prepare the next batch while the current step runs (`training/prefetch.py`); no-op for recurrent models."""
         if self._packed is not None:
             self._packed.prefetch(batch)
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the teacher-forced cross-entropy, summed over the target tokens."""
+        """Return the teacher-forced cross-entropy in nats, summed over the target tokens of a batch.
+
+        Each sentence counts by its weight, if it has one.
+        """
         if self._packed is not None and (packed_loss := self._packed(batch)) is not None:
             return packed_loss
         device = self.model.source_weight.device
@@ -138,13 +141,13 @@ class TranslationObjective(Objective[EncoderDecoder]):
 
 
 def translate_dev(translator: Translator, direction: "DevDirection", search: SearchSettings) -> list[str]:
-    """Return the translations of dev sentences, which are read as documents if the corpus has documents."""
+    """Return the translations of dev sentences, with earlier sentences as context if the corpus has documents."""
     documents = Documents(direction.continues) if direction.continues else None
     return [each.text for each in translator.translate(list(direction.sources), search, documents=documents)]
 
 
 class DevDirection(NamedTuple):
-    """The dev sentences of one language pair that are translated at each validation."""
+    """The dev sentences of one language pair and tag that are translated at each validation."""
 
     source_language: str | None
     target_language: str | None
@@ -155,7 +158,7 @@ class DevDirection(NamedTuple):
     continues: Sequence[bool] = ()
     """Whether each sentence continues the document of the one before it; empty: there are no documents."""
     tag: str = ""
-    """The tag of the sentences; empty: none."""
+    """The corpus tag of the sentences (`data.corpora`), which the source starts with; empty: none."""
 
     def __str__(self) -> str:
         tag = f", {self.tag}" if self.tag else ""
@@ -163,7 +166,11 @@ class DevDirection(NamedTuple):
 
 
 def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair and tag: all, or about `max_sentences` in total."""
+    """Return the dev sentences of each language pair and tag: all, or about `max_sentences` in total.
+
+    Then each pair and tag has about the same number. Without any dev sentence, there is one direction without
+    sentences.
+    """
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
     pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
     keys = list(zip(pairs, groups.tags or [""] * count, strict=True))
@@ -181,7 +188,7 @@ def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list
 
 
 class DevSet(Validation):
-    """A dev set of translation: it measures the loss on all pairs and scores translations of some.
+    """A dev set of translation: it measures the loss on all pairs and scores greedy translations of some.
 
     With several language pairs, each is scored by itself, and the models are compared by the mean of the scores.
     """
@@ -214,11 +221,11 @@ class DevSet(Validation):
             translator.context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
-        """The measure whose noise is estimated."""
+        """The measure that selects the best model; its noise is estimated from the contributions of sentences."""
         self.translation_seconds = 0.0
-        """The time that the last validation took to translate."""
+        """The time in seconds that the last validation took to translate; 0 before any."""
         self.length_ratio = 1.0
-        """The length of the last translations, in characters, divided by that of the references."""
+        """The length of the last translations, in characters, divided by that of the references; 1 before any."""
 
     @override
     def measure(self, step: int) -> ValidationEvent:
@@ -268,7 +275,7 @@ class DevSet(Validation):
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return each sentence's contribution to BLEU or chrF, if it selects the best model; empty if the loss does."""
+        """Return each sentence's contribution to the score that selects the best model; empty if the loss does."""
         if self.best_by == "exact_match":
             pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
@@ -285,7 +292,7 @@ class DevSet(Validation):
 
 
 class TranslationKind(TextKind):
-    """The task of translation."""
+    """The task of translation: training an encoder-decoder model on pairs of texts."""
 
     name = "translation"
     may_be_prepared = True
@@ -303,11 +310,11 @@ class TranslationKind(TextKind):
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the training and dev files of both sides; without dev files, a dev set is held out from training."""
+        """Return the training and dev files of both sides; without dev files, training pairs are held out."""
         return pairs_of_files(data)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare the corpus of a new run.
+        """Prepare the corpus of a new run, with its vocabulary.
 
         Raises:
             TransduceError: files are missing or invalid, or documents have no dev set.
@@ -318,7 +325,7 @@ class TranslationKind(TextKind):
         return super().prepare(request)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with the tokens of target languages and of back-translated sources.
+        """Return the text to prepare, with the special tokens of target languages, tags, context and back-translation.
 
         The token of back-translated sources is left out if training starts from a base model (`init_from`), whose
         vocabulary may lack it.
@@ -356,7 +363,7 @@ class TranslationKind(TextKind):
     ) -> Plan[Batch]:
         """Return the plan of this process's training batches.
 
-        Placeholders, noise and sampled tokens are part of it if the settings ask for them.
+        It also puts in placeholders, noise and randomly sampled tokens if the settings ask for them.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
         plan: Plan[Batch] = _batch_plan(corpus, resolved, rank_and_count)
@@ -378,7 +385,10 @@ class TranslationKind(TextKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batches that need the most memory, grown by placeholder tokens and sampled tokens."""
+        """Return artificial batches as large as those that need the most memory, to try before the first step.
+
+        They are larger than the corpus needs if placeholders or sampled tokens can lengthen sentences.
+        """
         largest = super().largest_batches(corpus, resolved)
         grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
         pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
@@ -389,7 +399,7 @@ class TranslationKind(TextKind):
         return [grown_batch(batch, pad_ids, rate, longest) for batch in largest]
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log that training sentences are tokenized anew in each epoch, if the settings ask for that.
+        """Log that training sentences are tokenized at random anew in each epoch, if the settings ask for that.
 
         Raises:
             TransduceError: the vocabulary is of another kind than `bpe_dropout` or `unigram_alpha` needs.
@@ -402,13 +412,16 @@ class TranslationKind(TextKind):
         choice_log.record(f"training.{name}", getattr(training, name), None)
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: teacher-forced cross-entropy with label smoothing."""
+        """Return the function from a batch to its loss: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
+        """Return the dev set: the loss of all pairs, and greedy translations of about as many sentences as set.
+
+        The setting is `training.translate_dev`; if it is 0, nothing is translated or scored.
+        """
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         dev = DevSet(
@@ -424,7 +437,10 @@ class TranslationKind(TextKind):
         return dev
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the files that list the model's language pairs, if there are several, and its document context."""
+        """Return {file name: content} of the list of language pairs, if there are several, and of the document context.
+
+        Empty if there is neither.
+        """
         directions, data = dict.fromkeys(resolved.data.directions), resolved.data
         files = {DIRECTIONS: directions_text(directions)} if directions else {}
         if data.context_before:
@@ -432,20 +448,26 @@ class TranslationKind(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return the number of validations that take as long as the final beam searches of the whole dev set."""
+        """Return how many validations take as long as the final beam searches of the whole dev set.
+
+        A run with a time limit keeps this time for them.
+        """
         sentences = len(corpus.dev_sources)
         searches = _BEAM_TIME + (_COVERAGE_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many tokens training reads in the time of a validation, which computes losses and translates."""
+        """Return how many tokens training reads in the time of a validation, as a prediction before the first one."""
         assert corpus.dev is not None
         sentences = max(1, len(corpus.dev_sources))
         translated = min(resolved.training.translate_dev, sentences) / sentences
         return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
-        """Return how long a validation will take once translations are as long as the references, in seconds."""
+        """Return how many seconds a validation will take once translations are as long as the references.
+
+        Early in training, they may be much too long. If they are much too short, it is at least the time `expected`.
+        """
         if not isinstance(validation, DevSet):
             return seconds
         ratio = validation.length_ratio
@@ -472,9 +494,10 @@ class TranslationKind(TextKind):
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
-        """Score the best model on the dev set with the run's search settings, and write the final model card.
+        """Score the best model's translations of the dev set; return the scores with the model card and a hint.
 
-        For few pairs, the search gets a coverage penalty if that makes the translations better.
+        Beam search has the run's settings. For few pairs, it gets a coverage penalty if that makes the translations
+        better.
         """
         translator = open_translator(
             placement.folder,
@@ -507,7 +530,7 @@ class TranslationKind(TextKind):
 
 
 def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
-    """Return the plan of training batches, mixed from several corpora if they have shares."""
+    """Return the plan of training batches, mixed from several corpora if the settings give them shares."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     if not resolved.data.has_shares:
         return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, rank_and_count=rank_and_count)
@@ -538,19 +561,19 @@ def _growth_rate(resolved: ResolvedSettings) -> float:
 
 
 def _longest_sentence(config: ModelConfig) -> int | None:
-    """Return the largest number of tokens that a model with learned positions reads; None for other models."""
+    """Return the largest number of tokens that a model with learned positions reads; None: no such limit."""
     return config.max_positions if config.kind == "transformer" and config.positions == "learned" else None
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the option that selects a target language in a command; an empty text for a model of one language pair."""
+    """Return the command's option that selects a target language; an empty text for a model of one language pair."""
     return f" --target-language {data.directions[0][1]}" if data.directions else ""
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     """Return files of the model folder, by name, that describe the training text: its lines and its languages.
 
-    The former tells a translator whether to split texts into sentences. The latter, a profile of each of several
+    The former says whether a translator must split texts into sentences. The latter, a profile of each of several
     languages, lets a server detect the language of its input.
     """
     prepared = corpus.prepared.sentences
@@ -583,7 +606,7 @@ def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
     """Yield each language pair of a corpus, with the first index of its sentence pairs and the index after the last.
 
-    Pairs of unknown languages are left out.
+    A run of one language pair yields all its sentences; sentence pairs of unknown languages are left out.
     """
     source, target = corpus.languages
     prepared = corpus.prepared.sentences
@@ -599,7 +622,7 @@ def document_context(data: DataSettings) -> DocumentContext | None:
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
-    """Return all dev pairs as batches."""
+    """Return all dev pairs as batches, always in the same order."""
     plan = BatchPlan(corpus, batch_tokens=DEV_BATCH_TOKENS, seed=0)
     return [plan.batch(0, position) for position in range(len(plan))]
 
@@ -639,7 +662,7 @@ def choose_search(
         translator: the model.
         corpus: the corpus with the dev set.
         search: the search settings without coverage penalty.
-        reports: the dev scores with these settings.
+        reports: the dev scores with these settings, by language pair.
 
     Returns:
         The search settings, the dev scores with them, and a line that explains the penalty, empty if there is none.
@@ -663,7 +686,7 @@ def choose_search(
 
 
 def score_dev(translator: Translator, corpus: TaskCorpus, search: SearchSettings) -> dict[str, ScoreReport]:
-    """Score translations of the dev set with these search settings, for each language pair."""
+    """Translate the dev set with these search settings, and return the scores by language pair and tag."""
     decoding = decoding_record(search, translator.precision)
     reports = {}
     for direction in dev_directions(corpus):

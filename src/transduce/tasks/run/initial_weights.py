@@ -44,12 +44,12 @@ _ROWS_PREFIX = "rows."
 
 
 class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of a run's stored initial weights."""
+    """The metadata of a run's stored initial weights; with the digest, a resumed run finds out if they are damaged."""
 
     sha256: str
     """SHA-256 digest of the weights' file."""
     word_vectors: dict[str, Coverage] = {}
-    """How many tokens of each side have a word vector."""
+    """How many tokens have a word vector, by side ("source", "target"); empty without word vectors."""
 
 
 def check_adaptation(settings: Settings) -> None:
@@ -98,6 +98,13 @@ def check_frozen(settings: Settings) -> None:
 def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitialized: tuple[str, ...]) -> None:
     """Log the share of the parameters that LoRA trains, and check that the model has the selected projections.
 
+    Without LoRA, nothing is logged.
+
+    Args:
+        resolved: the run's settings.
+        choice_log: receives the rank of LoRA, with the share as the reason.
+        reinitialized: prefixes of the names of parameters that are trained fully in spite of LoRA.
+
     Raises:
         TransduceError: the model has none of the selected projections.
     """
@@ -113,12 +120,21 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
-    """Return whether a run must store its initial weights: they depend on a base model with LoRA or on word vectors."""
+    """Return whether a run must store its initial weights: it trains with LoRA, or from word vectors.
+
+    Later, checkpoints hold only LoRA's weights, and the files of word vectors may be gone.
+    """
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
 def store_initial_weights(folder: Path, model: Model, vectors: dict[str, MatchedVectors]) -> None:
-    """Write the initial weights, the indices of the rows that word vectors filled, and a card that describes both."""
+    """Write the initial weights, the indices of the rows that word vectors filled, and a card that describes both.
+
+    Args:
+        folder: the run's folder.
+        model: the model with its initial weights.
+        vectors: the word vectors found, by side ("source", "target"); empty without word vectors.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for side, filled in vectors.items():
         name, _ = embeddings_of(model)[side]
@@ -135,7 +151,7 @@ def store_initial_weights(folder: Path, model: Model, vectors: dict[str, Matched
 
 
 def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the initial weights, and by parameter name the indices of the rows that word vectors filled.
+    """Return the stored initial weights, and by parameter name the indices of the rows that word vectors filled.
 
     Raises:
         TransduceError: a file is missing or damaged.
@@ -160,10 +176,10 @@ def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
 def fill_with_vectors(
     model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, choice_log: ChoiceLog
 ) -> dict[str, MatchedVectors]:
-    """Copy word vectors into the embeddings, and log how many tokens have one.
+    """Copy word vectors into the embeddings in place, and log how many tokens have one.
 
     Returns:
-        The vectors found, by side. In a shared matrix, the target's vectors override the source's.
+        The vectors found, by side ("source", "target"). In a shared matrix, the target's vectors override the source's.
 
     Raises:
         TransduceError: a file is invalid, or the model has no such side.
@@ -199,7 +215,7 @@ def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
 def restrict_training(
     model: AnyModel, resolved: ResolvedSettings, folder: Path, reinitialized: tuple[str, ...]
 ) -> None:
-    """Add LoRA adapters to the model, and freeze embedding rows of word vectors, as the settings specify.
+    """Add LoRA adapters to the model, and freeze embedding rows of word vectors, if the settings ask for that.
 
     Args:
         model: the model with its initial weights, changed in place.
@@ -265,12 +281,12 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 
 
 def store_base_config(folder: Path, config: ModelConfig) -> None:
-    """Store the base model's settings in the run's folder."""
+    """Store the base model's configuration in the run's folder, so that the run can resume without the base model."""
     write_file(folder / _CONFIG_COPY, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
 
 
 def load_base_config(folder: Path) -> ModelConfig:
-    """Return the base model's settings that `store_base_config` stored in the run's folder.
+    """Return the base model's configuration, which the run stored in its folder when it started.
 
     Raises:
         TransduceError: the file is missing or damaged.
@@ -322,12 +338,12 @@ def build_initial_model(
 
     Args:
         resolved: the run's settings.
-        folder: the run's folder, which holds the weights if `prepare_initial_weights` stored them.
+        folder: the run's folder, which holds the weights if the run had to store them.
         trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
         reinitialized: the weights that are not taken from the base model.
 
     Raises:
-        TransduceError: the base model cannot be read or has changed since.
+        TransduceError: the base model cannot be read or has changed since the run started.
     """
     if needs_stored_weights(resolved):
         model = build_model(resolved.model)
@@ -341,11 +357,17 @@ def build_initial_model(
 def extend_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, base: Tokenizer, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Return a base model's weights with rows for the tokens that a vocabulary adds to the base model's vocabulary.
+    """Return a base model's weights with new rows for the tokens that the user's symbols add to its vocabulary.
 
     Each new row of the embeddings and of the output projection is a mean of existing rows: those of the tokens with
     which the base model spells the new token (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
     Models").
+
+    Args:
+        weights: the base model's weights by name.
+        config: the base model's configuration.
+        base: the base model's tokenizer.
+        tokenizer: the extended tokenizer.
     """
     sides = {"source": (base.source, tokenizer.source), "target": (base.target, tokenizer.target)}
     sides_of = {"own_target_weight": "target", "own_output_weight": "target", "output_bias": "target"}

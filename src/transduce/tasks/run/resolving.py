@@ -1,4 +1,7 @@
-"""Check the settings of a run up front (preflight), and resolve those that the user left open, with reasons."""
+"""Check the settings of a run up front (preflight), and resolve those that the user left open, with reasons.
+
+Each setting and its reason go to a choice log, which is shown when training starts.
+"""
 
 import math
 from collections.abc import Sequence
@@ -80,7 +83,7 @@ class VocabularyProperties(NamedTuple):
 
 
 def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties | None:
-    """Return the properties of a tokenizer that a model needs; None if there is no tokenizer."""
+    """Return the properties of a tokenizer that a model needs; None if there is no tokenizer, as for time series."""
     if tokenizer is None:
         return None
     source, target = tokenizer.source, tokenizer.target
@@ -138,7 +141,7 @@ def resolve_model(
 
 
 def _log_specified(specified: dict[str, Any], choice_log: ChoiceLog) -> None:
-    """Log the user's settings of the model, by name without `model.`, that the choice log lacks."""
+    """Log those of the user's model settings that are not in the choice log yet; names are without `model.`."""
     logged = {line.name for line in choice_log.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
@@ -162,7 +165,7 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
     """Return `d_model` and `num_heads` (at most `num_heads`) that fit the width of the settings' word vectors.
 
-    The result is empty without word vectors, or if the user specified `d_model`.
+    The result is empty without word vectors, or if the user specified `d_model`. The number of heads divides the width.
     """
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
@@ -177,7 +180,7 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
 
 
 def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choice_log: ChoiceLog) -> ModelConfig:
-    """Return the base model's configuration, with the dropout probabilities that the user specified.
+    """Return the base model's configuration, with the dropout probabilities that the user specified; log its sizes.
 
     Raises:
         TransduceError: another setting differs from the base model's.
@@ -200,7 +203,10 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
 
 
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Return a base model's configuration, with the tokenizer's vocabulary sizes where these are larger."""
+    """Return a base model's configuration, with the tokenizer's vocabulary sizes where these are larger.
+
+    They are if the user's symbols extend the vocabulary. Without a tokenizer, the configuration is unchanged.
+    """
     if tokenizer is None:
         return config
     return msgspec.structs.replace(
@@ -211,7 +217,7 @@ def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> M
 
 
 def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
-    """Return settings in which the base model's configuration determines open settings of the task; log these."""
+    """Return settings whose open `task.*` values are those of the base model; log these values."""
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
@@ -222,7 +228,16 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
 def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
-    """Predict the number of epochs, from the time budget and the machine's speed, or else from the steps."""
+    """Predict the number of epochs, a fraction, from the time budget and the machine's speed, or else the steps.
+
+    Args:
+        settings: the user's settings; steps and batch size that these leave open are those that the task would choose.
+        machine: the machine that trains.
+        preset: name of the preset of sizes.
+        pairs: number of training pairs.
+        epoch_tokens: number of target tokens in an epoch.
+        vocabulary_size: size of the target vocabulary; None: no tokenizer.
+    """
     kind, training = kind_of(settings.task.kind), settings.training
     if training.minutes is not None:
         parameters = count_multiplied_weights(PRESETS[preset], vocabulary_size or 0)
@@ -242,7 +257,16 @@ def resolve_preset(
     tokens: int = 0,
     vocabulary_size: int | None = None,
 ) -> str:
-    """Return the user's preset, or choose one by the number of pairs or target tokens and the time budget; log it."""
+    """Return the user's preset, or choose one by the size of the corpus and the time budget; log it.
+
+    Args:
+        settings: the user's settings.
+        machine: the machine that trains, whose speed counts if there is a time budget (`training.minutes`).
+        choice_log: receives the preset with the reason.
+        pairs: number of training pairs.
+        tokens: number of target tokens in an epoch, which some tasks use instead of pairs.
+        vocabulary_size: size of the target vocabulary; None: the time budget has no effect.
+    """
     choice = kind_of(settings.task.kind).choose_preset(pairs, tokens)
     if settings.training.minutes is not None and vocabulary_size is not None:
         choice = choose_preset_in_time(
@@ -287,7 +311,11 @@ _COPIED = (
 
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
-    """Return the tokenizer's settings: the user's, and others chosen by the size of the corpus; log them."""
+    """Return the settings to learn a tokenizer with: the user's, and others chosen by the corpus size; log them.
+
+    Raises:
+        TransduceError: the user asks for placeholders, but the task cannot use them.
+    """
     specified, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
     by_word, byte_fallback = specified.kind == "word", specified.byte_fallback
     if by_character:
@@ -337,11 +365,11 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
-    """Log the source and target language; the target language selects BLEU's tokenizer.
+    """Log the source and target language with their origin; the target language selects BLEU's tokenizer.
 
     Args:
         settings: the user's settings.
-        found: language codes of source and target.
+        found: language codes of source and target; None: unknown.
         choice_log: receives each chosen setting with its value and the reason.
     """
     if settings.data.directions:
@@ -365,7 +393,7 @@ def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: Choic
     Args:
         pairs: the number of pairs of each file of `data.source`.
         data: the data settings.
-        choice_log: the choice log.
+        choice_log: receives each line with its reason.
     """
     names = [" → ".join(direction) for direction in data.directions] or [
         corpus.tag or Path(path).name for corpus in data.corpora for path in corpus.source
@@ -434,7 +462,13 @@ def resolve_training(
     corpus: RunCorpus,
     choice_log: ChoiceLog,
 ) -> ResolvedTraining:
-    """Return the settings of training: the user's, and others chosen by the corpus and the machine; log them."""
+    """Return the settings of training: the user's, and others chosen by the corpus and the machine; log them.
+
+    With a time budget (`training.minutes`), the number of steps stays open (None).
+
+    Raises:
+        TransduceError: a setting is unsuitable for the task, the model or the machine.
+    """
     kind, training, take = kind_of(settings.task.kind), settings.training, choice_log.record
     check_training(settings, model, machine)
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
@@ -555,7 +589,10 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: C
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log which backend will decode with the model, and why no faster one does."""
+    """Log which backend will decode with the trained model, and why no faster one does.
+
+    Models that are not decoded by such a backend are not logged: recurrent models, encoders and forecasters.
+    """
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -637,7 +674,7 @@ def preflight(
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """Refuse search settings that have no effect in the task.
+    """Refuse search settings that have no effect in the task, because it searches otherwise or not at all.
 
     Raises:
         TransduceError: such a setting has another value than its default.
@@ -653,7 +690,10 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
 
 
 def _log_unused(settings: Settings, choice_log: ChoiceLog) -> None:
-    """Log settings that a recurrent model does not use; settings files may have them for several kinds of model."""
+    """Log settings that a recurrent model does not use; they are no error.
+
+    A settings file may serve several kinds of model.
+    """
     model = settings.model
     if model.kind != "recurrent":
         return
@@ -674,7 +714,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
     Args:
         settings: the user's settings.
-        base_config: the configuration of the base model, if there is one.
+        base_config: the configuration of the base model; None: training starts from random weights.
         machine: the machine that trains.
 
     Raises:
@@ -694,8 +734,10 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 def _trial_model(settings: Settings) -> ModelConfig:
     """Return a model configuration to check settings with: that of the user's preset, or of the first valid one.
 
+    Its vocabulary has an arbitrary size, because the text is not read yet.
+
     Raises:
-        TransduceError: no preset is possible.
+        TransduceError: no preset fits the settings.
     """
     reads_text = kind_of(settings.task.kind).reads_text
     properties = (

@@ -100,7 +100,10 @@ from transduce.ui_language import column, labeled, localized
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
-    """Return the properties of a machine and its kernels that determine the order of floating-point sums."""
+    """Return the properties of a machine and its kernels that determine the order of floating-point sums.
+
+    Checkpoints store them, because a resumed run is equal bit by bit only in the same environment.
+    """
     on_gpu = machine.device.startswith("cuda")
     bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
     return Environment(
@@ -114,7 +117,10 @@ def environment_of(machine: Machine, kernels: Kernels) -> Environment:
 
 
 def machine_of_process(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
-    """Return the part of the machine for one of several training processes: a GPU, or a part of the cores."""
+    """Return the part of the machine for one of several training processes: a GPU, or a part of the cores.
+
+    A number of threads that the user specified is not divided.
+    """
     if processes.count == 1:
         return machine
     machine = msgspec.structs.replace(machine, processes=processes.count)
@@ -135,6 +141,13 @@ def make_safeguards(
     """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
     With several processes, each process tries the first one's rows of the largest batches, as no process has more rows.
+
+    Args:
+        machine: the machine that trains.
+        largest: artificial batches that need most memory, which are tried before the first step.
+        describe_batch: returns a description of a batch that can be written as JSON.
+        processes: number of training processes.
+        kernels: the kernels that compute the model's functions.
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],
@@ -157,21 +170,22 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a training run."""
 
     settings: Mapping[str, Any]
-    """The settings, nested as in a settings file."""
+    """The user's settings, nested as in a settings file; those left open are chosen or taken from defaults."""
     out: Path
     """The run's folder."""
     resume: bool = False
-    """Resume the run in the folder, if there is one."""
+    """Resume the run in the folder; if there is none, start it."""
     dry_run: bool = False
     """Show all choices and a forecast of time and memory, without training."""
     forecast: bool = False
-    """Like `dry_run`, and forecast the final score on the dev set."""
+    """With `dry_run`: take more steps, and also forecast the final score on the dev set."""
     device: str = "auto"
-    """"cpu", "cuda" or "auto"."""
+    """The device that trains: "cpu", "cuda" or "auto", which is a GPU if there is one."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
     started_at: float | None = None
-    """The time, by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created."""
+    """The time, in seconds by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created.
+    """
     callbacks: tuple[Callback, ...] = ()
     """Objects that follow the run and may stop it."""
     specified_reason: str = "set by you"
@@ -198,7 +212,7 @@ class Run:
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Choose the settings that the user left open, prepare the corpus, and print the choices with their reasons."""
+        """Prepare a new run: choose open settings, prepare corpus and initial weights, and print all choices."""
         added = preset_settings(with_current_settings(self.request.settings, warn=False))
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
@@ -278,7 +292,11 @@ class Run:
             self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
-        """Restore the settings, the corpus and the number of threads of a run that was stopped."""
+        """Restore the settings, the corpus and the number of threads of a run that was stopped.
+
+        Raises:
+            TransduceError: a setting differs that may not change, or a stored file is missing or damaged.
+        """
         state = newest_state(self.request.out / CHECKPOINTS)
         stored, files = read_stored(self.request.out / SETTINGS_FILE), StoredTextFiles(self.request.out)
         settings = apply_changes(
@@ -328,8 +346,8 @@ class Run:
     def _use_threads_of(self, environment: Environment) -> None:
         """Use as many threads as in `environment`, that of the last checkpoint, so that results are equal bit by bit.
 
-        The number of threads stays if the user specified it, or if the process has fewer cores now. With another
-        number of processes, results differ anyway, and each process takes its share of the cores.
+        The number of threads stays if the user specified it, or if the process has fewer cores now. With another number
+        of processes, results differ anyway, and each process takes its share of the cores.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -347,7 +365,10 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
 
 
 def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
-    """Copy the base model's own tokenizer files to the run's folder if they describe the run's tokenizer."""
+    """Copy the base model's own tokenizer files to the run's folder if they describe the run's tokenizer.
+
+    They do for an imported model, such as one of Hugging Face, whose vocabulary is not extended.
+    """
     before, now = base.tokenizer, corpus.tokenizer
     if (
         isinstance(before, ImportedTokenizer)
@@ -359,12 +380,12 @@ def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_fol
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
-    """Write a run's complete settings to its folder."""
+    """Write a run's settings, with every choice filled in, to its folder."""
     write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
 
 
 def train_run(request: RunRequest) -> TrainResult | None:
-    """Run training as requested; return None for a dry run.
+    """Run training as requested, and return how it ended; None for a dry run.
 
     Training continues if its terminal is closed.
 
@@ -444,7 +465,11 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Start a run without training: its folder then holds the settings and the corpus, but no checkpoint."""
+    """Start a run without training: its folder then holds the settings and the corpus, but no checkpoint.
+
+    Raises:
+        TransduceError: the settings or files are invalid, or the folder holds another run or a model.
+    """
     refuse_to_overwrite(request.out, resume=request.resume)
     resolved, _ = _start_run(Run(request), RunFolder(request.out))
     return resolved
@@ -465,7 +490,10 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
 
 
 def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-    """Take the first steps of a run in a temporary folder, validate twice, and print the run's forecast."""
+    """Take the first steps of a run, validate twice, print the run's forecast and pass it to the callbacks.
+
+    With `RunRequest.forecast`, there are more steps, and the final score is forecast, too.
+    """
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
@@ -540,13 +568,16 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
 
 
 def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
-    """Predict the seconds that a validation takes from those of a step; NaN if the task makes no such prediction."""
+    """Predict how many seconds a validation takes from those of a step; NaN if the task makes no such prediction."""
     tokens = run.kind.validation_tokens(corpus, resolved)
     return math.nan if tokens is None else tokens * step_seconds / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Create a run's trainer; if settings or data make that impossible, the folder of a new run is restored."""
+    """Create a run's trainer; if settings or data make that impossible, the folder of a new run is restored.
+
+    After a failure of the disk, the folder stays.
+    """
     keep_freed_memory()
     try:
         with explain_model_out_of_memory():
@@ -602,7 +633,9 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
-    """Load the newest checkpoint into a trainer, say where training goes on, and return whether it has ended already.
+    """Load the newest intact checkpoint into a trainer, and return whether the run has ended already.
+
+    It also prints where training goes on.
 
     Raises:
         TransduceError: every checkpoint is damaged, and the initial weights are not there.
@@ -648,7 +681,10 @@ def _write_model(
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
-    """Print how training ended, measure and print the best model's quality, and write its final files."""
+    """Print how training ended, measure and print the best model's quality, and write its final files.
+
+    After a run that a signal stopped, nothing is measured, because it is to be resumed.
+    """
     display, out, duration = run.display, run.request.out, format_duration(result.elapsed_seconds)
     display.say(
         f"Finished at step {result.step:,} after {duration} of training."

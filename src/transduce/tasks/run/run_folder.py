@@ -1,4 +1,4 @@
-"""Create, lock and resume the folder of a training run."""
+"""Create, lock and resume the folder of a training run, which holds its settings, corpus, checkpoints and model."""
 
 import contextlib
 import shutil
@@ -38,7 +38,7 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a training run's folder while the context runs.
+    """Hold the lock of a training run's folder while the context runs, so that no other process trains in it.
 
     Raises:
         TransduceError: another process holds the folder's lock.
@@ -78,6 +78,10 @@ def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool
 def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
     """Refuse to start a run in a folder that holds another run, a model, or files that would be replaced.
 
+    Args:
+        folder: the run's folder, which may be missing.
+        resume: True if a run that the folder holds is to be continued.
+
     Raises:
         TransduceError: the folder holds such files, and the run is not resumed.
     """
@@ -107,7 +111,7 @@ class RunFolder:
         self._made = [parent for parent in folder.parents if not parent.exists()]  # innermost first
 
     def make(self) -> Path:
-        """Create the run's folder if it does not exist, and return its path."""
+        """Create the run's folder, with its parents, if it does not exist, and return its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder
 
@@ -127,7 +131,7 @@ class RunFolder:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Return whether the cause of an error is a failure to read or write a file."""
+    """Return whether the direct cause of an error is a failure to read or write a file."""
     return isinstance(error.__cause__, OSError | SafetensorError)
 
 
@@ -165,10 +169,10 @@ _INSTEAD = {"training.steps": "minutes", "training.minutes": "steps"}
 
 
 def read_stored(path: Path) -> Settings:
-    """Read the settings file that a run wrote.
+    """Read the settings file that a run wrote; settings of earlier versions are converted.
 
     Raises:
-        TransduceError: the file is damaged or from another version.
+        TransduceError: the file is damaged, of an unknown version, or names a component that is not registered.
     """
     try:
         content = read_run_settings(path.parent)
@@ -192,13 +196,14 @@ def apply_changes(
     trained: bool = True,
     is_same_text: Callable[[str, str], bool] = _is_same_path,
 ) -> Settings:
-    """Return a run's settings with the user's changes.
+    """Return a run's settings with the user's changes, of those that may change when it is resumed.
 
     Args:
         stored: the settings that the run started with.
         specified: the user's settings, nested as in a settings file.
-        trained: True if a checkpoint or initial weights were saved.
-        is_same_text: returns whether the second path has the text that the first one had when the run started.
+        trained: True if a checkpoint or initial weights were saved; before that, more settings may change.
+        is_same_text: returns whether the second path has the text that the first one had when the run started; by
+            default, whether both paths are the same.
 
     Raises:
         TransduceError: a setting differs that may not change.
@@ -236,7 +241,7 @@ def apply_changes(
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
-    """Return the settings that differ between two runs, as one line of text each."""
+    """Return the settings that differ between two runs, as one line of text each; empty if none differs."""
     old, new = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
         f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
@@ -250,8 +255,8 @@ def adapt_to_machine(
 ) -> Settings:
     """Adapt a resumed run's settings of kernels, compiled layers and CUDA graphs to this machine.
 
-    The settings stay as before, so that results are equal bit by bit, unless the user changed them or this machine
-    does not support them.
+    The settings stay as before, so that results are equal bit by bit, unless the user changed them or this machine does
+    not support them.
 
     Args:
         settings: the run's settings.

@@ -39,13 +39,13 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     compared_at_step: int
     """Step at which both runs are compared."""
     differences: list[str]
-    """What differs: kinds of tensors, and the first step with different metrics."""
+    """What differs: kinds of tensors, and the first step with different metrics; empty if nothing does."""
     repeatable: bool | None
-    """True if two uninterrupted runs are equal; None if this was not tested."""
+    """True if two uninterrupted runs are equal; None if this was not tested, because the resumed run is equal."""
     surroundings: Environment
     """The machine and libraries that the results depend on."""
     notes: list[str]
-    """Remarks on settings that were changed for the test."""
+    """Remarks for the user on settings that were changed for the test."""
 
     def __str__(self) -> str:
         used = self.surroundings
@@ -80,7 +80,7 @@ def verify_resume(request: RunRequest) -> ResumeReport:
         The result of the comparison.
 
     Raises:
-        TransduceError: settings or files are invalid, or training fails.
+        TransduceError: settings or files are invalid, training fails, or it ends before the run can be killed.
     """
     display = ProgressDisplay()
     with tempfile.TemporaryDirectory(prefix="transduce-verify-") as name:
@@ -130,7 +130,11 @@ class _Verification:
         )
 
     def _stop_and_resume(self) -> tuple[int, int, int]:
-        """Kill a run and resume it; return the last step before the kill, the checkpoint's step and the final step."""
+        """Kill a run and resume it; return the last step before the kill, the checkpoint's step and the final step.
+
+        Raises:
+            TransduceError: the run ended before it could be killed, or its training failed.
+        """
         self.display.say("Training a run that is killed.")
         run = self._train_until("stopped", lambda run: _last_step(run) > self.every and _newest(run) > 0)
         killed, resumed = _last_step(run), _newest(run)
@@ -144,7 +148,13 @@ class _Verification:
         return killed, resumed, compared
 
     def _train_until(self, name: str, ready: Callable[[Path], bool]) -> Path:
-        """Run the training command in a separate process, and kill it when `ready` is true of the run's folder."""
+        """Run the training command in a separate process, kill it once `ready(folder)` is true, and return the folder.
+
+        The folder is named `name`. It starts as a copy of the prepared run; one that exists is resumed.
+
+        Raises:
+            TransduceError: training ended before that.
+        """
         run = self.folder / name
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)
@@ -169,6 +179,9 @@ def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
     """Return settings for a short run with frequent checkpoints, validations and reports, and notes for the user.
 
     A time budget is replaced by steps, which a note says. The other changes do not affect the weights.
+
+    Raises:
+        TransduceError: the settings ask for fewer than 6 steps.
     """
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     training, notes = make_settings(content).training, []
@@ -207,7 +220,10 @@ def _newest(run: Path) -> int:
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Return the events of the complete lines of a run's metrics.jsonl, without values that depend on the clock."""
+    """Return the events of a run's metrics.jsonl, without values that depend on the clock; empty without the file.
+
+    An incomplete last line, of a killed run, is left out.
+    """
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
@@ -219,7 +235,10 @@ def _last_step(run: Path) -> int:
 
 
 def _differences(run: Path, reference: Path, step: int) -> list[str]:
-    """Return the kinds of tensors that differ between two runs at a step, and the first step with different metrics."""
+    """Return the kinds of tensors that differ between two runs at a step, and the first step with other metrics.
+
+    Empty if both are equal.
+    """
     ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [
         kind

@@ -39,10 +39,10 @@ COUNT: Form = {"type": int, "metavar": "N"}
 
 
 class SettingOption(NamedTuple):
-    """An option, by whose name commands and Python arguments set a setting."""
+    """An option of commands, such as --steps, and argument of Python functions, which sets a setting."""
 
     setting: str
-    """The dotted name of the setting."""
+    """The dotted name of the setting, such as "training.steps"."""
     help: str
     form: Form = TEXT
 
@@ -145,4 +145,4 @@ OPTIONS = {
         FLAG,
     ),
 }
-"""The options that set settings, by their names in Python."""
+"""The options that set settings, by their names in Python, such as "dev_source" for --dev-source."""

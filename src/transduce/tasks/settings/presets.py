@@ -1,7 +1,7 @@
 """Define what a preset sets besides the sizes of a model, each setting with its source.
 
-`training/choices.py:PRESETS` has the sizes. The presets of the paper also set how it trained (sections 5 and 6.1),
-and those of published models also set their components, vocabulary sizes and lengths.
+`training/choices.py:PRESETS` has the sizes. The presets of the paper also set how it trained (sections 5 and 6.1), and
+those of published models also set their components, vocabulary sizes and lengths.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import Settings
 
 Setting = tuple[Any, str]
-"""A value and the reason that the choice log prints."""
+"""A value, and the reason for it that the choice log prints."""
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +22,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...]
     """The values of `task.kind` that the settings are for; the first is the default."""
     settings: Mapping[str, Setting]
-    """Values and reasons by dotted names."""
+    """Values and reasons by dotted names of settings."""
     sizes_suit_all: bool = False
-    """True if other tasks may take the preset's sizes, without its other settings."""
+    """True if other tasks may take the preset's sizes without its settings; otherwise they cannot use the preset."""
 
 
 def _paper(*, steps: int, average: int, save_every: int, step_seconds: str) -> Recipe:
@@ -32,9 +32,9 @@ def _paper(*, steps: int, average: int, save_every: int, step_seconds: str) -> R
 
     Args:
         steps: number of training steps.
-        average: number of checkpoints whose weights are averaged.
+        average: number of last checkpoints whose weights are averaged.
         save_every: steps between checkpoints.
-        step_seconds: duration of a step in the paper, for the reason of `save_every`.
+        step_seconds: seconds of a step in the paper, for the reason of `save_every`.
     """
     settings: dict[str, Setting] = {
         "tokenizer.kind": ("bpe", "section 5.1: byte-pair encoding"),
@@ -144,7 +144,8 @@ _OF_BASE_MODEL = ("task.", "tokenizer.", "model.")
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
     """Return the settings that a preset adds to the user's, by dotted name, each with its reason.
 
-    The user's settings win. In a run of other length than the paper's, checkpoints keep their share of the run.
+    Empty without a preset, or if it has only sizes. The user's settings win. In a run of other length than the paper's,
+    checkpoints keep their share of the run.
 
     Args:
         content: the user's settings, nested as in a settings file.
@@ -204,7 +205,10 @@ def _value(content: Mapping[str, Any], name: str) -> Any:
 
 
 def has_preset_vocabulary_size(settings: Settings) -> bool:
-    """Return whether the vocabulary size is the preset's, which the vocabulary of a small text need not reach."""
+    """Return whether the vocabulary size is the preset's, which the vocabulary of a small text need not reach.
+
+    A size that the user chose, in contrast, is an error if the text is too small for it.
+    """
     recipe = RECIPES.get(settings.preset or "")
     value, _ = (None, "") if recipe is None else recipe.settings["tokenizer.vocabulary_size"]
     return value is not None and settings.tokenizer.vocabulary_size == value
@@ -212,6 +216,8 @@ def has_preset_vocabulary_size(settings: Settings) -> bool:
 
 def with_preset(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's settings, nested as in a settings file, completed by those of their preset.
+
+    The user's settings win. Without a preset, they are unchanged.
 
     Raises:
         TransduceError: the preset is for other tasks.

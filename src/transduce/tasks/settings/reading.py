@@ -69,7 +69,10 @@ _NAME = re.compile(r"`([\w.]+)`")
 
 
 class FileSettings(dict[str, Any]):
-    """A dictionary of nested tables of settings that stores the line of each setting in its file."""
+    """A dictionary of nested tables of settings that stores the line of each setting in its file.
+
+    Error messages about a wrong value can then name the line.
+    """
 
     def __init__(self, content: Mapping[str, Any], path: Path, text: str) -> None:
         """Create the settings from the parsed content of a file, its path, and its TOML text."""
@@ -83,7 +86,7 @@ class FileSettings(dict[str, Any]):
             self._chosen_decay = training["weight_decay"]
 
     def drop_location(self, name: str) -> None:
-        """Remove the stored line number of a setting or table, because another source overrides its value."""
+        """Forget the line of a setting or table, because another source, such as --set, overrides its value."""
         self._lines = {
             name_in_file: line
             for name_in_file, line in self._lines.items()
@@ -91,7 +94,7 @@ class FileSettings(dict[str, Any]):
         }
 
     def drop_chosen_decay(self, steps: Any) -> None:
-        """Remove a weight decay that was chosen for the file's number of steps, if another source sets another number.
+        """Remove a weight decay that was chosen for the file's number of steps, if `steps` is another number.
 
         So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run.
         """
@@ -102,7 +105,10 @@ class FileSettings(dict[str, Any]):
             del training["weight_decay"]
 
     def location_of(self, sentence: str) -> str | None:
-        """Return the file and line of the first setting that an error message names; None if no file sets it."""
+        """Return the file and line of the first setting that an error message names; None if no file sets it.
+
+        Only the path is returned if the line is unknown, as for keys of inline tables.
+        """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
             tables = [setting for setting in self._lines if mentioned.startswith(f"{setting}.")]
@@ -113,7 +119,7 @@ class FileSettings(dict[str, Any]):
 
 
 def _setting_names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
-    """Yield the full names of all settings that have a value; tables are left out."""
+    """Yield the dotted names of all settings that have a value; tables themselves are left out."""
     for key, value in content.items():
         if isinstance(value, Mapping):
             yield from _setting_names(value, f"{prefix}{key}.")
@@ -122,7 +128,7 @@ def _setting_names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
-    """Yield the full name and the line number of each key in a TOML text, except keys of inline tables."""
+    """Yield the dotted name and the line number of each key in a TOML text, except keys of inline tables."""
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TABLE.match(line):
@@ -160,8 +166,10 @@ _OTHER_NAMES = {
 def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
     """Return the content of a settings file, with ``key.name=value`` assignments applied in order.
 
+    Without a file (`path` is None), the result has the assignments only. Values are not checked yet.
+
     Raises:
-        TransduceError: the file is not valid TOML, or an assignment is malformed.
+        TransduceError: the file cannot be read or is not valid TOML, or an assignment is malformed.
     """
     content: dict[str, Any] = {}
     # parsed first, because a malformed assignment may have been taken for the path
@@ -193,7 +201,7 @@ _TABLES_OF_VALUES = ("task.class_weights",)
 
 
 def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set a setting by its dotted name in nested tables; a table is merged with an existing one.
+    """Set a setting by its dotted name in nested tables, in place; a table is merged with an existing one.
 
     Raises:
         TransduceError: a part of the name is a value and not a table, or the name is not a text.
@@ -220,7 +228,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set the setting of each option in `values`, {name in `OPTIONS`: value}; None leaves a setting as it is."""
+    """Set the setting of each option in `values`, {Python name of the option: value}; None leaves it as it is."""
     for name, value in values.items():
         if value is not None:
             put_setting(content, OPTIONS[name].setting, value)
@@ -283,8 +291,8 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
     """Check keys and types, and return the settings, completed by those of the preset.
 
     Raises:
-        TransduceError: a key does not exist, with the nearest one that does; or a value has the wrong type. For
-            settings of a file, the message starts with file and line.
+        TransduceError: a key does not exist, and the message names a similar one; or a value has the wrong type or
+            range. For settings of a file, the message starts with file and line.
     """
     try:
         return _checked(with_preset(with_current_settings(content, warn=True)))
@@ -344,7 +352,7 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
 
 
 def _kinds(hint: Any) -> str:
-    """Return a description, in words, of the values that a setting of this type accepts."""
+    """Return a description, in words, of the values that a setting of this type accepts, for an error message."""
     if struct_of(hint) is not None:
         return "a table"
     if get_origin(hint) in _UNIONS:
@@ -360,7 +368,7 @@ def _kinds(hint: Any) -> str:
 
 
 def _names(hint: Any) -> list[str]:
-    """Return the names that a setting of this type accepts; an empty list if it is not an enumeration."""
+    """Return the names that a setting of this type accepts; an empty list if it does not accept only some names."""
     if get_origin(hint) is Literal:
         return [str(name) for name in get_args(hint)]
     return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
@@ -385,7 +393,7 @@ def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return the keys that lead to the first setting in nested tables; none for a value that is not a table."""
+    """Return the keys that lead to the first setting in nested tables; empty for a value that is not a table."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -415,7 +423,7 @@ def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct that a field of this type holds; None if it holds none."""
+    """Return the settings struct that a field of this type holds, also an optional one; None if it holds none."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in _UNIONS:

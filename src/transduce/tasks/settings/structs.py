@@ -333,6 +333,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _join_corpora(self) -> None:
         """Set `source`, `target`, `dev_source` and `dev_target` to the files of all corpora, in their order.
 
+        Without corpora, they stay as they are.
+
         Raises:
             TransduceError: the corpora contradict each other or other settings.
         """
@@ -359,7 +361,13 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def _refuse_one_corpus(self) -> None:
-        """Refuse settings that a run on several corpora cannot have; `mix` adds corpora to one, which has languages."""
+        """Refuse settings that a run on several corpora cannot have.
+
+        `data.mix` adds corpora to one, whose languages may be set.
+
+        Raises:
+            TransduceError: such a setting is set.
+        """
         several = "corpora" if self.corpora else "mix"
         languages = ("languages",) if self.corpora else ()
         for name in ("back_translated", "monolingual", "distill_from", "prepared", *languages):
@@ -385,7 +393,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def has_shares(self) -> bool:
-        """True if corpora are sampled by their share of all batches."""
+        """True if at least one corpus is sampled by its share of all batches (`share`)."""
         return any(corpus.share is not None for corpus in self.corpora)
 
     @property
@@ -395,21 +403,24 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """The source and target language of a run with one pair of languages, as far as the settings name them."""
+        """The source and target language of a run with one pair of languages.
+
+        None if the settings do not name them, or if there are several pairs.
+        """
         if not self.corpora or self.has_several_directions:
             return self.languages
         return next((pair for corpus in self.corpora if (pair := corpus.known_direction)), None)
 
     @property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `source`, in a run with several language pairs."""
+        """The language pair of each file of `source`, in a run with several language pairs; otherwise empty."""
         if not self.has_several_directions:
             return ()
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.source)
 
     @property
     def dev_directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `dev_source`, in a run with several language pairs."""
+        """The language pair of each file of `dev_source`, in a run with several language pairs; otherwise empty."""
         if not self.has_several_directions:
             return ()
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
@@ -502,7 +513,7 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """All tokens that are never split and that the user asks for: `user_symbols`, and the line feed."""
+        """All tokens that are never split and that the user asks for: `user_symbols`, and the line feed if wanted."""
         return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 
@@ -590,7 +601,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def convert_settings(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested tables describe; `model.*` may name registered components.
+    """Return the settings that nested tables describe; `model.*` may name components that a plugin registered.
 
     Raises:
         msgspec.ValidationError: a value has the wrong type, or a name is unknown.
@@ -606,7 +617,7 @@ def convert_settings(content: Mapping[str, Any]) -> Settings:
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The complete settings of a run, including what follows from its tokenizer."""
+    """The complete settings of a run, with nothing left to choose, including what follows from its tokenizer."""
 
     preset: str | None
     """Name of the preset of sizes; None if the model is a base model's."""
@@ -625,5 +636,5 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def micro_batch_tokens(self) -> int:
-        """The number of target tokens in one micro-batch of a gradient step."""
+        """The target tokens in a micro-batch, one of the parts into which a step's batch is divided; rounded up."""
         return -(-self.training.batch_tokens // self.training.accumulate)
