@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.acceleration import select_decoder
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.inference.translation import Translation, empty_alternative, join_parts
+from transduce.inference.translation import Translation, empty_alternative, join_parts, without_incomplete_character
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
@@ -486,7 +486,10 @@ class PartsObserver:
             agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
             ids = tokens[number, 0].tolist()
             certain = ids[: int(agreed.cumprod(dim=0).sum())]
-            self._drafts[text, part] = (decode(certain).rstrip("\ufffd"), decode(ids).rstrip("\ufffd"))
+            self._drafts[text, part] = (
+                without_incomplete_character(decode(certain)),
+                without_incomplete_character(decode(ids)),
+            )
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

@@ -20,9 +20,6 @@ from transduce.text.word_spans import Span
 # Legend: W hypotheses of one sentence, t tokens so far.
 
 
-_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
-
-
 class GrowingText:
     """The part of a translation that is already final during search, for streaming; it grows with each step.
 
@@ -40,9 +37,8 @@ class GrowingText:
         """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
-        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds).rstrip(
-            _UNFINISHED
-        )
+        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds)
+        text = without_incomplete_character(text)
         if not text.startswith(self.shown):
             return ""
         return self._show(text)
@@ -61,6 +57,14 @@ def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool)
     """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds."""
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
+
+
+def without_incomplete_character(text: str) -> str:
+    """Return the text of the first tokens of a translation without a last character that lacks some of its bytes.
+
+    Byte tokens that are no complete UTF-8 character yet are decoded as replacement characters.
+    """
+    return text.rstrip("\ufffd")
 
 
 # --- results ---

@@ -22,7 +22,7 @@ from transduce.inference.quality_estimation import (
     describe_wrong_language,
     find_quality_warnings,
 )
-from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation, without_incomplete_character
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
@@ -398,8 +398,7 @@ class _Reporter:
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Report the progress of a line that is one plain sentence; `report_text` reports other lines."""
         if self._is_plain[number]:
-            # The last character may be incomplete, with only some of its byte tokens decoded.
-            text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+            text, draft = (without_incomplete_character(self._model.decode(part)) for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
