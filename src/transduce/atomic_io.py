@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,11 @@ from transduce.errors import TransduceError
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
-    with name_path_in_errors(path), open_atomically(path) as file:
+    """Write or replace a file atomically; devices, pipes and symbolic links are written to directly.
+
+    Of several processes that write a file at the same time, the last one wins.
+    """
+    with name_path_in_errors(path), _new_file(path, f".partial-{secrets.token_hex(4)}-{path.name}") as file:
         file.write(content)
 
 
@@ -27,12 +31,22 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears at its path, or replaces the file there, once the `with` block succeeds.
 
     Devices, pipes and symbolic links are written to directly.
+
+    Raises:
+        TransduceError: another process writes the file.
     """
+    with lock_output(path), _new_file(path, f".partial-{path.name}") as file:
+        yield file
+
+
+@contextmanager
+def _new_file(path: Path, partial_name: str) -> Iterator[BinaryIO]:
+    """Open a file that is written under another name in the same folder, and renamed once the `with` block succeeds."""
     if path.is_symlink() or is_special_file(path):
         with path.open("wb") as file:
             yield file
         return
-    partial = path.with_name(f".partial-{path.name}")
+    partial = path.with_name(partial_name)
     try:
         with partial.open("wb") as file:
             yield file
@@ -115,6 +129,24 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def lock_output(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or folder while this process writes it; there is none in a folder that does not exist.
+
+    Raises:
+        TransduceError: another process, or another thread of this process, holds the lock.
+    """
+    with contextlib.ExitStack() as stack:
+        if path.parent.is_dir() and not is_special_file(path):
+            try:
+                stack.enter_context(exclusive_lock(path.with_name(f".{path.name}.lock")))
+            except BlockingIOError:
+                raise TransduceError(
+                    f"Another process is writing {path}: wait until it has ended, or name another one."
+                ) from None
+        yield
+
+
 # --- folders ---
 
 
@@ -128,23 +160,26 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
         description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
-        TransduceError: the name belongs to a file, or to a folder with other content.
+        TransduceError: the name belongs to a file, or to a folder with other content, or another process writes the
+            folder.
     """
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
         raise TransduceError(f"{folder} is a file, but {description} is a folder: choose another name.")
-    _recover(folder)
-    if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
-        raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        with name_path_in_errors(folder):
-            yield partial
-        _replace(partial, folder)
-    finally:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with lock_output(folder):
+        _recover(folder)
+        if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
+            raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
+        partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            with name_path_in_errors(folder):
+                yield partial
+            _replace(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replace(partial: Path, folder: Path) -> None:

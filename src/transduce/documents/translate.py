@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import lock_output, write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
@@ -336,18 +336,20 @@ def write_translated(
         observe: called with each group of texts and their translations, those of the interrupted run too.
 
     Raises:
-        TransduceError: there is an interrupted translation and `resume` is False, or it is of another document.
+        TransduceError: there is an interrupted translation and `resume` is False, or it is of another document, or
+            another process writes the file.
     """
-    store = _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume)
-    finished = list(store.portions)
+    with lock_output(path):
+        store = _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume)
+        finished = list(store.portions)
 
-    def store_and_observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
-        store.add(translations)
-        if observe is not None:
-            observe(units, translations)
+        def store_and_observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
+            store.add(translations)
+            if observe is not None:
+                observe(units, translations)
 
-    write_file(path, translate_content(document, translate, observe=store_and_observe, finished=finished))
-    store.delete()
+        write_file(path, translate_content(document, translate, observe=store_and_observe, finished=finished))
+        store.delete()
 
 
 class _Store:

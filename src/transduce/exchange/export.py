@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import name_path_in_errors, sync_file, sync_folder
+from transduce.atomic_io import lock_output, name_path_in_errors, sync_file, sync_folder
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
@@ -271,20 +271,24 @@ def _folder_aside(out: Path) -> Iterator[Path]:
     Parent folders that were created are removed too if they are empty. Errors in the block name `out`.
 
     Raises:
-        TransduceError: the temporary folder cannot be created.
+        TransduceError: the temporary folder cannot be created, or another process writes to `out`.
     """
     temporary = out.with_name(f".partial-{out.name}")
     created = [parent for parent in out.parents if not parent.exists()]  # innermost first
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
-    try:
-        with name_path_in_errors(out):
-            yield temporary
+        with contextlib.ExitStack() as stack:
+            try:
+                for parent in reversed(created):
+                    parent.mkdir(exist_ok=True)
+                stack.enter_context(lock_output(out))
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+            except OSError as error:
+                raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            with name_path_in_errors(out):
+                yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
         with contextlib.suppress(OSError):  # fails if a parent holds the export or other files
             for parent in created:
                 parent.rmdir()

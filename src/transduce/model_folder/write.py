@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.atomic_io import file_sha256, lock_output, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors
@@ -125,23 +125,25 @@ def write_model_folder(
         documents: further text files by name, such as the settings and README.md.
 
     Raises:
-        TransduceError: the weights cannot be written, for example because the disk is full.
+        TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
+            this folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    partial_file = folder / f".partial-{WEIGHTS}"
-    try:
-        # The weights come first: if one cannot be read or written, nothing else is.
-        digest = _write_weights(partial_file, weights, config)
-        write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
-        if tokenizer is not None:
-            _write_tokenizer(folder, tokenizer, config, languages)
-        for name, text in documents.items():
-            write_file(folder / name, text.encode())
-        _write_manifest(folder, languages, [digest, *_known_digests(folder)])
-        replace_file(partial_file, folder / WEIGHTS)
-    finally:
-        partial_file.unlink(missing_ok=True)  # frees space on a full disk
-    _write_manifest(folder, languages, [digest])
+    with lock_output(folder / WEIGHTS):
+        partial_file = folder / f".partial-{WEIGHTS}"
+        try:
+            # The weights come first: if one cannot be read or written, nothing else is.
+            digest = _write_weights(partial_file, weights, config)
+            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+            if tokenizer is not None:
+                _write_tokenizer(folder, tokenizer, config, languages)
+            for name, text in documents.items():
+                write_file(folder / name, text.encode())
+            _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+            replace_file(partial_file, folder / WEIGHTS)
+        finally:
+            partial_file.unlink(missing_ok=True)  # frees space on a full disk
+        _write_manifest(folder, languages, [digest])
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
