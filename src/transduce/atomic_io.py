@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from transduce.errors import TransduceError
 
@@ -24,6 +26,16 @@ def write_file(path: Path, content: bytes) -> None:
     """
     with name_path_in_errors(path), _new_file(path, f".partial-{secrets.token_hex(4)}-{path.name}") as file:
         file.write(content)
+
+
+def json_bytes(content: Any, *, indent: int = 2) -> bytes:
+    """Return a value as the content of a JSON file: indented, in UTF-8, with a line feed at the end."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=indent) + b"\n"
+
+
+def write_json(path: Path, content: Any, *, indent: int = 2) -> None:
+    """Write a value to a JSON file atomically."""
+    write_file(path, json_bytes(content, indent=indent))
 
 
 @contextmanager

@@ -1,12 +1,35 @@
-"""Configure processes: environment variables of PyTorch's libraries, their unused memory, and child processes."""
+"""Configure processes: SIGTERM, child processes, environment variables of PyTorch's libraries, and unused memory."""
 
 import ctypes
 import mmap
 import os
 import platform
 import re
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+# --- SIGTERM ---
+
+
+@contextmanager
+def handle_sigterm(handler: Callable[..., object]) -> Iterator[None]:
+    """Call `handler` when SIGTERM arrives in the body of `with`; outside of the main thread, nothing is changed.
+
+    A handler that raises an exception lets the body remove partial output and end its child processes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 # --- child processes ---
 # They run this package from the location it was imported from.

@@ -1,5 +1,6 @@
 """Test `transduce estimate-quality`, which reports lines with quality warnings, and re-decoding by `--redecode`."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -91,6 +92,77 @@ def test_the_models_own_translations_are_reported_as_json(
     assert [each["line"] for each in content["doubtful"]] == [1, 3, 4] == [int(row[0]) for row in out.splitlines()]
     assert {"kind": "cut", "found": ""} in content["doubtful"][0]["doubts"]
     assert json.loads(review(capsys, trained, *options, "--json", "-")[0]) == content
+
+
+def test_the_worst_lines_come_first(capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    """Lines with definite warnings precede those that are only less likely; empty lines are not listed."""
+    source, target = files
+    source.write_text("我吃鱼\n\n我吃鱼\n我吃鱼\n", "utf-8")
+    target.write_text("I eat fish.\n\nfish\tfish\n我吃鱼\n", "utf-8")
+    options: list[str | Path] = ["--source", source, "--translation", target]
+    out, _ = review(capsys, trained, *options, "--worst", "9", "--json", tmp_path / "q.json")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["4", "3", "1"]
+    assert rows[0][1].startswith("copied (")
+    assert rows[1][1].startswith("unlikely (")
+    assert rows[1][3] == "fish fish"
+    assert "nats a token" in rows[2][1]
+    content = json.loads((tmp_path / "q.json").read_bytes())
+    assert [each["line"] for each in content["worst"]] == [4, 3, 1]
+    assert [value is None for value in content["nats_per_token"]] == [False, True, False, False]
+    assert content["nats_per_token"][0] == content["worst"][2]["nats_per_token"]
+    assert review(capsys, trained, *options, "--worst", "1")[0] == f"{out.splitlines()[0]}\n"
+    own, _ = review(capsys, trained, "--source", source, "--worst", "9")
+    assert len(own.splitlines()) == 3
+    assert all("nats a token" in line.split("\t")[1] for line in own.splitlines())
+
+
+def test_all_lines_are_written_as_a_table(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = files
+    target.write_text('"We, eat"\n\nfish\n我吃鱼\n', "utf-8")
+    options: list[str | Path] = ["--source", source, "--translation", target]
+    tables = []
+    for suffix, dialect in ((".csv", csv.excel), (".tsv", csv.excel_tab)):
+        review(capsys, trained, *options, "--output", tmp_path / f"q{suffix}")
+        with (tmp_path / f"q{suffix}").open(encoding="utf-8", newline="") as file:
+            tables.append(list(csv.reader(file, dialect)))
+    assert tables[0] == tables[1]
+    header, *rows = tables[0]
+    assert header == ["line", "nats_per_token", "warnings", "source", "translation"]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4"]
+    assert [row[4] for row in rows] == ['"We, eat"', "", "fish", "我吃鱼"]
+    assert rows[1][1:3] == ["", ""]
+    assert float(rows[0][1]) > 0
+    review(capsys, trained, *options, "--output", tmp_path / "q.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text("utf-8").splitlines()]
+    assert [f"{line['nats_per_token']:.4f}" if line["nats_per_token"] else "" for line in lines] == [
+        row[1] for row in rows
+    ]
+
+
+def test_lines_that_are_too_long_to_score_are_counted(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
+    source, target = files
+    source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
+    target.write_text("I eat fish .\nwater water\n", "utf-8")
+    out, err = review(capsys, trained, "--source", source, "--translation", target, "--worst", "2")
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["2", "1"]
+    assert "1 line could not be scored, since the source or the translation is too long" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--worst", "0", "`--worst` must be at least 1, but is 0."),
+        ("--output", "q.txt", "`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `q.txt`."),
+    ],
+)
+def test_wrong_values_of_review_options_are_refused(
+    capsys: Capture, trained: Path, files: tuple[Path, Path], option: str, value: str, message: str
+) -> None:
+    assert main(["estimate-quality", str(trained), "--source", str(files[0]), option, value, *COMPUTING]) == 2
+    assert capsys.readouterr().err == f"transduce: {message}\n"
 
 
 def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:

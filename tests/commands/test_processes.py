@@ -1,11 +1,14 @@
 """Test the command in a separate process: closed pipes, locales without UTF-8, terminals."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from transduce.process_environment import handle_sigterm
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 COMMAND = [sys.executable, "-m", "transduce"]
@@ -99,3 +102,11 @@ def test_on_a_terminal_there_is_a_prompt_that_stays_out_of_the_output(trained: P
     said = err.decode("utf-8")
     assert said.startswith("zh → en. Type a sentence; an empty line ends.\n")
     assert said.count("> ") == 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
+def test_sigterm_ends_a_block_and_is_then_handled_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"), handle_sigterm(lambda *_: sys.exit(143)):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

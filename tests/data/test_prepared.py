@@ -259,7 +259,7 @@ def test_folders_without_a_matching_prepared_corpus_are_refused(
         PreparedCorpus.open(folder)
     for content in (b"{", b'{"format_version": 1}'):
         card.write_bytes(content)
-        with pytest.raises(TransduceError, match="is not a corpus's description"):
+        with pytest.raises(TransduceError, match="does not describe a prepared corpus"):
             PreparedCorpus.open(folder)
     card.write_bytes(good)
     ids = folder / "source.ids"

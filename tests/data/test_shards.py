@@ -259,9 +259,9 @@ def test_damaged_shards_are_refused(files: CorpusFiles, tokenizer: Tokenizer, tm
     card = folder / "part.json"
     good = card.read_bytes()
     for text, message in (
-        (b"{", "is not a part's description"),
+        (b"{", "does not describe a part of a corpus"),
         (b"{}", "has format none, but this version reads format 1"),
-        (b'{"format_version":1}', "is not a part's description"),
+        (b'{"format_version":1}', "does not describe a part of a corpus"),
         (good.replace(b'"format_version":1', b'"format_version":9'), "has format 9, but this version reads format 1"),
     ):
         card.write_bytes(text)

@@ -104,8 +104,9 @@ def test_evaluate_prints_a_confusion_table(trained: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "macro F1" in shown.splitlines()[0]
     assert "right label (rows) and predicted label (columns)" in shown
-    assert main(["evaluate", str(trained / "run"), *files, "--lowercase", *COMPUTING]) == 2
-    assert "is for translations, but" in capsys.readouterr().err
+    for unused in (["--lowercase"], ["--beam-size", "2"], ["--length-penalty", "0"], ["--target-language", "de"]):
+        assert main(["evaluate", str(trained / "run"), *files, *unused, *COMPUTING]) == 2
+        assert f"`{unused[0]}` is for translations, but" in capsys.readouterr().err
 
 
 def test_balanced_weights_give_every_class_the_same_share(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

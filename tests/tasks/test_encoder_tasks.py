@@ -705,6 +705,13 @@ def test_files_left_by_a_failed_run_are_not_used_as_its_text(tmp_path: Path) -> 
         ),
         ({"task": {"kind": "masked-language-model", "context": 4}}, r"`task.context` must be at least 5 here"),
         ({"task": {"kind": "parsing", "context": 9}}, r"`task.context` means nothing where `task.kind` is parsing"),
+        ({"task": {"kind": "parsing"}, "data": {"context_before": 2}}, r"`data.context_before` means nothing where"),
+        ({"task": {"kind": "parsing"}, "data": {"weight_column": "w"}}, r"`data.weight_column` means nothing where"),
+        ({"task": {"kind": "parsing"}, "data": {"noise": {"typos": 0.5}}}, r"`data.noise` means nothing where"),
+        (
+            {"task": {"kind": "parsing"}, "data": {"corpora": [{"source": ["a.mrg"]}]}},
+            r"`data.corpora` means nothing where `task.kind` is parsing",
+        ),
         (
             {"task": {"kind": "masked-language-model"}},
             r"masked language model learns from text: name it by `data.source`",

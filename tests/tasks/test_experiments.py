@@ -438,6 +438,19 @@ def test_a_failed_run_is_reported_with_its_own_error_only(
     assert [failure.reason for failure in runner._failures] == ["transduce: Another process is training."]
 
 
+def test_a_run_uses_this_package_where_the_folder_has_another(
+    tmp_path: Path, files: dict[str, Path], plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "transduce").mkdir()
+    (tmp_path / "transduce" / "__init__.py").write_text("raise SystemExit('another transduce')", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    experiment = make_experiment(content(tmp_path, files, plugin))
+    run = expand(experiment)[0]
+    run.log_path.parent.mkdir(parents=True, exist_ok=True)
+    runner = experiments._Runner(experiment, [run], experiments.ExperimentOptions(), lambda _: None)
+    assert runner._execute(run, ["--version"], "a"), run.log_path.read_text("utf-8")
+
+
 # --- statistics -------------------------------------------------------------------------------------------------
 
 

@@ -123,6 +123,29 @@ def test_a_model_of_several_directions_needs_the_target_language(
     capsys.readouterr()
 
 
+def test_commands_that_open_a_translator_take_its_target_language(
+    trained: Path, corpora: list[dict[str, list[str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, (source,), (target,) = str(trained), corpora[1]["dev_source"], corpora[1]["dev_target"]
+    computing = ["--target-language", "cs", "--device", "cpu", "--threads", "1", "--precision", "fp32"]
+    for command in (
+        ["evaluate", model, "--source", source, "--reference", target, "--beam-size", "1"],
+        ["score", model, "--source", source, "--target", target],
+        ["align", model, "--source", source, "--target", target],
+        ["compare", model, target, "--source", source, "--reference", target, "--beam-size", "1"],
+        ["build-datastore", model, "--source", source, "--target", target, "--output", str(tmp_path / "store")],
+        ["inspect", model, "sun"],
+        ["plot", "attention", model, "sun"],
+    ):
+        assert main([*command, *computing]) == 0, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        if command[0] == "evaluate":
+            assert float(out.partition("chrF ")[2].split()[0]) > 50
+        if command[0] == "build-datastore":
+            assert f"--datastore {tmp_path / 'store'} --target-language cs" in err
+    assert main(["evaluate", model, "--source", source, "--reference", target]) == 2
+
+
 def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[dict[str, list[str]]]) -> None:
     source, target = corpora[0]["source"], corpora[0]["target"]
     out, pair = tmp_path / "m", ("en", "de")

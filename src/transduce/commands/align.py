@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_computing, check_writable, load_translator
+from transduce.commands.options import add_computing, add_languages, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.ui_language import localized
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="reference alignments of these lines, as `0-0 1-2`: to choose heads with --learn, otherwise to compare",
     )
+    add_languages(parser)
     add_computing(parser)
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
+from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
+    add_computing,
+    add_languages,
+    check_writable,
+    load_translator,
+    option_of,
+    read_aligned_lines,
+    write_report,
+)
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.text.files import count_noun
 from transduce.ui_language import localized
@@ -62,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
     )
     tuning.add_argument("--dev-target", metavar="FILE", help="translations of --dev-source")
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -84,10 +94,12 @@ def run(options: argparse.Namespace) -> int:
     )
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
+    passed = [(option_of(name), vars(options)[name]) for name in LANGUAGE_OPTIONS if vars(options)[name] is not None]
+    languages = "".join(f" {option} {shell_word(value)}" for option, value in passed)
     sys.stderr.write(
         localized(
             f"Written to {options.output}: transduce translate {shell_word(options.model)} --datastore "
-            f"{shell_word(options.output)}{common_options()}\n"
+            f"{shell_word(options.output)}{languages}{common_options()}\n"
         )
     )
     return 0

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
     SEARCH_OPTIONS,
     add_computing,
     add_datastore,
@@ -72,6 +73,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_datastore(parser)
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -141,15 +143,14 @@ def _is_classifier(model: str) -> bool:
 
 
 # Options that only translations have.
-_OF_TRANSLATIONS = (
-    "tag",
+_TRANSLATION_OPTIONS = (
+    *SEARCH_OPTIONS,
+    *LANGUAGE_OPTIONS,
     "variants",
     "glossary",
     "datastore",
     "tokenize",
     "lowercase",
-    "source_language",
-    "target_language",
 )
 
 
@@ -168,8 +169,8 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _OF_TRANSLATIONS:
-        if vars(options).get(name):
+    for name in _TRANSLATION_OPTIONS:
+        if (value := vars(options)[name]) is not None and value is not False:
             raise TransduceError(
                 f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
             )
@@ -237,6 +238,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
     add_scoring(parser)
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -293,7 +295,8 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
     for folder in folders:
         search_settings(options, folder)
     if not folders:
-        refuse_options(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
+        names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
+        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:
@@ -377,6 +380,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
         help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
     add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -422,18 +426,38 @@ def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> S
 # --- estimate-quality ---
 
 
-class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the source whose translation has quality warnings."""
+class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the source with its translation, the quality warnings about it, and the model's probability of it."""
 
     line: int
     """The line number, from 1."""
     warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
-    """Why the translation may be bad, such as untranslated or repeated text; at least one."""
+    """Why the translation may be bad, such as untranslated or repeated text."""
     source: str
     translation: str
+    nats_per_token: float | None
+    """The mean negative log-probability of the tokens, of the least likely sentence if there are several; None if the
+    translation is empty or too long to score.
+    """
+
+    @property
+    def reasons(self) -> str:
+        """The warnings as one text."""
+        return ", ".join(map(str, self.warnings))
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """A sort key, lower for worse translations: first the number of definite warnings, then the probability.
+
+        The warning `unlikely` is about the probability alone, and `unread` about the source.
+        """
+        definite = sum(warning.kind not in ("unlikely", "unread") for warning in self.warnings)
+        return -definite, -(self.nats_per_token or 0.0)
 
     def __str__(self) -> str:
-        return "\t".join((str(self.line), ", ".join(map(str, self.warnings)), self.source, self.translation))
+        nats = "" if self.nats_per_token is None else f"{self.nats_per_token:.2f} nats a token"
+        columns = (str(self.line), self.reasons or nats, self.source, self.translation)
+        return "\t".join(column.replace("\t", " ") for column in columns)
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -443,8 +467,12 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of all lines."""
     counts: "dict[WarningKind, int]"
     """The number of lines with each kind of warning."""
-    flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
+    flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
     """The lines with warnings."""
+    worst: list[ReviewedLine] = []
+    """The lines that --worst asks for, the worst first, with or without warnings."""
+    nats_per_token: list[float | None]
+    """`ReviewedLine.nats_per_token` of every line."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -460,6 +488,18 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--translation", metavar="FILE", help="translations of any origin (default: the model's own)")
     add("--redecode", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
+    add(
+        "--worst",
+        type=int,
+        metavar="N",
+        help="print the N worst lines, the worst first: those with the most warnings, then the least likely "
+        "(default: all lines with warnings, in order)",
+    )
+    add(
+        "--output",
+        metavar="FILE",
+        help="write all lines with their warnings and probabilities: a table (.tsv, .csv) or JSON lines (.jsonl)",
+    )
     add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
     add_glossary(parser)
     add_search(parser)
@@ -477,22 +517,66 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
 
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
-    check_writable(options.redecode, report=options.json, inputs=inputs)
+    check_writable(options.redecode, options.output, report=options.json, inputs=inputs)
+    write_table = None if options.output is None else _table_writer(options.output)
+    if options.worst is not None and options.worst < 1:
+        raise TransduceError(f"`worst` must be at least 1, but is {options.worst}.")
     sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if passed:
         translations = _with_scores(translator, sources, passed[0])
     else:
         translations = translator(sources, search=search, glossary=glossary, document=True)
-    report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
-    write_lines(report.flagged, report, options.json)
+    lines = _reviewed(translations, estimate_quality(translator, translations, glossary=glossary), glossary)
+    report = _report(lines, options.worst)
+    write_lines(report.flagged if options.worst is None else report.worst, report, options.json)
+    unscored = sum(each.nats_per_token is None and bool(each.translation.strip()) for each in lines)
+    if unscored:
+        sys.stderr.write(
+            localized(
+                f"{count_noun(unscored, 'line')} could not be scored, since the source or the translation is too long: "
+                "split such lines into sentences.\n"
+            )
+        )
+    if write_table is not None:
+        write_file(Path(options.output), write_table(lines))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
         write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
-        remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
+        remaining = _report(
+            _reviewed(redecoded, estimate_quality(translator, redecoded, glossary=glossary), glossary), None
+        )
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(localized(f"Re-decoding changed {changed:,}; {remaining}\n"))
     return 0
+
+
+def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
+    """Return a function that returns lines in the format of a file's name.
+
+    Raises:
+        TransduceError: the name has another suffix.
+    """
+    suffix = Path(path).suffix
+    if suffix == ".jsonl":
+        return lambda lines: b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+    if suffix not in (".tsv", ".csv"):
+        raise TransduceError(f"`--output` must end in .tsv, .csv or .jsonl, which sets the format, but is `{path}`.")
+    return lambda lines: _table(lines, "\t" if suffix == ".tsv" else ",")
+
+
+def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
+    """Return lines as a table with a header, in which texts with quotes or delimiters are quoted."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(("line", "nats_per_token", "warnings", "source", "translation"))
+    for each in lines:
+        nats = "" if each.nats_per_token is None else f"{each.nats_per_token:.4f}"
+        writer.writerow((each.line, nats, each.reasons, each.source, each.translation))
+    return text.getvalue().encode("utf-8", "replace")
 
 
 def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
@@ -528,15 +612,32 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]") -> QualityReport:
+def _reviewed(
+    translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
+) -> list[ReviewedLine]:
+    """Return the lines of translations with their quality warnings and probabilities."""
+    from transduce.inference.quality_estimation import least_likely_nats
+
+    return [
+        ReviewedLine(
+            line=number,
+            warnings=line_warnings,
+            source=each.source,
+            translation=each.text,
+            nats_per_token=least_likely_nats(each, glossary),
+        )
+        for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
+    ]
+
+
+def _report(lines: list[ReviewedLine], worst: int | None) -> QualityReport:
     from transduce.inference.quality_estimation import count_warnings
 
+    translated = [each for each in lines if each.source.strip() or each.translation.strip()]
     return QualityReport(
-        lines=len(translations),
-        counts=count_warnings(warnings),
-        flagged=[
-            FlaggedLine(line=number, warnings=line_warnings, source=each.source, translation=each.text)
-            for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
-            if line_warnings
-        ],
+        lines=len(lines),
+        counts=count_warnings([each.warnings for each in lines]),
+        flagged=[each for each in lines if each.warnings],
+        worst=[] if worst is None else sorted(translated, key=lambda each: each.rank)[:worst],
+        nats_per_token=[each.nats_per_token for each in lines],
     )

@@ -11,7 +11,9 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import (
     ABLATION_FILLS,
     ATTRIBUTION_METHODS,
+    LANGUAGE_OPTIONS,
     add_computing,
+    add_languages,
     add_search,
     check_writable,
     load_translator,
@@ -127,6 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the sentence as the target of this source, and inspect the decoder",
     )
     add_search(parser)
+    add_languages(parser)
     add_computing(parser)
 
 
@@ -163,6 +166,9 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
     if task_of(Path(folder)) == "translation":
         return load_translator(folder, options)
+    passed = next((name for name in LANGUAGE_OPTIONS if vars(options).get(name) is not None), None)
+    if passed is not None:
+        raise TransduceError(f"`{option_of(passed)}` is for translators, and {folder} is none: leave it out.")
     return load(folder, **loading_options(options))
 
 

@@ -5,18 +5,16 @@ import errno
 import io
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
+from transduce.process_environment import handle_sigterm
 from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -401,24 +399,9 @@ def _run(arguments: list[str]) -> int:
         for path in options.plugin:
             load_plugin(path)
     _, run = _functions_of(verb)
-    with _exit_on_sigterm(), use_common_options(("--plugin", path) for path in options.plugin):
+    # Training, experiments and the server handle SIGTERM in their own way.
+    with handle_sigterm(lambda *_: sys.exit(143)), use_common_options(("--plugin", path) for path in options.plugin):
         return run(options)
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """In a `with` block, make SIGTERM exit with code 143 by an exception, so that temporary files are removed.
-
-    Outside of the main thread nothing changes. Training, experiments and the server handle the signal in their own way.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:

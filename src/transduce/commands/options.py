@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import is_special_file, write_file
+from transduce.atomic_io import is_special_file, json_bytes, write_file
 from transduce.errors import TransduceError
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
 from transduce.text.files import read_lines
@@ -227,6 +227,10 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
     return as_glossary(options.glossary)
 
 
+LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
+"""The options of `add_languages`, by their names in Python."""
+
+
 def add_languages(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options for multilingual models: --source-language, --target-language and --tag."""
     group = parser.add_argument_group("languages (defaults: those of the model's folder)")
@@ -278,7 +282,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]
-    passed = {name: vars(options).get(name) for name in ("source_language", "target_language", "datastore", "tag")}
+    passed = {name: vars(options).get(name) for name in (*LANGUAGE_OPTIONS, "datastore")}
     computing = loading_options(options) | {"threads": thread_count(options, first)}
     return open_translator(folders, **computing, **passed)
 
@@ -431,15 +435,15 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
         json_path: the JSON file; None: no JSON; `-`: only the JSON is printed, and no text.
     """
     if json_path is not None:
-        write_json(report, json_path)
+        write_json_report(report, json_path)
     if json_path != "-":
         sys.stdout.buffer.write(localized(f"{report}\n").encode())
         sys.stdout.buffer.flush()
 
 
-def write_json(report: msgspec.Struct, path: str) -> None:
+def write_json_report(report: msgspec.Struct, path: str) -> None:
     """Write a report to a file as indented JSON; the path `-` is standard output."""
-    content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+    content = json_bytes(report)
     if path != "-":
         write_file(Path(path), content)
         return
@@ -457,7 +461,7 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
             output instead of the lines.
     """
     if json_path is not None:
-        write_json(report, json_path)
+        write_json_report(report, json_path)
     if json_path != "-":
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         sys.stdout.buffer.flush()

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from transduce.commands.main import ListingFormatter
-from transduce.commands.options import PICTURE_SUFFIXES, add_computing, check_writable, load_translator, option_of
+from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
+    PICTURE_SUFFIXES,
+    add_computing,
+    add_languages,
+    check_writable,
+    load_translator,
+    option_of,
+)
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
@@ -37,9 +45,9 @@ _TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "masks": ("", ("length", "padding")),
     "schedule": ("", ("schedule", "warmup", "d_model", "steps")),
     "activations": ("", ()),
-    "attention": ("MODEL SENTENCE", ("attention", "layer")),
+    "attention": ("MODEL SENTENCE", ("attention", "layer", *LANGUAGE_OPTIONS)),
     "training": ("RUN...", ()),
-    "lengths": ("MODEL...", ("source", "reference")),
+    "lengths": ("MODEL...", ("source", "reference", *LANGUAGE_OPTIONS)),
 }
 
 
@@ -93,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = parser.add_argument_group("lengths")
     lengths.add_argument("--source", metavar="FILE", help="source sentences of the test set, one per line")
     lengths.add_argument("--reference", metavar="FILE", help="their human translations, one per line")
+    add_languages(parser)
     add_computing(parser)
 
 

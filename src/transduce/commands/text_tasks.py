@@ -23,7 +23,7 @@ from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 from transduce.text.tagged import is_tagged_file, read_tagged
-from transduce.text.trees import clean, read_trees, unescape_word
+from transduce.text.trees import read_clean_trees, unescape_word
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
     """Parse the sentences of a treebank, write the trees to --output if set, and return the bracket scores."""
     from transduce.evaluation.brackets import BracketSettings, score_trees
 
-    references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
+    references = read_clean_trees(options.reference)
     sentences = (reference.words() for reference in references)
     parses = list(_in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER))
     if options.output:

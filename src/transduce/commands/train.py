@@ -21,7 +21,7 @@ from transduce.commands.options import (
     check_writable,
     loading_options,
     settings_from,
-    write_json,
+    write_json_report,
     write_report,
 )
 from transduce.errors import TransduceError, common_options, shell_word
@@ -118,7 +118,7 @@ def run_train(options: argparse.Namespace) -> int:
     if (
         options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
-        write_json(report, options.json)
+        write_json_report(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_file, write_json
 from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
 from transduce.data.id_files import (
     EncodedSentences,
@@ -198,7 +198,7 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 def write_card(card: CorpusCard, folder: Path) -> None:
     """Write the metadata of a prepared corpus, corpus.json, into its folder."""
-    write_file(folder / CORPUS_CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
+    write_json(folder / CORPUS_CARD_NAME, card, indent=1)
 
 
 def read_card(folder: Path) -> CorpusCard:
@@ -207,19 +207,7 @@ def read_card(folder: Path) -> CorpusCard:
     Raises:
         TransduceError: the file is missing, damaged or of another format.
     """
-    path = folder / CORPUS_CARD_NAME
-    try:
-        content = path.read_bytes()
-        version = msgspec.json.decode(content, type=dict[str, object]).get("format_version")
-        if version != CORPUS_FORMAT_VERSION:
-            raise TransduceError(
-                f"{path} has format {version}, but this version reads format {CORPUS_FORMAT_VERSION}: prepare it again."
-            )
-        return msgspec.json.decode(content, type=CorpusCard)
-    except FileNotFoundError:
-        raise TransduceError(f"{path} does not exist: {path.parent} holds no prepared corpus.") from None
-    except msgspec.DecodeError as error:
-        raise TransduceError(f"{path} is not a corpus's description ({error}): prepare it again.") from None
+    return _read_card(folder / CORPUS_CARD_NAME, CorpusCard, CORPUS_FORMAT_VERSION, "prepared corpus")
 
 
 # --- columns ---
@@ -650,7 +638,7 @@ class Part(StoredPairs[PartCard]):
         Raises:
             TransduceError: the folder is not a part, or is incomplete.
         """
-        card = _read_card(folder / CARD_NAME)
+        card = _read_card(folder / CARD_NAME, PartCard, FORMAT_VERSION, "part of a corpus")
         self.kept = sum(block.kept for block in card.taken)
         super().__init__(folder, card, self.kept)
         for name, column in self.card.columns.items():
@@ -668,17 +656,22 @@ class Part(StoredPairs[PartCard]):
             start += block.kept
 
 
-def _read_card(path: Path) -> PartCard:
+def _read_card(path: Path, kind: type[AnyCard], expected: int, described: str) -> AnyCard:
+    """Read the card of a corpus or of a part, if it has the expected version of its format.
+
+    Raises:
+        TransduceError: the file is missing, damaged or of another format; the message calls its content `described`.
+    """
     try:
         content = path.read_bytes()
         version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("format_version")
-        if version is None or bytes(version) != str(FORMAT_VERSION).encode():
-            actual = "none" if version is None else bytes(version).decode()
+        actual = "none" if version is None else bytes(version).decode()
+        if actual != str(expected):
             raise TransduceError(
-                f"{path} has format {actual}, but this version reads format {FORMAT_VERSION}: prepare it again."
+                f"{path} has format {actual}, but this version reads format {expected}: prepare it again."
             )
-        return msgspec.json.decode(with_current_names(content), type=PartCard)
+        return msgspec.json.decode(with_current_names(content), type=kind)
     except (FileNotFoundError, NotADirectoryError):
-        raise TransduceError(f"{path} does not exist: {path.parent} holds no part of a corpus.") from None
+        raise TransduceError(f"{path} does not exist: {path.parent} holds no {described}.") from None
     except msgspec.DecodeError as error:
-        raise TransduceError(f"{path} is not a part's description ({error}): prepare it again.") from None
+        raise TransduceError(f"{path} does not describe a {described} ({error}): prepare it again.") from None

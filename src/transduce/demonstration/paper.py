@@ -26,7 +26,7 @@ from transduce.inspection.reading import Reader
 from transduce.tasks.experiments import ExperimentOptions, expand, make_experiment, run_all
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
-from transduce.text.trees import clean, read_trees
+from transduce.text.trees import read_clean_trees
 from transduce.ui_language import localized
 
 Say = Callable[[str], None]
@@ -250,7 +250,7 @@ def parse_treebank(
     settings = _PARSER | {"data": data, "training": training}
     train_run(RunRequest(settings=settings, out=out, resume=True, device=options.device, threads=options.threads))
     parser = load_parser(out, precision=options.precision, device=options.device, threads=options.threads)
-    references = [tree for tree in map(clean, read_trees(files["test"])) if tree is not None]
+    references = read_clean_trees(files["test"])
     parses = parser.parse([tree.words() for tree in references])
     scores = score_trees([parse.tree for parse in parses], references)
     what = "generated trees" if treebank is None else str(files["test"])

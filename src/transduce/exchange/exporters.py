@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 from typing_extensions import override
 
+from transduce.atomic_io import write_json
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
 from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
@@ -48,7 +49,6 @@ from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
     read_original_tokenizer,
-    write_json,
     write_model_folder,
     write_original_tokenizer,
 )

@@ -255,7 +255,7 @@ def find_quality_warnings(
     }
     warnings["language"] = describe_wrong_language(_unprotected(translation).source, source_language)
     if translation.text.strip():
-        forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
+        forms = _forms(translation, glossary)
         warnings |= _text_warnings(translation, source_language, target_language)
         warnings["unlikely"] = _unlikely(translation, forms)
     else:
@@ -492,6 +492,20 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
     term_positions = _token_positions(best.tokens, terms)
     values = [value for position, value in enumerate(best.token_log_probabilities) if position not in term_positions]
     return -sum(values) / max(1, len(values))
+
+
+def least_likely_nats(translation: Translation, glossary: Glossary | None = None) -> float | None:
+    """Return `nats_per_token` of the least likely sentence of a translation; None if no sentence has tokens.
+
+    The tokens of glossary terms do not count.
+    """
+    sentences = [each for each in translation.sentences or (translation,) if each.alternatives[0].tokens]
+    return max((nats_per_token(each, _forms(each, glossary)) for each in sentences), default=None)
+
+
+def _forms(translation: Translation, glossary: Glossary | None) -> list[str]:
+    """Return the permitted translations of all glossary terms in the source of a translation."""
+    return [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_file, write_json
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts, choose_tokenizer, count_tags, find_warnings, make_metrics
 from transduce.evaluation.significance import (
@@ -462,4 +462,4 @@ def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: E
     else:
         save_chart(chart, out / PLOT)
     write_file(out / REPORT, report.markdown(drawn).encode())
-    write_file(out / REPORT_JSON, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    write_json(out / REPORT_JSON, report)

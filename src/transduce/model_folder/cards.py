@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from transduce.atomic_io import json_bytes
 from transduce.data.series import SeriesScale
 from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
@@ -40,7 +41,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def text(self) -> str:
         """Return this card as indented JSON text, the content of task.json."""
-        return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
+        return json_bytes(self).decode()
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
@@ -221,7 +222,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def text(self) -> str:
         """Return this card as indented JSON text, the content of series.json."""
-        return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
+        return json_bytes(self).decode()
 
 
 def read_series_card(folder: Path) -> SeriesCard:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import outline_quantized
+from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, shell_word
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
@@ -97,7 +98,7 @@ class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
     """Return pairs of source and target language as the JSON text of directions.json."""
-    return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
+    return json_bytes(_Directions(list(directions))).decode()
 
 
 def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
@@ -149,7 +150,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def context_text(record: ContextRecord) -> str:
     """Return how a model reads earlier sentences as the JSON text of context.json."""
-    return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
+    return json_bytes(record).decode()
 
 
 def read_context(folder: Path) -> ContextRecord | None:

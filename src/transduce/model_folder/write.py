@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import file_sha256, lock_output, replace_file, write_file
+from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors
@@ -71,7 +71,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
         for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
             if side in settings and language is not None:
                 settings[side] = language
-        files[_TOKENIZER_SETTINGS] = msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+        files[_TOKENIZER_SETTINGS] = json_bytes(settings)
     return files
 
 
@@ -98,11 +98,6 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
 # --- writing ---
 # Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old and
 # the new digest while the weights change. The folder is thus consistent at every moment.
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a value as JSON to a file atomically, indented by two spaces, in UTF-8 and with a line feed at the end."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
 def write_model_folder(

@@ -1,1 +1,1 @@
-"""HTTP server for translation and language models, with the APIs of LibreTranslate, DeepL, OpenAI and Ollama."""
+"""Serve translation and language models over HTTP, with the APIs of LibreTranslate, DeepL, OpenAI and Ollama."""

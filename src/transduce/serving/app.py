@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, its pages, and the conversion of errors into responses."""
+"""The server as an ASGI application: the handler of each address, and the conversion of errors into responses."""
 
 from collections.abc import Awaitable, Callable
 
@@ -59,7 +59,7 @@ class Application:
 
         Args:
             service: the service that translates and detects languages for all protocols.
-            views: the web page and the inspection functions behind it; without them the server offers neither.
+            views: the web page and the inspection functions behind it; None: the server offers neither.
         """
         self.service = service
         self.views = views
@@ -145,19 +145,19 @@ class Application:
         return [_post("/inspect", handlers.inspect), _post("/intervene", handlers.intervene)]
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /` with the web page, or with one line of text if the server has none."""
+        """Answer `GET /` with the web page, or with one line of text if there is no page or no translation model."""
         if self.views is None or not self.service.routes.pairs:
             return Response(_WITHOUT_PAGE, media_type="text/plain")
         return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /health` with the status `ok`, or with an error if the server cannot translate any more."""
+        """Answer `GET /health` with the status `ok`, or with status 503 if a decoding thread has ended."""
         if not self.service.engine.workers.all_alive:
             raise RequestError(503, "The server cannot translate any more: start it again.")
         return json_response(Health())
 
     async def metrics(self, request: Request) -> Response:
-        """Answer `GET /metrics` with the server's counters and gauges, in the text format of Prometheus."""
+        """Answer `GET /metrics`, which needs a key, with the server's counters and gauges in Prometheus' format."""
         self.checks.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {
@@ -180,7 +180,10 @@ def _post(path: str, handler: Handler) -> Route:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Return the response for an exception: a status and one sentence for the client, without internal details."""
+    """Return the response for an exception that a handler raised: a status and one sentence for the client.
+
+    An unexpected exception becomes status 500 without details; if the client has gone, the response is empty.
+    """
     path = request.url.path
     match error:
         case RequestError():

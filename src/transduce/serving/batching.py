@@ -38,7 +38,7 @@ _OVERTAKING_RATIO = 4
 
 
 class JobBatch:
-    """A batch of sentences, possibly of several jobs (clients' requests), that are decoded together."""
+    """A batch of sentences that are decoded together, possibly of several jobs (clients' requests)."""
 
     def __init__(self, sentences: list[JobSentence]) -> None:
         self.sentences = sentences
@@ -53,12 +53,12 @@ class JobBatch:
         """The greatest estimated work of a single job in the batch, in decoding steps times sentences."""
 
     def split(self) -> list["JobBatch"]:
-        """Return one batch for each job (client's request) in this batch, so that an error of one job hits no other."""
+        """Return a batch for each job (client's request) in this one, so that an error of one job fails no other."""
         return [JobBatch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
 class Batcher:
-    """A thread-safe queue between the HTTP requests and the decoding threads, which forms batches."""
+    """The thread-safe queue between HTTP requests and decoding threads (workers), which forms batches of sentences."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """The number of requests that have started decoding and are unfinished."""
+        """The number of jobs (clients' requests) that have started decoding and are unfinished."""
         return len(self._running)
 
     @property
@@ -106,7 +106,7 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def free_slots(self) -> int:
-        """Return the number of further jobs (requests) that the queue would accept now."""
+        """Return the number of further jobs (clients' requests) that the queue would accept now."""
         with self._changed:
             return self._count_free_slots()
 
@@ -114,7 +114,7 @@ class Batcher:
         return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
     def submit(self, *jobs: Job) -> None:
-        """Add jobs (requests) to the queue, all of them or none.
+        """Add jobs (the sentences of a client's request) to the queue, all of them or none.
 
         Raises:
             RequestError: the queue has too few free slots, or the server is shutting down.
@@ -128,9 +128,9 @@ class Batcher:
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:
-        """Cancel a job (request) that no client waits for any more, and return whether its decoding had started.
+        """Cancel a job (client's request) that no client waits for any more; return whether its decoding had started.
 
-        If the job had started, its batches drop its sentences at their next step.
+        In that case, its batches drop its sentences at their next decoding step.
         """
         with self._changed:
             job.abandoned = True
@@ -138,7 +138,7 @@ class Batcher:
             return job.started_at is not None
 
     def _dequeue(self, job: Job) -> None:
-        """Remove a job from the queue, and from the running jobs unless a batch is still decoding its sentences."""
+        """Remove a job (client's request) from the queue, and from the running ones unless a batch still decodes it."""
         if job in self._queue:
             self._queue.remove(job)
         if not job.num_batches:
@@ -146,7 +146,10 @@ class Batcher:
         self._changed.notify_all()
 
     def take(self) -> JobBatch | None:
-        """Block until a batch is ready, and return it; None once the queue is closed and empty."""
+        """Block until a batch is ready, and return it to the calling worker; None once the queue is closed and empty.
+
+        An idle worker waits `gather_seconds` for further requests.
+        """
         with self._changed:
             self.idle_workers += 1
             try:
@@ -155,23 +158,26 @@ class Batcher:
                 self.idle_workers -= 1
 
     def take_overtaking(self) -> JobBatch | None:
-        """Block until short requests may overtake longer batches, and return a batch of them; None like `take`."""
+        """Block until short requests may overtake longer batches, and return a batch of them.
+
+        None once the queue is closed and empty.
+        """
         with self._changed:
             return self._take(self._overtaking_jobs, _OVERTAKING_SECONDS)
 
     def release(self, batch: JobBatch) -> None:
-        """Record that a batch that a worker has taken is no longer decoded."""
+        """Record that the decoding thread that took a batch has ended decoding it."""
         with self._changed:
             self._decoding.remove(batch)
             self._changed.notify_all()
 
     def _take(self, find_jobs: Callable[[], list[Job]], seconds: float) -> JobBatch | None:
-        """Block until the queued jobs that `find_jobs` returns fill a batch or have waited; return a batch of them.
+        """Block until some queued jobs fill a batch or have waited long enough, and return a batch of them.
 
         None once the queue is closed and empty.
 
         Args:
-            find_jobs: returns the queued jobs that the batch may have.
+            find_jobs: returns the queued jobs (clients' requests) that the batch may have at present.
             seconds: how long the oldest of them waits for others.
         """
         while True:
@@ -187,7 +193,7 @@ class Batcher:
                 return self._start_batch(self._pick(head, jobs))
 
     def _overtaking_jobs(self) -> list[Job]:
-        """Return the queued jobs whose work is small compared with every batch that is being decoded."""
+        """Return the queued jobs with little work compared with all batches being decoded; [] if a worker is idle."""
         if self.idle_workers or not self._decoding:
             return []
         least = min(batch.work for batch in self._decoding)
@@ -201,7 +207,12 @@ class Batcher:
         return next((job for job in jobs if can_start or job in self._running), None)
 
     def _wait_for_more(self, find_jobs: Callable[[], list[Job]], seconds: float) -> None:
-        """Wait for further jobs until the oldest has waited for `seconds`, or until a full batch is available."""
+        """Wait for further jobs until the oldest has waited for `seconds`, a full batch is available, or none is left.
+
+        Args:
+            find_jobs: returns the queued jobs that the batch may have at present.
+            seconds: how long the oldest of them waits since it was accepted.
+        """
         while (jobs := find_jobs()) and not self._closed and not self._can_fill_batch(jobs):
             seconds_left = min(job.accepted_at for job in jobs) + seconds - time.monotonic()
             if seconds_left <= 0:
@@ -209,17 +220,22 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether the queued sentences of some jobs fill a batch, or whether no further request may start."""
+        """Return whether waiting for more jobs is useless: these fill a batch, or no further request may start."""
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in jobs)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
-        """Remove jobs (requests) whose deadline has passed from the queue."""
+        """Remove jobs (clients' requests) from the queue for which no client waits or whose deadline has passed."""
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
     def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
-        """Return the sentences of a new batch: the longest that waits in a job and some of like length in `jobs`."""
+        """Choose the sentences of a new batch: the longest that waits in a job, and others of about its length.
+
+        Args:
+            job: the job (client's request) that has waited longest since its last batch.
+            jobs: the jobs of which the others may be, if they are compatible with it.
+        """
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (
@@ -237,7 +253,10 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of a number of queued sentences one batch should take, so that idle workers get some, too."""
+        """Return how many of a number of queued sentences a batch should take, so that idle workers get some, too.
+
+        If there are fewer than 16 for each worker, fewer workers get some.
+        """
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
@@ -253,7 +272,7 @@ class Batcher:
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
-        """Record that a batch decodes sentences, and remove jobs without waiting sentences from the queue."""
+        """Record that sentences have gone into a batch; jobs that have no waiting ones left leave the queue."""
         now = time.monotonic()
         for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
@@ -265,7 +284,7 @@ class Batcher:
         self._queue = [job for job in self._queue if job.waiting]
 
     def join(self, batch: JobBatch, free_texts: int) -> list[JobSentence]:
-        """Add waiting sentences to a batch that is being decoded, and return them.
+        """Add waiting sentences to a batch that is being decoded, and return them; empty if none can join.
 
         Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join
         this batch; otherwise a stream of joining requests could delay the latter without end.
@@ -304,9 +323,12 @@ class Batcher:
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
-        """Return the first waiting sentences of a job that can be added to a batch with the sentences `others`.
+        """Return the first waiting sentences of a job that can be added to a batch.
 
-        The batch grows by at most `free_texts` hypotheses, and stays within its maximum number of tokens.
+        Args:
+            job: the job (client's request).
+            others: the sentences that the batch has already; with the new ones it stays within its maximum of tokens.
+            free_texts: the number of hypotheses by which the batch may grow.
         """
         width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []
@@ -319,7 +341,10 @@ class Batcher:
         return fitting
 
     def deliver(self, batch: JobBatch, sentence: JobSentence, result: Any) -> None:
-        """Store the result of a sentence, remove it from its batch, and complete its job if no result is missing."""
+        """Store the result of a sentence, remove it from its batch, and complete its job if no result is missing.
+
+        A result that no client waits for is discarded.
+        """
         job = sentence.job
         with self._changed:
             batch.sentences.remove(sentence)
@@ -333,14 +358,19 @@ class Batcher:
             self._changed.notify_all()
 
     def drop_job(self, batch: JobBatch, job: Job) -> None:
-        """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
+        """Record that a batch, which is still decoded, drops a job's sentences, because no client waits for them."""
         with self._changed:
             batch.jobs.remove(job)
             job.num_batches -= 1
             self._dequeue(job)
 
     def finish(self, batch: JobBatch, results: list[Any] | Exception) -> None:
-        """Deliver a batch's results, or its error, to its jobs (requests); complete jobs that have all results."""
+        """Deliver the results of a decoded batch to its jobs (clients' requests); complete those that have all.
+
+        Args:
+            batch: the batch.
+            results: the result of each sentence; or an error, with which all jobs of the batch fail.
+        """
         with self._changed:
             if not isinstance(results, Exception):
                 for (job, number), result in zip(batch.sentences, results, strict=True):
@@ -354,7 +384,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Give a job its results once all are there, or an error if its deadline has passed or no client waits."""
+        """Give a job its results if all are there, or an error if its deadline has passed; otherwise do nothing."""
         if job.is_expired:
             self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:
@@ -368,7 +398,7 @@ class Batcher:
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Accept no more jobs (requests); jobs in the queue are still decoded."""
+        """Accept no more jobs (clients' requests); those in the queue are still decoded."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -382,7 +412,7 @@ class Batcher:
 
 
 def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
-    """Yield the first waiting sentences of each job that may be in a batch with the sentence `head`."""
+    """Yield the waiting sentences of some jobs that may be in a batch with the sentence `head`, 256 of each job."""
     for job in jobs:
         if job.is_compatible_with(head.job):
             for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
@@ -391,7 +421,7 @@ def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[Jo
 
 
 def _largest_work(sentences: Sequence[JobSentence]) -> int:
-    """Return the greatest estimated work that a job has with its sentences among some, in steps times sentences."""
+    """Return the estimated work of the job that has most of it in a batch, in steps times sentences; 0 if empty."""
     steps: dict[Job, list[int]] = {}
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
@@ -404,12 +434,16 @@ def num_hypotheses(job: Job) -> int:
 
 
 def busy_error() -> RequestError:
-    """Return the error for a request that finds no free slot in the queue."""
+    """Return the error (status 503) for a request that finds no free slot in the queue."""
     return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
 def deadline_error(timeout: float | None = None) -> RequestError:
-    """Return the error for a request that was not answered before its deadline, which may be its own `timeout`."""
+    """Return the error (status 504) for a request that was not answered before its deadline.
+
+    Args:
+        timeout: the request's own time limit in seconds; None: the server's limit was the deadline.
+    """
     if timeout is None:
         return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
     return RequestError(
@@ -420,7 +454,7 @@ def deadline_error(timeout: float | None = None) -> RequestError:
 
 
 def shutdown_error() -> RequestError:
-    """Return the error for a request to a server that is shutting down."""
+    """Return the error (status 503) for a request to a server that is shutting down."""
     return RequestError(503, "The server is shutting down: try again later.", retry_after_seconds=10)
 
 
@@ -432,7 +466,7 @@ _LOG = logging.getLogger("transduce.serving")
 
 
 class BatchObserver:
-    """An observer of a search that reports progress and drops sentences of requests that no client waits for."""
+    """Observes the search of a batch: reports progress, and drops sentences of requests that no client waits for."""
 
     def __init__(
         self,
@@ -441,14 +475,23 @@ class BatchObserver:
         metrics: Metrics,
         adapt_threads: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create an observer of a batch; `adapt_threads` is called at each step to adapt the number of threads."""
+        """Create an observer of one batch.
+
+        Args:
+            batch: the batch.
+            batcher: the queue, which records dropped sentences.
+            metrics: counts decoding steps.
+            adapt_threads: called at each step to adapt PyTorch's threads to the number of busy decoding threads.
+        """
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
         self._adapt_threads = adapt_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Report progress to clients, and return the batch indices of sentences to drop: late or abandoned requests.
+        """Report progress to clients after a decoding step, and return the batch indices of sentences to drop.
+
+        These are of requests whose deadline has passed or whose client has gone.
 
         Args:
             rows: index in the batch of each of the B sentences still being decoded, (B,).
@@ -475,7 +518,9 @@ class BatchObserver:
                 job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Report the progress of a text with several sentences to the text's job.
+        """Report the progress of a text with several sentences to the client that waits for it.
+
+        Nothing happens if the client wants no progress.
 
         Args:
             text: the text's index in the batch.
@@ -488,7 +533,7 @@ class BatchObserver:
 
 
 class Workers:
-    """Decoding threads that take batches and deliver translations until the batcher is closed and empty.
+    """The decoding threads (workers), which take batches and deliver results until the queue is closed and empty.
 
     Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
     Separate threads avoid waiting for each other at every matrix multiplication. One more thread decodes short requests
@@ -526,17 +571,17 @@ class Workers:
         ]
 
     def start(self) -> None:
-        """Start the decoding threads."""
+        """Start the decoding threads, which end once the queue is closed and empty."""
         for thread in self._threads:
             thread.start()
 
     @property
     def all_alive(self) -> bool:
-        """True if all decoding threads are running."""
+        """True if all decoding threads are running, so that the server can translate."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Wait until all decoding threads have ended, for at most this number of seconds."""
+        """Wait until all decoding threads have ended, for at most this number of seconds altogether."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -554,7 +599,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Return a context manager that counts the calling thread as busy, so that busy threads share the cores."""
+        """Count the calling thread as busy during a `with` block, so that busy decoding threads share the cores."""
         thread = threading.get_ident()
         with self._lock:
             self._busy.append(thread)
@@ -566,7 +611,7 @@ class Workers:
                 self._busy.remove(thread)
 
     def _adapt_threads(self) -> None:
-        """Set the number of PyTorch threads of the calling worker to its share of the compute threads, at least 1."""
+        """Set the number of PyTorch threads of the calling worker to an equal share of all of them, at least 1."""
         busy = [*self._busy]
         share, remainder = divmod(self._compute_threads, len(busy))
         share = max(1, share + (busy.index(threading.get_ident()) < remainder))
@@ -601,7 +646,13 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _decode_continuously(self, batch: JobBatch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
-        """Decode a batch step by step, deliver sentences that finish, and let waiting ones join after every step."""
+        """Decode a batch step by step: deliver sentences that finish, and let waiting ones join after every step.
+
+        Args:
+            batch: the batch.
+            decoder: the decoder of its model, which sentences of other requests may join.
+            may_grow: waiting sentences may join.
+        """
         joining = list(batch.sentences)
         while batch.sentences:
             if joining:
@@ -629,19 +680,19 @@ class Workers:
 
 
 class ClientGoneError(Exception):
-    """An error raised when a client disconnects before its answer is ready."""
+    """An error that is raised when a client disconnects before its answer is ready; no response is sent."""
 
 
 class Engine:
-    """The queue of sentences and its worker threads, which decode jobs within the limits of the settings."""
+    """The queue of all requests' sentences and its decoding threads, within the limits of the server's settings."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics, *, threads: int | None = None) -> None:
-        """Create the batcher and the workers, which `start` starts.
+        """Create the queue and the decoding threads, which `start` starts.
 
         Args:
-            settings: the limits.
-            metrics: counts what the workers do.
-            threads: compute threads in all workers together; None: PyTorch's current number.
+            settings: the limits, and the number of decoding threads.
+            metrics: counts what the decoding threads do.
+            threads: compute threads in all decoding threads together; None: PyTorch's current number.
         """
         self.settings = settings
         self.metrics = metrics
@@ -661,7 +712,7 @@ class Engine:
         )
 
     def start(self) -> None:
-        """Start the worker threads, which decode jobs."""
+        """Start the decoding threads, so that requests are answered."""
         self.workers.start()
 
     def check_queue(self) -> None:
@@ -674,7 +725,7 @@ class Engine:
             raise busy_error()
 
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
-        """Submit jobs together and return their results, one list per job with one result per sentence.
+        """Decode the jobs of a request together, and return a list per job with the result of each sentence.
 
         Args:
             jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
@@ -717,11 +768,11 @@ class Engine:
         raise deadline_error(job.timeout)
 
     def stop(self) -> None:
-        """Accept no more jobs (requests); accepted jobs are still decoded."""
+        """Accept no more jobs (clients' requests); accepted ones are still decoded."""
         self.batcher.close()
 
     def fail_remaining(self) -> None:
-        """Fail all unfinished jobs, because the server is shutting down."""
+        """Fail all unfinished jobs (clients' requests) with the error that the server is shutting down."""
         self.batcher.fail_remaining()
 
 
@@ -732,7 +783,7 @@ async def _wait(answer: asyncio.Future[list[Any]], disconnected: asyncio.Future[
 
 
 def queue_timeout_error() -> RequestError:
-    """Return the error for a request that did not start decoding in time."""
+    """Return the error (status 503) for a request that did not start decoding in time."""
     return RequestError(
         503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5
     )

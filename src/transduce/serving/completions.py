@@ -47,9 +47,10 @@ _LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
 class CompletionRequest(NamedTuple):
-    """A request to complete prompts, in a form that is independent of the API it came by."""
+    """A request to complete prompts, in a form that is the same for OpenAI's and Ollama's API."""
 
     model: str
+    """The name of a served model."""
     prompts: list[str]
     choices: int = 1
     """Number of completions for each prompt."""
@@ -71,8 +72,9 @@ class Choice(NamedTuple):
     text: str
     finish_reason: FinishReason
     tokens: tuple[TokenProbability, ...] = ()
-    """The tokens up to the end of the text, if the request asked for them."""
+    """The tokens up to the end of the text with their log-probabilities, if the request asked for them."""
     num_tokens: int = 0
+    """The number of tokens of the text."""
 
 
 class Completion(NamedTuple):
@@ -81,6 +83,7 @@ class Completion(NamedTuple):
     choices: list[Choice]
     """The completions of the first prompt, then those of the second, and so on."""
     prompt_tokens: int
+    """The number of tokens of all prompts together."""
     headers: Mapping[str, str] = {}
     """Headers of the response, with warnings about the language of the prompts."""
 
@@ -94,7 +97,10 @@ Report = Callable[[Progress], None]
 
 
 class Completions:
-    """The completion of prompts with the models of a translation service, for the APIs of OpenAI and Ollama."""
+    """Completes prompts with the server's models, for the APIs of OpenAI and Ollama.
+
+    A translation model translates a prompt, and a language model continues it.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -120,7 +126,7 @@ class Completions:
     async def complete(
         self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
     ) -> Completion:
-        """Return the completions of a request's prompts.
+        """Return the completions of a request's prompts: their translations, or continuations by a language model.
 
         Args:
             request: what the client asks for.
@@ -151,13 +157,13 @@ class Completions:
         render: Callable[[Completion], msgspec.Struct],
         formatter: EventFormatter | None,
     ) -> Response:
-        """Return the response to a request: its completions in one JSON object, or a stream of events.
+        """Return the HTTP response to a request: its completions in one JSON object, or a stream of events.
 
         Args:
             request: the client's request.
             wanted: what the client asks for.
             render: makes the JSON object of completions.
-            formatter: formats the events of a stream; None: there is no stream.
+            formatter: formats the events of a stream; None: the response is not streamed.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -177,7 +183,10 @@ class Completions:
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
-        """Return the response header that warns of prompts which are not in the translation model's source language."""
+        """Return the response header that warns of prompts which are not in the translation model's source language.
+
+        Empty if there are none, or for a language model.
+        """
         name = self.find(request.model)
         pairs = self.service.routes.named_pairs
         source = next((source for source, target in pairs if f"{source}-{target}" == name), None)
@@ -248,10 +257,17 @@ def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: s
 
 
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
-    """Return the search settings of a language model for a request, which may have at most `most_tokens` new tokens.
+    """Return the settings with which a language model generates text for a request: sampling, or greedy search.
+
+    Temperature 0 means greedy search. Without a seed in the request, it is drawn at random.
+
+    Args:
+        model: the language model, whose settings the request changes.
+        request: the request.
+        most_tokens: maximum number of new tokens that the server allows.
 
     Raises:
-        RequestError: a sampling setting is out of range.
+        RequestError: a setting is out of range.
     """
     if request.max_tokens is not None and request.max_tokens > most_tokens:
         raise invalid_request(
@@ -280,7 +296,10 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
 
 
 class GenerationJob(Job):
-    """A job with the prompts of one request to a language model; a batch may contain prompts of several such jobs."""
+    """The prompts of one request to a language model as a job of the queue.
+
+    A batch may contain prompts of several such jobs.
+    """
 
     may_overtake = False
 
@@ -296,10 +315,13 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread; None: no report."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: nothing does."""
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether prompts of both jobs may be in one batch: only maximum length and seed may differ."""
+        """Return whether prompts of both jobs may be in one batch.
+
+        They may if the model is the same, and the settings are except maximum length and seed.
+        """
         return (
             isinstance(other, GenerationJob)
             and self.served is other.served
@@ -307,7 +329,7 @@ class GenerationJob(Job):
         )
 
     def continuous_decoder(self) -> ContinuousDecoder:
-        """Return a decoder that the prompts of other requests to the same model may join later."""
+        """Return a decoder of a batch, which the prompts of other requests to the same model may join later."""
         return _PromptDecoder(self.served)
 
     @override
@@ -315,7 +337,7 @@ class GenerationJob(Job):
         return self.search.max_length or self.tokens[number]
 
     def can_join(self, other: Job) -> bool:
-        """Return whether prompts of this job may join a decoder of another job: both are for one language model."""
+        """Return whether prompts of this job may join another job's decoder: if both are for one language model."""
         return isinstance(other, GenerationJob) and self.served is other.served
 
     @property
@@ -324,7 +346,9 @@ class GenerationJob(Job):
         return self.report is not None or bool(self.stop)
 
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
-        """Report the first of a prompt's growing continuations; return whether all have reached a stop sequence.
+        """Report the first of a prompt's growing continuations, and return whether all have reached a stop sequence.
+
+        Then they need not be continued. False without a report and stop sequences.
 
         Args:
             prompt: the text of the prompt.
@@ -339,7 +363,7 @@ class GenerationJob(Job):
 
 
 class _PromptDecoder(ContinuousDecoder):
-    """A decoder that continues the prompts of all requests to one language model together."""
+    """Continues the prompts of several requests to one language model together, step by step."""
 
     def __init__(self, served: ServedGenerator) -> None:
         self._running = ContinuousGeneration(served.generator)
@@ -383,7 +407,10 @@ def _find_stop(text: str, stops: Sequence[str]) -> int | None:
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the start of a growing text no stop sequence can cut off any more."""
+    """Return how many characters at the start of a growing text are final, as no stop sequence can cut them off.
+
+    Those before the first stop sequence are, or else all except an end that a stop sequence begins with.
+    """
     position = _find_stop(text, stops)
     if position is not None:
         return position
@@ -393,7 +420,10 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
 
 
 class _StoppingReport:
-    """A progress callback that passes on a growing translation, never beyond a stop sequence or the maximum length."""
+    """A progress callback that passes on a growing translation, never beyond a stop sequence or the maximum length.
+
+    With a maximum length, only text of up to half as many tokens is reported before the end.
+    """
 
     def __init__(self, report: Report, request: CompletionRequest, count_tokens: Callable[[str], int]) -> None:
         self._report = report
@@ -401,7 +431,7 @@ class _StoppingReport:
         self._count_tokens = count_tokens
 
     def __call__(self, progress: Progress) -> None:
-        """Report the part of a growing translation that no stop sequence can cut off any more."""
+        """Report the part of a growing translation that neither a stop sequence nor the maximum length can cut off."""
         text = progress.text[: _safe_length(progress.text, self._request.stop)]
         # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
         if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:
@@ -409,7 +439,13 @@ class _StoppingReport:
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
-    """Return the completions that a prompt's translations give, cut at a stop sequence or the maximum length."""
+    """Return the translations of a prompt as completions, the best first, cut at a stop sequence or maximum length.
+
+    Args:
+        answer: the best translation and its alternatives.
+        request: the request, which has stop sequences and the maximum length.
+        model: the model, which counts tokens if the answer lacks them.
+    """
     choices = []
     best = answer.text, tuple(token.text for token in answer.tokens), answer.is_complete
     others = zip(answer.alternatives, answer.alternative_tokens, answer.complete_alternatives, strict=True)
@@ -469,7 +505,10 @@ def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
 
 
 def _longest_start(text: str, max_tokens: int, model: Model) -> str:
-    """Return the longest start of a text that has at most `max_tokens` tokens and ends with a whole character."""
+    """Return the longest start of a translation that has at most `max_tokens` tokens and ends with a whole character.
+
+    The model's target vocabulary counts the tokens.
+    """
     length, too_long = 0, len(text)
     while too_long - length > 1:
         middle = (length + too_long) // 2
@@ -481,7 +520,7 @@ def _longest_start(text: str, max_tokens: int, model: Model) -> str:
 
 
 def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:
-    """Return a language model's continuation as a completion, cut at a stop sequence."""
+    """Return a language model's continuation as a completion, cut at the first stop sequence of the request."""
     position = _find_stop(continuation.text, request.stop)
     tokens = token_probabilities([continuation])
     if position is None:

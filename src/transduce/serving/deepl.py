@@ -77,8 +77,10 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
     """The translation of one text in the response of `POST /v2/translate`."""
 
     detected_source_language: str
+    """Code of the source language, in upper case and without a region; also if the request names it."""
     text: str
     billed_characters: int | UnsetType = UNSET
+    """The number of characters of the source text, if the request asked for it."""
 
 
 class DeepLResponse(msgspec.Struct, kw_only=True, frozen=True):
@@ -94,11 +96,12 @@ class DeepLLanguagesRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLLanguage(msgspec.Struct, kw_only=True, frozen=True):
-    """A language in the response of `/v2/languages`."""
+    """A language in the response of `/v2/languages`: its code in upper case and its English name."""
 
     language: str
     name: str
     supports_formality: bool | UnsetType = UNSET
+    """False for target languages, as no model knows formality; unset for source languages."""
 
 
 class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
@@ -112,7 +115,7 @@ class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLGlossaryPair(msgspec.Struct, kw_only=True, frozen=True):
-    """A language pair that glossaries may have."""
+    """A pair of languages for which glossaries can be created, as codes without regions."""
 
     source_lang: str
     target_lang: str
@@ -173,7 +176,7 @@ class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
 
 
 class DeepLDocumentHandle(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /v2/document`, with which a client asks for the document's state and result."""
+    """The response of `POST /v2/document`: id and secret key, with which the client asks for state and result."""
 
     document_id: str
     document_key: str
@@ -192,8 +195,11 @@ class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
     document_id: str
     status: DocumentState
     seconds_remaining: int | UnsetType = UNSET
+    """1 while the document is translated, so that the client asks again; the time is not estimated."""
     billed_characters: int | UnsetType = UNSET
+    """The number of translated characters, once the document is translated."""
     error_message: str | UnsetType = UNSET
+    """Why the document could not be translated."""
 
 
 # --- handlers ---
@@ -241,7 +247,7 @@ OPERATIONS = (
 
 
 class DeepLHandlers:
-    """Handlers of the routes under `/v2`, for DeepL's clients."""
+    """Handlers of the addresses under `/v2`, which answer DeepL's clients."""
 
     def __init__(self, checks: RequestChecks, documents: DocumentStore) -> None:
         self.checks = checks
@@ -251,7 +257,12 @@ class DeepLHandlers:
     # --- texts ---
 
     async def translate(self, request: Request) -> Response:
-        """Answer `POST /v2/translate` with the translation of each text."""
+        """Answer `POST /v2/translate` with the translation of each text.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit, or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
         message = await self.checks.read(request, DeepLRequest)
         owner = self.checks.check_key(request, message.auth_key)
         _refuse(message, ("style_id", "translation_memory_id", "custom_instructions"))
@@ -281,7 +292,11 @@ class DeepLHandlers:
         return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
-        """Return the stored glossary that a request names, or None if it names none; `owner` is the API key's digest.
+        """Return the stored glossary that a request names by its id, or None if it names none.
+
+        Args:
+            message: the request.
+            owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
             RequestError: the glossary does not exist or is for other languages, or the request names several.
@@ -379,7 +394,7 @@ class DeepLHandlers:
     # --- documents ---
 
     async def document(self, request: Request) -> Response:
-        """Answer `POST /v2/document` by starting the translation of the document, with its id and secret key."""
+        """Answer `POST /v2/document` at once with the id and secret key of the document, whose translation starts."""
         message = await self.checks.read_upload(request, DeepLDocumentRequest)
         owner = self.checks.check_key(request, message.auth_key)
         _refuse(message, ("style_id", "translation_memory_id"))
@@ -416,7 +431,11 @@ class DeepLHandlers:
         )
 
     async def document_result(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}/result` with the translated document, and delete it from the server."""
+        """Answer `POST /v2/document/{id}/result` with the translated document, and delete it from the server.
+
+        Raises:
+            RequestError: there is no such document, it could not be translated, or is not translated yet (503).
+        """
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -431,7 +450,7 @@ class DeepLHandlers:
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
-    """Raise an error if a request sets one of these fields, which would change the result.
+    """Raise an error if a request sets one of these fields, which the server does not support.
 
     Raises:
         RequestError: one of them is set and not empty.
@@ -447,12 +466,19 @@ def _check_formality(formality: Formality | None) -> None:
 
 
 def _split(value: str | Sequence[str] | None) -> list[str]:
-    """Return the names in a list of texts, each of which may hold several names separated by commas."""
+    """Return the names in a field of a request: a text, or several, each with names separated by commas.
+
+    Empty for None; empty names are left out.
+    """
     return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
 
 
 def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of HTML or XML tags in a field of a request.
+    """Return the names of HTML or XML tags in a field of a request; empty if it is not set.
+
+    Args:
+        field: the name of the field, for the message.
+        value: its value: a text, or several, each with names separated by commas.
 
     Raises:
         RequestError: a name is not valid as a tag's name, or there are too many names.

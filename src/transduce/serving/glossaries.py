@@ -1,4 +1,4 @@
-"""Store the glossaries that clients create through DeepL's API, within limits and by owner."""
+"""Store the glossaries that clients create through DeepL's API, within limits; each client sees only its own."""
 
 import csv
 import io
@@ -27,10 +27,12 @@ class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
     """A glossary that a client created through DeepL's API, as it is stored."""
 
     id: str
+    """Random identifier in the form of a UUID."""
     name: str
     source: str
     """Canonical code of the source language, without a region."""
     target: str
+    """Canonical code of the target language, without a region."""
     created_at: float
     """Time of creation, in seconds since 1970."""
     terms: tuple[tuple[str, str], ...]
@@ -40,7 +42,7 @@ class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GlossaryStore:
-    """A collection of glossaries, in a folder or in memory; their owners are identified by digests of API keys."""
+    """The glossaries of all clients, in a folder or in memory; clients are identified by digests of their API keys."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Read the glossaries of a folder, which is created if necessary; None: keep them in memory.
@@ -53,15 +55,19 @@ class GlossaryStore:
         self._for_search: dict[str, Glossary] = {}
 
     def list(self, owner: str) -> list[StoredGlossary]:
-        """Return the glossaries of an owner, identified by the digest of an API key, oldest first."""
+        """Return the glossaries of the client with this digest of an API key, oldest first; "" without keys."""
         own = (stored for stored in self._glossaries.values() if stored.owner == owner)
         return sorted(own, key=lambda stored: (stored.created_at, stored.id))
 
     def get(self, id: str, owner: str) -> StoredGlossary:
-        """Return the glossary of an owner (digest of an API key) with this identifier.
+        """Return a client's glossary.
+
+        Args:
+            id: the glossary's identifier.
+            owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: status 404, the owner has no such glossary.
+            RequestError: status 404, the client has no such glossary.
         """
         stored = self._glossaries.get(id)
         if stored is None or stored.owner != owner:
@@ -69,7 +75,7 @@ class GlossaryStore:
         return stored
 
     def glossary(self, stored: StoredGlossary) -> Glossary:
-        """Return a stored glossary in the form that search uses; further calls return the same object."""
+        """Return the terms of a stored glossary in the form that search uses; further calls return the same object."""
         if stored.id not in self._for_search:
             self._for_search[stored.id] = _as_glossary(stored.terms)
         return self._for_search[stored.id]
@@ -77,10 +83,17 @@ class GlossaryStore:
     def add(
         self, name: str, source: str, target: str, terms: tuple[tuple[str, str], ...], owner: str
     ) -> StoredGlossary:
-        """Store a new glossary, in the folder if there is one, and return it with its identifier.
+        """Store a new glossary, in the folder if there is one, and return it with its new identifier.
+
+        Args:
+            name: the client's name for it.
+            source: code of the source language.
+            target: code of the target language.
+            terms: source and translation of each term.
+            owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: the name is empty or too long, or the owner has too many glossaries.
+            RequestError: the name is empty or too long, or there are too many glossaries.
         """
         if not name.strip() or len(name) > _MAX_NAME_CHARACTERS:
             raise invalid_request(f"`name` must have 1 to {_MAX_NAME_CHARACTERS} characters, but has {len(name)}")
@@ -101,10 +114,14 @@ class GlossaryStore:
         return stored
 
     def delete(self, id: str, owner: str) -> None:
-        """Delete the glossary of an owner (digest of an API key) with this identifier.
+        """Delete a client's glossary, from the folder too.
+
+        Args:
+            id: the glossary's identifier.
+            owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: status 404, the owner has no such glossary.
+            RequestError: status 404, the client has no such glossary.
         """
         self.get(id, owner)
         if self._folder is not None:
@@ -114,7 +131,7 @@ class GlossaryStore:
 
 
 def _new_id() -> str:
-    """Return a random identifier in the form of a UUID, which the names of stored files contain."""
+    """Return a random identifier for a glossary in the form of a UUID, which is the name of its file, too."""
     digits = secrets.token_hex(16)
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -142,7 +159,11 @@ def _as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
 
 
 def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
-    """Return the terms of a glossary in DeepL's formats `tsv` and `csv`: a source and its translation per line.
+    """Return the terms of a glossary that a client sends: source and translation of each.
+
+    Args:
+        text: a term per line; blank lines are skipped.
+        format: how source and translation are separated, `tsv` (a tab) or `csv`, where further columns are ignored.
 
     Raises:
         RequestError: a line has no two texts, a source occurs twice, or there are no terms or too many.

@@ -30,7 +30,7 @@ _LINE_ENDS = ("\n", "\r")
 
 
 class InspectionViews(NamedTuple):
-    """The web page and the inspection functions that the server is started with."""
+    """The functions that draw the server's web page and inspect translations for it, and the types of their results."""
 
     page: Callable[[PageSettings], str]
     """Function that returns the HTML of the web page at `/`."""
@@ -63,7 +63,7 @@ def operations(views: InspectionViews) -> tuple[Operation, ...]:
 
 
 class InspectionHandlers:
-    """Handlers of the inspection API, whose work goes through the queue, limits and deadlines of translations."""
+    """Handlers of `POST /inspect` and `POST /intervene`, which share queue, limits and deadlines with translations."""
 
     def __init__(self, checks: RequestChecks, views: InspectionViews) -> None:
         self.checks = checks
@@ -71,7 +71,11 @@ class InspectionHandlers:
         self.views = views
 
     async def inspect(self, request: Request) -> Response:
-        """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it."""
+        """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+        """
         message = await self.checks.read(request, InspectRequest)
         self.checks.check_key(request, message.api_key)
         model, search = self._select_model(message)
@@ -83,7 +87,13 @@ class InspectionHandlers:
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     async def intervene(self, request: Request) -> Response:
-        """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads."""
+        """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads.
+
+        No other request uses the model meanwhile.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+        """
         message = await self.checks.read(request, InterveneRequest)
         self.checks.check_key(request, message.api_key)
         self._check_text("changed", message.changed or "")
@@ -97,10 +107,11 @@ class InspectionHandlers:
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
-        """Return the model for a request to inspect a sentence, and its search settings.
+        """Return the model for a request to inspect a sentence, and the search settings for its alternatives.
 
         Raises:
-            RequestError: there is no such model, or the request exceeds a limit.
+            RequestError: no served model translates between the languages or can be inspected, both languages are the
+                same, or the request exceeds a limit.
         """
         self._check_text("q", message.q)
         alternatives = message.alternatives or 0

@@ -1,4 +1,4 @@
-"""Represent requests as jobs: the sentences of one request for one model, which the decoding threads decode."""
+"""Represent clients' requests as jobs: the sentences of one request for one model, which decoding threads decode."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,29 +17,39 @@ from transduce.text.word_spans import Span
 
 
 class QueuedModel(Protocol):
-    """An interface of translation and language models, with the parts that the queue of requests uses."""
+    """A translation or language model, as far as the queue of requests uses it."""
 
     search: SearchSettings
     """Search settings for requests that specify none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each sentence, including the end-of-sentence token."""
+        """Return the number of tokens of each sentence (or prompt), including the end symbol of a sentence."""
 
     @property
     def max_source_tokens(self) -> int:
-        """The maximum number of tokens of a sentence that is not split, without the end-of-sentence token."""
+        """The maximum number of tokens of a sentence, without the end symbol; longer ones are translated in parts."""
 
 
 class Model(QueuedModel, Protocol):
-    """An interface of translation models, with the parts that the server uses."""
+    """A translation model for one language pair, as far as the server uses it."""
 
     source_language: str
+    """Code of the source language, as the model spells it."""
     target_language: str
+    """Code of the target language, as the model spells it."""
     glossary: Glossary | None
-    """Glossary for requests without a glossary, or None."""
+    """Glossary for requests without a glossary; None: no terms."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """Raise a `TransduceError` if the model cannot write the terms of a glossary with these search settings."""
+        """Refuse a glossary whose terms the model cannot write.
+
+        Args:
+            glossary: the terms.
+            search: the search settings with which the glossary is to be used.
+
+        Raises:
+            TransduceError: a term is refused.
+        """
 
     def translate(
         self,
@@ -52,15 +62,16 @@ class Model(QueuedModel, Protocol):
         *,
         protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
-        """Return the translations of a batch of sentences, in order.
+        """Return the translations of a batch of sentences, in order; a sentence is a line or a text.
 
         Args:
             sentences: the batch.
             search: search settings.
             indices: index of each sentence in the client's request, on which the sentence's random draws depend.
-            observer: called after every step, with row numbers that index `sentences`.
-            glossary: terms to use, or None.
-            text_settings: how each sentence, which is a line or a text, is divided into sentences.
+            observer: called after every decoding step, with indices in `sentences`; it reports progress and drops
+                sentences.
+            glossary: terms to use; None: none.
+            text_settings: how lines and texts are divided into sentences.
             protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
                 that are found in the sentences.
         """
@@ -71,55 +82,71 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return the character spans of each best translation that correspond to `spans` of its source sentence.
+        """Return where the words of some spans of each source sentence are in its best translation, as character spans.
 
-        `glossary` is the one that the translations were made with.
+        Args:
+            translations: the translations.
+            spans: for each of them, spans of its source.
+            glossary: the glossary that the translations were made with; None: none.
         """
 
     def encode_target(self, text: str) -> list[int]:
-        """Return the token ids of a text in the target language."""
+        """Return the token ids of a text in the target language, without special tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text in the target language that token ids spell."""
 
     def unknown_characters(self, sentence: str) -> str:
-        """Return the characters of a source sentence that the vocabulary cannot represent, in order; empty: none."""
+        """Return the characters of a source sentence that the vocabulary lacks, joined in order; "" without any."""
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""Callback for progress: takes a sentence's index in its job, its best hypothesis' tokens, and how many are final."""
+"""Callback for progress: takes a sentence's index in its job, the token ids of its best hypothesis so far, and how
+many of these do not change any more."""
 
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A progress callback that also receives the text of lines with several sentences."""
+    """A progress callback that also receives the growing translation of lines with several sentences, as text."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Receive a sentence's index in its job, the token ids of its best hypothesis, and how many are final."""
+        """Receive the progress of a line that is one sentence.
+
+        Args:
+            number: the line's index in its job.
+            ids: the token ids of its best hypothesis so far.
+            certain: how many of these do not change any more.
+        """
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Receive a line's index in its job, the final start of its translation, and a draft of the translation."""
+        """Receive the progress of a line with several sentences or layout.
+
+        Args:
+            number: the line's index in its job.
+            final: the start of its translation, which does not change any more.
+            draft: the translation so far, with the best guess for its rest.
+        """
 
 
 class ContinuousDecoder(Protocol):
-    """An interface of decoders that sentences of other jobs (requests) may join after any step."""
+    """A decoder of one batch that sentences (or prompts) of other requests may join after any step."""
 
     @property
     def free_texts(self) -> int:
-        """The maximum number of further hypotheses that the decoder can take."""
+        """The maximum number of further hypotheses (beam size or samples per sentence) that can join."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
         """Start to decode sentences, together with those that are being decoded."""
 
     def step(self) -> list[tuple["JobSentence", Any]]:
-        """Run a decoding step, and return the sentences that have finished, with their results."""
+        """Run one decoding step, and return the sentences that have finished with it, with their results."""
 
     def abandon(self, job: "Job") -> None:
-        """Stop decoding the sentences of a job (request), which then get no results."""
+        """Stop decoding the sentences of a job (a client's request), which then get no results."""
 
 
 class AlignedTranslation(NamedTuple):
-    """A sentence's translation, with the spans that correspond to the sentence's inline HTML elements (marks)."""
+    """A sentence's translation, with where the words of its inline HTML elements (marks) are in each alternative."""
 
     translation: Translation
     mark_spans: Sequence[Sequence[Span]] = ()
@@ -127,7 +154,10 @@ class AlignedTranslation(NamedTuple):
 
 
 class Job:
-    """The sentences of one request for one model, with their results; the lock of the `Batcher` guards them."""
+    """The sentences of one client's request for one model, with their results, deadline and settings.
+
+    Several threads use a job; only under the lock of the `Batcher`, the queue of all jobs.
+    """
 
     may_overtake = True
     """True if a further thread may decode the job while all workers decode much longer batches."""
@@ -145,15 +175,15 @@ class Job:
         marks: Mapping[int, Sequence[Span]] | None = None,
         elements: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
-        """Tokenize the sentences and start the clock of the deadline.
+        """Count the sentences' tokens and start the clock of the deadline.
 
         Args:
             model: the model to decode with.
             sentences: the sentences to translate.
             search: search settings.
             seconds: the server's time limit, counted from now.
-            progress: called by the decoding thread after each step, or None.
-            glossary: terms to use in the translation.
+            progress: called by the decoding thread after each step; None: no progress is reported.
+            glossary: terms to use in the translation; None: none.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.
             elements: spans that stand for protected elements of HTML, by the index of their sentence.
@@ -171,7 +201,7 @@ class Job:
         self.timeout: float | None = None
         """The request's own time limit in seconds; None if the server's time limit is the deadline."""
         self.tokens = model.count_tokens(sentences)
-        """Number of tokens of each sentence, including the end-of-sentence token."""
+        """Number of tokens of each sentence, including the end symbol."""
         self.total_tokens = sum(self.tokens)
         self.work = estimate_work([self.expected_steps(number) for number in range(len(sentences))])
         """The estimated work of decoding all sentences, in decoding steps times sentences."""
@@ -192,7 +222,11 @@ class Job:
         self.future.set_running_or_notify_cancel()
 
     def limit(self, timeout: float | None) -> Self:
-        """Move the deadline to the time limit that the request set itself, if that is shorter, and return the job."""
+        """Shorten the deadline to the time limit that the request set itself, and return the job.
+
+        Args:
+            timeout: seconds since the request was accepted; a longer limit than the server's, or None, has no effect.
+        """
         if timeout is not None and self.accepted_at + timeout < self.deadline:
             self.deadline, self.timeout = self.accepted_at + timeout, timeout
         return self
@@ -203,11 +237,17 @@ class Job:
         return self.abandoned or time.monotonic() >= self.deadline
 
     def expected_steps(self, number: int) -> int:
-        """Return the expected number of decoding steps of the sentence at an index: its source tokens."""
+        """Return the expected number of decoding steps of the sentence at an index, to estimate the job's work.
+
+        Here it is the number of source tokens.
+        """
         return self.tokens[number]
 
     def is_compatible_with(self, other: "Job") -> bool:
-        """Return whether sentences of this job and of another may be decoded in one batch: same model and settings."""
+        """Return whether sentences of this job and of another may be decoded in one batch.
+
+        They may if the model and the settings of search, glossary and texts are the same.
+        """
         return (
             self.model is other.model
             and self.search == other.search
@@ -216,15 +256,26 @@ class Job:
         )
 
     def continuous_decoder(self) -> ContinuousDecoder | None:
-        """Return a decoder that sentences of other jobs may join later; None if batches are decoded as a whole."""
+        """Return a decoder for a batch that sentences of other jobs may join later.
+
+        None, as here, if batches are decoded as a whole by `decode`.
+        """
         return None
 
     def can_join(self, other: "Job") -> bool:  # noqa: ARG002
-        """Return whether this job's sentences may join the continuous decoder of another job."""
+        """Return whether this job's sentences may join a batch that another job's continuous decoder decodes.
+
+        False here, as batches of translations are decoded as a whole.
+        """
         return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
-        """Return the results for a batch of sentences, of this job and of compatible ones, in the batch's order."""
+        """Decode a batch of sentences of this job and of compatible ones, and return their results in order.
+
+        Args:
+            batch: the sentences.
+            observer: called after every decoding step; it reports progress and drops sentences.
+        """
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
         protected = None
         if any(entry.elements for entry in batch):
@@ -241,7 +292,12 @@ class Job:
         ]
 
     def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """Return the spans of the marks (inline HTML elements) in each alternative of a translation."""
+        """Return where the words of a sentence's inline HTML elements (marks) are in each alternative translation.
+
+        Args:
+            translation: the sentence's translation.
+            marks: the spans of the elements in the source sentence.
+        """
         single_alternatives = [
             msgspec.structs.replace(translation, alternatives=(alternative,))
             for alternative in translation.alternatives
@@ -253,15 +309,18 @@ _FIXED_COST = 4  # of a decoding step, in sentences
 
 
 def estimate_work(steps: Sequence[int]) -> int:
-    """Return the estimated work of decoding sentences with these numbers of steps together, in steps times sentences.
+    """Return the estimated work of decoding sentences together, in decoding steps times sentences; 0 for none.
 
-    Every step costs as much as a few sentences more.
+    Every step costs as much as four sentences more.
+
+    Args:
+        steps: number of decoding steps of each sentence.
     """
     return sum(steps) + _FIXED_COST * max(steps, default=0)
 
 
 class JobSentence(NamedTuple):
-    """A reference to one sentence of a job (request), by its index."""
+    """A reference to one sentence of a job (a client's request), by its index."""
 
     job: Job
     number: int
@@ -273,7 +332,7 @@ class JobSentence(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the sentence, including the end-of-sentence token."""
+        """The number of tokens of the sentence, including the end symbol."""
         return self.job.tokens[self.number]
 
     @property
@@ -283,12 +342,12 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The spans of the sentence's inline HTML elements, which are to be located in the translation."""
+        """The spans of the sentence's inline HTML elements, whose words are to be located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
     def elements(self) -> Sequence[Span]:
-        """The spans of the sentence that stand for protected elements of HTML."""
+        """The spans of the sentence that stand for protected elements of HTML, which translation must not change."""
         return self.job.elements.get(self.number, ())
 
 
@@ -306,15 +365,23 @@ class FunctionJob(Job):
         seconds: float,
         work: Callable[[Observer], Any],
     ) -> None:
-        """Create a job whose only result is what `work` returns, called with an observer on a decoding thread."""
+        """Create a job whose only result is what a function returns.
+
+        Args:
+            model: the model that the function uses, which counts the sentence's tokens.
+            sentence: the sentence, by which the job is put into batches and limits.
+            search: search settings.
+            seconds: the server's time limit, counted from now.
+            work: the function, called on a decoding thread with the observer of a search.
+        """
         # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
         super().__init__(cast(Model, model), [sentence], search, seconds=seconds)
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this very job, since a function's batch contains no other job."""
+        """Return whether the other job is this very job, since a function runs alone in its batch."""
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
-        """Run the function and return its result as the only one of the batch."""
+        """Run the job's function with the observer, and return its result as the only one of the batch."""
         return [self._work(observer)]

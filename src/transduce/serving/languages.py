@@ -95,7 +95,11 @@ _NAMES = {
 
 
 def canonical(code: str) -> str:
-    """Return a language code in canonical spelling: zh, zh_CN and ZH-Hans become zh-Hans; en-us becomes en-US."""
+    """Return a client's language code in canonical spelling, also if it is unknown.
+
+    Chinese codes get their script (zh and zh_CN become zh-Hans), old codes the current one (iw becomes he), and others
+    only case and hyphen (EN_us becomes en-US).
+    """
     parts = code.strip().replace("_", "-").lower().split("-")
     alias = _ALIASES.get("-".join(parts))
     if alias is not None:
@@ -109,12 +113,12 @@ def base(code: str) -> str:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language by its code, or the code itself if the name is unknown."""
+    """Return the English name of a language by its code in any spelling, or the code itself if its name is unknown."""
     return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
 
 
 class Routes:
-    """An index of the served translation models by their language pairs."""
+    """The translation models of a server by their language pairs, which finds the model for a request's languages."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         """Index the models by their language pairs.
@@ -164,7 +168,7 @@ class Routes:
 
     @property
     def samples(self) -> list[tuple[str, ...]]:
-        """Source sentences that each model offers for the web page, in the order of the models; empty: none."""
+        """Source sentences that each model offers as examples on the web page, in the models' order; () for none."""
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
@@ -173,15 +177,23 @@ class Routes:
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def own_code(self, code: str) -> str:
-        """Return the code that the models use for a language, such as `zh` for the canonical `zh-Hans`."""
+        """Return the code that the models use for a language by its canonical code, such as `zh` for `zh-Hans`.
+
+        A code of no served language is returned itself.
+        """
         return self._own_codes.get(code, code)
 
     def targets(self, source: str) -> list[str]:
-        """Return the codes of the target languages of a source language, and its own, as LibreTranslate does."""
+        """Return the canonical codes of the languages that a source language is translated to, sorted.
+
+        The source's own code is among them, as in LibreTranslate.
+        """
         return sorted({target for model_source, target in self._models if model_source == source} | {source})
 
     def find(self, code: str) -> str:
-        """Return the canonical code of the served language for a client's code, such as `en` for `en-GB`.
+        """Return the canonical code of the served language that a client's code means, such as `en` for `en-GB`.
+
+        A code without region or script also means a served one with it, and the other way around.
 
         Raises:
             RequestError: no served language fits the code.
@@ -200,7 +212,7 @@ class Routes:
         return similar[0]
 
     def model(self, source: str, target: str) -> Model | None:
-        """Return the model for a language pair, or None if source and target are the same language.
+        """Return the model for a pair of canonical language codes, or None if source and target are the same language.
 
         Raises:
             RequestError: there is no model for the pair.
@@ -229,7 +241,12 @@ class Routes:
         return sources
 
     def identify_source(self, text: str, target: str, detector: "Detector") -> DetectedLanguage:
-        """Return the language of a text to translate, among those that are translated into the target language.
+        """Detect the language of a text to translate, among those that are translated into the target language.
+
+        Args:
+            text: the text, of which the first 2,000 characters count.
+            target: canonical code of the target language.
+            detector: detects the language.
 
         Raises:
             RequestError: the text seems to be in the target language or in another language without a model.
@@ -312,11 +329,14 @@ class Detector:
         self._profile_codes = profile_codes
 
     def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
-        """Return the languages with their confidence in percent, likeliest first.
+        """Return the languages that a text may be in with their confidence in percent, likeliest first.
 
         Args:
             text: only its first 2,000 characters are used, without URLs and other protected spans.
-            among: codes of the candidate languages; None for all served languages.
+            among: canonical codes of the candidate languages; None: all served languages.
+
+        Returns:
+            All candidates; the percentages add up to about 100.
         """
         text, codes = without_protected(text[:_MAX_CHARACTERS]), self.codes if among is None else list(among)
         script = sentence_script(text)
@@ -333,9 +353,10 @@ class Detector:
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """Return a probability for each language: the share of a text's letters in its script, normalized to sum to 1.
+    """Return a probability for each language by its code, from the scripts of a text's letters alone.
 
-    All are equal for a text without such letters.
+    It is the share of the letters that are of the language's script, normalized so that all sum to 1. All are equal for
+    a text without such letters.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
@@ -347,7 +368,10 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
 
 
 def has_letters_of(text: str, code: str) -> bool:
-    """Return whether a text (its first 2,000 characters) has a letter of a language's script."""
+    """Return whether a text (its first 2,000 characters) has a letter of the script of the language with this code.
+
+    Languages whose script is not known count as written in Latin letters.
+    """
     alphabet = _ALPHABETS.get(base(code), _LATIN)
     return any(alphabet.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
 

@@ -1,4 +1,4 @@
-"""The LibreTranslate API: translation, language detection, and the server's languages and settings."""
+"""LibreTranslate's API: translation of texts and documents, detection, suggestions, languages and settings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ OPERATIONS = (
 
 
 class LibreTranslateHandlers:
-    """Handlers of the routes of LibreTranslate's API."""
+    """Handlers of the addresses of LibreTranslate's API, each of which turns a request into a response."""
 
     def __init__(self, checks: RequestChecks, documents: DocumentStore) -> None:
         self.checks = checks
@@ -139,7 +139,7 @@ class LibreTranslateHandlers:
         return json_response([_with_own_code(language, self.service.routes) for language in detected])
 
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /languages` with the source languages and the target languages of each."""
+        """Answer `GET /languages` with all served languages, and the languages that each can be translated to."""
         routes = self.service.routes
         return json_response(
             [
@@ -173,7 +173,12 @@ class LibreTranslateHandlers:
         return LanguageChoice(code=self.service.routes.own_code(code), name=language_name(code))
 
     async def translate_file(self, request: Request) -> Response:
-        """Answer `POST /translate_file`, once the document is translated, with the address of the result."""
+        """Answer `POST /translate_file`, once the uploaded document is translated, with the address of the result.
+
+        Raises:
+            RequestError: the request is invalid, or the document cannot be translated.
+            ClientGoneError: the client disconnected before; the document is deleted.
+        """
         message = await self.checks.read_upload(request, TranslateFileRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("source", "target"))
@@ -192,7 +197,10 @@ class LibreTranslateHandlers:
         )
 
     async def download_file(self, request: Request) -> Response:
-        """Answer `GET /download_file/{key}/{name}` with a translated document; status 404 if there is none."""
+        """Answer `GET /download_file/{key}/{name}` with a translated document; status 404 if there is none.
+
+        `key` is the document's id and secret key, and `name` is not used.
+        """
         id, _, key = request.path_params["key"].partition("-")
         translation = self.documents.get(id, key)
         if translation.state != "done":
@@ -202,7 +210,11 @@ class LibreTranslateHandlers:
         return response
 
     async def suggest(self, request: Request) -> Response:
-        """Answer `POST /suggest` by appending a user's better translation to a file; status 403 if there is none."""
+        """Answer `POST /suggest` by appending a user's better translation to the server's file of suggestions.
+
+        Raises:
+            RequestError: the request is invalid, suggestions are disabled (status 403), or the file is full (507).
+        """
         self.checks.take_from_rate(request)
         message = await self.checks.read_message(request, SuggestRequest)
         _check_set(message, ("q", "s", "source", "target"))
@@ -222,7 +234,7 @@ class LibreTranslateHandlers:
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append a line to a file, of at most 64 MB.
+    """Append a line, without its line feed, and a line feed to a file that may have at most 64 MiB.
 
     Raises:
         RequestError: status 507, the file is full or cannot be written.
@@ -239,7 +251,7 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Raise an error if a required field of a request is empty, as LibreTranslate does.
+    """Raise an error if one of the named fields of a request is empty or missing, as LibreTranslate does.
 
     Raises:
         RequestError: one of these fields is empty.

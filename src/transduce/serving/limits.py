@@ -1,4 +1,4 @@
-"""Limits on requests: admission under overload, exclusive use of a model, API keys and the rate limit per client."""
+"""Limit requests: admission under overload, exclusive use of a model, API keys and the rate limit per client."""
 
 import asyncio
 import hashlib
@@ -35,14 +35,17 @@ _DECODING_START = re.compile(rb"POST (?P<path>" + "|".join(_DECODING_PATHS).enco
 
 
 class AdmissionCounter:
-    """A counter that limits the requests a server starts to read per event-loop iteration to the queue's free slots."""
+    """Limits how many requests a server starts to read in one iteration of the event loop to the queue's free slots.
+
+    So a burst of requests does not delay the server by reading requests that it must refuse.
+    """
 
     def __init__(self, free_slots: Callable[[], int], make_refusal: Callable[[str], RequestError]) -> None:
         """Create a counter.
 
         Args:
             free_slots: function that returns the number of further requests that the queue would accept.
-            make_refusal: function that returns the error for a request to a path that the queue cannot take.
+            make_refusal: function that takes the path of a request that the queue cannot take, and returns the error.
         """
         self.free_slots = free_slots
         self.make_refusal = make_refusal
@@ -50,7 +53,13 @@ class AdmissionCounter:
         """Number of requests admitted during the current iteration of the event loop."""
 
     def admit(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Admit a request unless this event-loop iteration has filled the queue; return whether it was admitted."""
+        """Count one more request and return True, or return False if those of this event-loop iteration fill the queue.
+
+        A request that is not admitted is tried again in the next iteration.
+
+        Args:
+            loop: the running event loop.
+        """
         if self._admitted >= self.free_slots():
             return False
         if not self._admitted:
@@ -63,10 +72,10 @@ class AdmissionCounter:
 
 
 def decoding_path(data: bytes, root_path: str = "") -> str | None:
-    """Return the path of a request that needs decoding, or None for any other request.
+    """Return the path of a request that needs a decoding thread, such as `/translate`; None for any other request.
 
     Args:
-        data: the first bytes of the request.
+        data: the first bytes of the request as received, with its request line.
         root_path: path under which a proxy offers the server, which may precede the request's path.
     """
     prefix = f"POST {root_path}/".encode()
@@ -81,7 +90,7 @@ def decoding_path(data: bytes, root_path: str = "") -> str | None:
 
 
 class ReadersWriterLock:
-    """A readers-writer lock, which several threads share or one thread holds exclusively.
+    """A readers-writer lock, which several threads share or one thread holds exclusively, as to modify a model.
 
     Threads that want to share the lock wait while another thread waits to hold it exclusively.
     """
@@ -94,7 +103,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_shared(self) -> Iterator[None]:
-        """Return a context manager that holds the lock together with other threads, while none holds it exclusively."""
+        """Hold the lock in a `with` block together with other threads; wait while one holds or wants it exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
             self._sharing += 1
@@ -107,7 +116,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_exclusively(self) -> Iterator[None]:
-        """Return a context manager that holds the lock while no other thread shares or holds it."""
+        """Hold the lock in a `with` block alone; wait until no other thread shares or holds it."""
         with self._changed:
             self._waiting_for_exclusive += 1
             self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)
@@ -128,7 +137,7 @@ _MAX_BUCKETS = 10_000
 
 
 class ApiKeys:
-    """The set of valid API keys; if it is empty, requests need no key."""
+    """The valid API keys of a server, stored as digests; if there are none, requests need no key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         # Comparing digests instead of keys leaks nothing about a key through the time of the comparison.
@@ -136,13 +145,18 @@ class ApiKeys:
 
     @property
     def are_required(self) -> bool:
-        """True if requests need a key."""
+        """True if requests need an API key, because the server has some."""
         return bool(self._digests)
 
     def check(self, headers: Mapping[str, str], key: str | None = None) -> str:
-        """Check the API key of a request, and return its digest, or an empty text if no keys are required.
+        """Check the API key of a request, and return its digest (SHA-256, hexadecimal), which identifies the client.
 
-        The key comes from the request's fields (`key`) or its Authorization header.
+        Args:
+            headers: the request's headers, whose Authorization may hold the key (`Bearer`, `DeepL-Auth-Key`).
+            key: the key in the request's fields, which takes precedence; None: there is none.
+
+        Returns:
+            The digest; "" if the server has no keys, whatever the request sends.
 
         Raises:
             RequestError: status 403, the key is missing or invalid.
@@ -168,7 +182,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
-    """Return the API keys in a file, one per line; empty lines and lines that start with # are skipped.
+    """Return the API keys in a text file, one per line; empty lines and lines that start with # are skipped.
 
     Raises:
         TransduceError: the file cannot be read, or holds no key.
@@ -190,7 +204,12 @@ class RateLimiter:
     """A rate limiter with a token bucket per client: each request takes a token, and tokens return at an even rate."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create a limiter of each client to `per_minute` requests a minute; 0 means no limit."""
+        """Create a limiter.
+
+        Args:
+            per_minute: number of requests that each client may send a minute; 0: no limit.
+            clock: returns the current time in seconds; tests replace it.
+        """
         self.per_minute = per_minute
         self._clock = clock
         # Client address → (requests left, time of that count). The client seen longest ago is evicted first: its
@@ -198,7 +217,9 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
-        """Count a request of a client, named by its address; nothing is counted without a limit.
+        """Count a request of a client, named by its address, against the client's limit.
+
+        If the limiter has no limit, nothing happens.
 
         Raises:
             RequestError: status 429, the client has sent too many requests.

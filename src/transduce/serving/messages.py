@@ -1,4 +1,4 @@
-"""Typed messages of the LibreTranslate, OpenAI and inspection APIs, and the OpenAPI document generated from them.
+"""Typed messages of LibreTranslate's and the inspection API, errors, and the OpenAPI document of all APIs.
 
 LibreTranslate's field names are those of its version 1.9. `stream`, `timeout`, `quality_warnings` and `glossary` are
 extensions that its clients do not send.
@@ -67,7 +67,7 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
-    """A language that a text may be in, with the detector's confidence."""
+    """A language that a text may be in, by its code, with the detector's confidence."""
 
     language: str
     confidence: Annotated[float, Meta(ge=0, le=100, description="In percent.")]
@@ -80,7 +80,8 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
     """The detected source language, set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Alternative translations, set if the request asked for some; best first, without duplicates."""
+    """Alternative translations, set if the request asked for some; best first, without duplicates, and for a list of
+    texts a list for each."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
@@ -90,7 +91,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of a `progress` event: the state of one line of a text."""
+    """The data of a `progress` event of a streamed translation: how far one line of a text is translated."""
 
     index: int
     """Index of the text in the request."""
@@ -151,14 +152,14 @@ class SuggestResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """A language that the web page selects by default."""
+    """A language that LibreTranslate's web page selects by default: its code and its name."""
 
     code: str
     name: str
 
 
 class LanguageChoices(msgspec.Struct, kw_only=True, frozen=True):
-    """The source and target language that the web page selects by default."""
+    """The source and target language that LibreTranslate's web page selects by default."""
 
     source: LanguageChoice
     target: LanguageChoice
@@ -168,13 +169,19 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
     """The response of `GET /frontend/settings`: the server's limits and features, for LibreTranslate's web page."""
 
     char_limit: int
+    """Maximum number of characters of a request."""
     frontend_timeout: int
     """Milliseconds that a page waits after a keystroke before it requests a translation."""
     api_keys: bool
+    """True if the server has API keys."""
     key_required: bool
+    """True if requests need a key, which is the same here."""
     suggestions: bool
+    """True if suggested translations are stored."""
     files_translation: bool
+    """True if documents can be uploaded."""
     supported_files_format: list[str]
+    """Suffixes of the documents that can be translated, such as `.docx`."""
     language: LanguageChoices
 
 
@@ -222,19 +229,22 @@ class InterveneRequest(SentenceRequest, kw_only=True, frozen=True):
 
 
 class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """The settings that the server writes into its web page."""
+    """The settings that the server writes into its own web page."""
 
     pairs: list[tuple[str, str]]
     """Source and target language code of each model."""
     samples: list[tuple[str, ...]] = []
     """Some source sentences for each pair; none for models that `transduce train` did not write."""
     max_characters: int
+    """Maximum number of characters of a request."""
     max_alternatives: int
+    """Maximum number of translations of a text besides the best one."""
     needs_key: bool
+    """True if requests need an API key."""
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /health`, the status `ok`, while the server can translate."""
+    """The response of `GET /health` while the server can translate: the status `ok`."""
 
     status: Literal["ok"] = "ok"
 
@@ -272,7 +282,7 @@ class OpenAIError(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RequestError(Exception):
-    """An error that becomes the response `{"error": sentence}` with a status and, optionally, a Retry-After header."""
+    """An error that a client gets as a response with an HTTP status and one sentence, in the format of its API."""
 
     def __init__(self, status: int, sentence: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(sentence)
@@ -284,7 +294,7 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers of the error response: Retry-After and Connection, where they apply."""
+        """The HTTP headers of the error response: Retry-After (in whole seconds) and Connection, where they apply."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -294,7 +304,7 @@ class RequestError(Exception):
 
 
 def invalid_request(reason: str) -> RequestError:
-    """Return the error for a request that is malformed or exceeds a limit."""
+    """Return the error (status 400) for a request that is malformed or exceeds a limit, with the reason."""
     return RequestError(400, f"Invalid request: {reason}")
 
 
@@ -325,7 +335,7 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Operation(NamedTuple):
-    """A path and method of the API, with the types of its request and its response."""
+    """A path and method of the server, with the types of its request and its response, for the OpenAPI document."""
 
     method: Literal["delete", "get", "post"]
     path: str
@@ -347,7 +357,12 @@ class Operation(NamedTuple):
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
-    """Return the OpenAPI document of API operations, with the limits of the settings, as JSON values."""
+    """Return the OpenAPI document, which describes the server's paths to programs, as JSON values.
+
+    Args:
+        operations: the paths and methods with their types of requests and responses.
+        settings: the server's settings, whose limits and root path the document states.
+    """
     types = [type_of_operation for o in operations for type_of_operation in (o.error, o.message or o.error, o.answer)]
     message_types = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
@@ -373,7 +388,12 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
 
 
 def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None:
-    """Write the limits of the settings into the schemas, so that clients can respect them."""
+    """Write the server's limits into the schemas of an OpenAPI document, so that clients can respect them.
+
+    Args:
+        components: the schema of each message by its name; changed in place.
+        settings: the limits on texts, characters and alternatives.
+    """
     for name, field in _TEXTS:
         schema = components.get(name, {}).get("properties", {}).get(field, {})
         for variant in schema.get("anyOf", [schema]):

@@ -37,14 +37,19 @@ class Metrics:
         self.disconnects = self._counter("transduce_disconnects_total", "Requests whose client left before the answer.")
 
     def value(self, sample: str, **labels: str) -> float:
-        """Return the current value of a sample, such as `transduce_characters_total`; 0 if it does not exist yet."""
+        """Return the current value of a counter or another sample; 0 if it does not exist yet.
+
+        Args:
+            sample: its name in Prometheus, such as `transduce_characters_total`.
+            **labels: its labels and their values.
+        """
         return self.registry.get_sample_value(sample, labels) or 0.0
 
     def render(self, gauges: Mapping[str, tuple[str, float]]) -> bytes:
         """Return the text that Prometheus reads, in UTF-8: all counters and histograms, then the gauges.
 
         Args:
-            gauges: values of this moment, by name: a description and the value.
+            gauges: values of this moment, such as the length of the queue: description and value by name.
         """
         return generate_latest(_Page(self.registry, gauges))
 
@@ -56,7 +61,7 @@ class Metrics:
 
 
 class _Page(Collector):
-    """A Prometheus collector of a server's metrics and current gauge values, without the samples of creation times."""
+    """The collector of what Prometheus reads once: a server's metrics, without creation times, and its gauges."""
 
     def __init__(self, registry: CollectorRegistry, gauges: Mapping[str, tuple[str, float]]) -> None:
         self._registry = registry

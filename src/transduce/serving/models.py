@@ -1,4 +1,4 @@
-"""Wrap translators and language models in the interfaces that the server uses."""
+"""Wrap translators and language models in the interfaces through which the server uses them."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from transduce.text.word_spans import Span
 
 
 class ServedModel(Model):
-    """A translation model of the server, which translates with a `Translator`."""
+    """A translation model that is served for one language pair, and translates with a `Translator`."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class ServedModel(Model):
 
         Args:
             translator: an open translator.
-            search: search settings; None: the translator's settings.
+            search: search settings of requests that set none; None: the translator's settings.
             languages: source and target language; None: the languages in the translator's folder.
-            profiles: profiles of the translator's languages for language detection.
-            samples: source sentences that the web page offers.
+            profiles: profiles of the translator's languages for language detection; None: it has none.
+            samples: source sentences that the web page offers as examples.
 
         Raises:
             TransduceError: the languages are unknown.
@@ -77,7 +77,7 @@ class ServedModel(Model):
         return self.translator.longest_source
 
     def use(self, glossary: Glossary | None) -> None:
-        """Set the default glossary, for requests without their own; None removes it.
+        """Set the glossary for requests that have none of their own; None removes it.
 
         Raises:
             TransduceError: the model cannot produce the glossary's terms.
@@ -138,7 +138,7 @@ class ServedModel(Model):
 
 
 class ServedGenerator:
-    """A language model of the server, whose name for clients is that of its folder."""
+    """A language model that is served; clients name it by the name of its folder."""
 
     max_source_tokens = sys.maxsize
 
@@ -154,14 +154,17 @@ class ServedGenerator:
         return self.generator.device
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each prompt, with start tokens."""
+        """Return the number of tokens of each prompt, including the start symbol before it if the model has one."""
         return [len(self.generator.prompt_ids(sentence)) for sentence in sentences]
 
 
 def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
-    """Parse PATH or SOURCE:TARGET=PATH from the command line into a language pair, or None, and a path.
+    """Divide an argument of `transduce serve` into a pair of language codes and a path.
 
     The path is that of a model folder or, in the option for glossaries, of a model's glossary file.
+
+    Args:
+        argument: SOURCE:TARGET=PATH; or PATH alone, also one that has an equals sign and exists, whose pair is None.
 
     Raises:
         TransduceError: the text before the path is not two languages.

@@ -23,7 +23,7 @@ Stop = str | Annotated[list[str], Meta(max_length=16)]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a completion, such as its length and sampling; unlisted options are accepted without effect."""
+    """The options of a completion, such as its length and sampling; unlisted ones are accepted without effect."""
 
     num_predict: Annotated[int, Meta(description="Maximum number of tokens; not positive: no limit.")] | None = None
     stop: Stop | None = None
@@ -35,7 +35,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
-    """A message of a conversation in the body of `POST /api/chat`."""
+    """A message of a conversation in the body of `POST /api/chat`: its role and its text."""
 
     images: Annotated[list[Any] | None, Meta(description="Refused unless empty.")] = None
     tool_calls: Ignored = None
@@ -76,22 +76,24 @@ class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """The message of the assistant in a chat response."""
+    """The message of the assistant in a response of `/api/chat`: new text of the answer."""
 
     content: str
     role: Literal["assistant"] = "assistant"
 
 
 class OllamaResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """A line of a streamed response, or the whole response without streaming."""
+    """A line of a streamed response of `/api/chat` or `/api/generate`, or the whole response without streaming."""
 
     model: str
     created_at: str
+    """Time of the line, in UTC, in ISO 8601."""
     message: OllamaAnswer | UnsetType = UNSET
     """The new text of `/api/chat`."""
     response: str | UnsetType = UNSET
     """The new text of `/api/generate`."""
     done: bool
+    """True in the last line, which alone has the fields below."""
     done_reason: FinishReason | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     """Nanoseconds from the request to the answer."""
@@ -114,7 +116,7 @@ class OllamaDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True, frozen=True):
-    """A model in the response of `GET /api/tags` and `GET /api/ps`."""
+    """A model in the response of `GET /api/tags` and `GET /api/ps`: its name, with the tag `:latest`, and details."""
 
     name: str
     model: str
@@ -139,7 +141,7 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaShown(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /api/show`: a description of the model."""
+    """The response of `POST /api/show`: a description of the model, in which fields that do not apply are empty."""
 
     modified_at: str
     details: OllamaDetails = OllamaDetails()
@@ -191,7 +193,7 @@ OPERATIONS = (
 
 
 class OllamaHandlers:
-    """Handlers of the routes under `/api`, for Ollama's clients."""
+    """Handlers of the addresses under `/api`, which answer Ollama's clients."""
 
     def __init__(self, checks: RequestChecks, completions: Completions) -> None:
         self.checks = checks
@@ -257,7 +259,7 @@ class OllamaHandlers:
         )
 
     async def show(self, request: Request) -> Response:
-        """Answer `POST /api/show` with a description of the model."""
+        """Answer `POST /api/show` with a description of the named model; status 404 if there is no such model."""
         message = await self.checks.read_message(request, OllamaShowRequest)
         wanted = message.model or message.name
         if not wanted:
@@ -275,17 +277,25 @@ def _now() -> str:
 
 
 class _LineFormatter(EventFormatter):
-    """A formatter of the streams of Ollama's API: one JSON object per line."""
+    """Formats a streamed completion as Ollama's API does: one JSON object per line."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
-        """Create a formatter for one answer of a model, of `/api/chat` or `/api/generate`."""
+        """Create a formatter for one answer, whose duration counts from now.
+
+        Args:
+            model: the name of the model, as the client named it.
+            is_chat: the answer is of `/api/chat`, otherwise of `/api/generate`.
+        """
         self._model = model
         self._is_chat = is_chat
         self._started_at = time.monotonic_ns()
         self._sent = ""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return a line of the stream with the text that became final since the last line; empty if there is none."""
+        """Return a line of the stream with the text that became final since the last one; empty if there is none.
+
+        Progress of later lines of the text than the first is not sent before the end.
+        """
         if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
             return b""
         text, self._sent = progress.text[len(self._sent) :], progress.text
@@ -304,11 +314,16 @@ class _LineFormatter(EventFormatter):
         return lines + _line(self.last_line(answer, ""))
 
     def error(self, error: RequestError) -> bytes:
-        """Return the line with the error that ends the stream."""
+        """Return the line of the stream with the error that ends it."""
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:
-        """Return the JSON object that ends an answer; its text field holds `text`."""
+        """Return the object that ends an answer, with the reason of the end, durations and numbers of tokens.
+
+        Args:
+            answer: the completion.
+            text: the text that the object has: what was not sent before, or all of it without streaming.
+        """
         duration = time.monotonic_ns() - self._started_at
         return msgspec.structs.replace(
             self._response(text, done=True),

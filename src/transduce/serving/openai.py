@@ -39,21 +39,21 @@ Refused = Annotated[Any, Meta(description="Refused unless it has its default val
 
 
 class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of a chat message whose content is a list of parts."""
+    """A part of a chat message, whose content can be a list of parts; only parts of text are accepted."""
 
     type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """A message of a conversation in the body of `POST /v1/chat/completions`."""
+    """A message of a conversation in the body of `POST /v1/chat/completions`: its role and its text."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
     content: str | list[ChatPart] | None = None
 
     @property
     def text(self) -> str:
-        """The text of the message.
+        """The text of the message, with parts joined; "" if it has no content.
 
         Raises:
             RequestError: a part of the message is not text.
@@ -147,23 +147,27 @@ class Usage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
-    """A token of the answer with its log-probability, in nats."""
+    """A token of the answer with its log-probability."""
 
     token: str
+    """The text that the token adds."""
     logprob: float
+    """The log-probability, in nats."""
     bytes: list[int]
+    """The text in UTF-8."""
     top_logprobs: list[Any] = []
+    """Empty, as other tokens are not known."""
 
 
 class ChatLogProbabilities(msgspec.Struct, kw_only=True, frozen=True):
-    """The log-probabilities of an answer's tokens."""
+    """The log-probabilities of a chat completion's tokens."""
 
     content: list[TokenLogProbability]
     refusal: None = None
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """A completion in OpenAI's format, as a message of the assistant."""
+    """The text of a chat completion, as a message of the assistant."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -171,7 +175,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """A completion in the response of `POST /v1/chat/completions`."""
+    """One completion in the response of `POST /v1/chat/completions`, by its index."""
 
     index: int
     message: ChatAnswer
@@ -192,16 +196,19 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TextLogProbabilities(msgspec.Struct, kw_only=True, frozen=True):
-    """The log-probabilities of a text's tokens, in the format of text completions."""
+    """The log-probabilities of a text completion's tokens, in the format of `POST /v1/completions`."""
 
     tokens: list[str]
+    """The text that each token adds."""
     token_logprobs: list[float]
+    """The log-probability of each token, in nats."""
     text_offset: list[int]
+    """The offset in the text, in characters, at which each token begins."""
     top_logprobs: None = None
 
 
 class TextChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """A completion in the response of `POST /v1/completions`."""
+    """One completion in the response of `POST /v1/completions`, by its index."""
 
     index: int
     text: str
@@ -223,7 +230,7 @@ class TextCompletion(msgspec.Struct, kw_only=True, frozen=True):
 class OpenAIModel(msgspec.Struct, kw_only=True, frozen=True):
     """A model in the response of `GET /v1/models`.
 
-    The id of a translation model contains the source and the target language.
+    The id of a translation model is its language pair, such as `zh-en`, and that of a language model its folder's name.
     """
 
     id: str
@@ -285,7 +292,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 
 
 class OpenAIHandlers:
-    """Handlers of the routes under `/v1`, for OpenAI's clients."""
+    """Handlers of the addresses under `/v1`, which answer OpenAI's clients."""
 
     def __init__(self, checks: RequestChecks, completions: Completions) -> None:
         self.checks = checks
@@ -328,7 +335,13 @@ class OpenAIHandlers:
     def _completion_request(
         self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
     ) -> CompletionRequest:
-        """Convert a request of OpenAI's API to a `CompletionRequest`.
+        """Convert a request of OpenAI's API to the form that both APIs share.
+
+        Args:
+            message: the fields of the request.
+            prompts: the texts to translate or continue.
+            max_tokens: maximum number of tokens of a completion; None: the model's own limit.
+            with_tokens: the response has the log-probability of each token.
 
         Raises:
             RequestError: a field is set that would change the result and is not supported.
@@ -373,7 +386,7 @@ class OpenAIHandlers:
         return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
     async def model(self, request: Request) -> Response:
-        """Answer `GET /v1/models/{id}` with a description of the model."""
+        """Answer `GET /v1/models/{id}` with a description of the model; status 404 if there is no such model."""
         return json_response(self._describe(self.completions.find(request.path_params["id"])))
 
     def _describe(self, name: str) -> OpenAIModel:
@@ -381,7 +394,7 @@ class OpenAIHandlers:
 
 
 class _Render(Protocol):
-    """An interface of functions that make the body of a response from a completion."""
+    """A function that makes the body of a response from the completions of a request's prompts."""
 
     def __call__(
         self, id: str, created: int, model: str, completion: Completion, *, with_tokens: bool
@@ -401,7 +414,9 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:
-    """Return the texts of all messages, each on its own lines, for a language model, which knows no roles.
+    """Return the texts of a conversation's messages, joined by line feeds, as a language model, which knows no roles.
+
+    Messages without text are left out.
 
     Raises:
         RequestError: a message has a part that is not text.
@@ -469,6 +484,7 @@ class StreamDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
     role: Literal["assistant"] | None = None
     """`assistant` in the first event; unset in others."""
     content: str | None = None
+    """The new text; unset in the event with the finish reason."""
 
 
 class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -484,7 +500,7 @@ class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of an event of a streamed response."""
+    """The data of an event of a streamed response of `/v1/chat/completions` or `/v1/completions`."""
 
     id: str
     created: int
@@ -496,7 +512,7 @@ class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OpenAIEventFormatter(EventFormatter):
-    """A formatter of OpenAI's server-sent events: chunks of text, then `[DONE]`."""
+    """Formats a streamed completion as OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
     def __init__(self, head: dict[str, Any], *, is_chat: bool, with_usage: bool) -> None:
         """Create a formatter for one streamed completion.
@@ -517,7 +533,10 @@ class OpenAIEventFormatter(EventFormatter):
         self._sent: str | None = None
 
     def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event; empty for lines after the first."""
+        """Return an event with the text that became final since the last event; empty if there is none.
+
+        Progress of later lines of the text than the first is not sent before the end.
+        """
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:
@@ -536,7 +555,7 @@ class OpenAIEventFormatter(EventFormatter):
         return events + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
-        """Return an event with the error that ends the stream."""
+        """Return an event with the error that ends the stream, in OpenAI's format."""
         return _event(openai_error(error))
 
     def _new_text(self, text: str) -> bytes:
@@ -558,5 +577,5 @@ class OpenAIEventFormatter(EventFormatter):
 
 
 def _event(data: Any) -> bytes:
-    """Return one server-sent event; JSON needs no escaping because it contains no line breaks."""
+    """Return the bytes of one server-sent event without a name, with `data` as JSON, which has no line breaks."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"

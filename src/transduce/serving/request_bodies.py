@@ -33,8 +33,9 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
     Args:
         body: the body, decompressed.
-        content_type: the Content-Type header; if empty or curl's default, a body that starts with a brace is JSON.
-        query: the URL's query, whose fields are used if a form lacks them.
+        content_type: the Content-Type header, which selects JSON, an URL-encoded or a multipart form; if it is empty or
+            curl's default, a body that starts with a brace is JSON.
+        query: the URL's query, whose fields are used if a form lacks them, or if there is no body.
         message: the msgspec struct to read.
 
     Raises:
@@ -65,6 +66,10 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     """Return the typed message in a JSON object, in which no key may occur twice.
 
     Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+
+    Args:
+        body: the JSON.
+        message: the msgspec struct to read.
 
     Raises:
         RequestError: the body is not such an object in UTF-8, or does not fit the message.
@@ -107,7 +112,12 @@ _Fields = dict[str, list[str | UploadedFile]]
 
 
 def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] = ()) -> _Fields:
-    """Return the fields of a multipart form (RFC 7578): files under the names `file_fields`, all others as texts.
+    """Return the fields of a multipart form (RFC 7578): for each name (without "[]"), a list of its values.
+
+    Args:
+        body: the form.
+        content_type: the Content-Type header, which names the form's boundary.
+        file_fields: names of the fields that are files; all others are texts.
 
     Raises:
         RequestError: the form is broken, has too many parts, or is not UTF-8.
@@ -137,19 +147,23 @@ def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] 
 
 
 class _Part(NamedTuple):
-    """A part of a multipart form: its name, the file name that the client sent, and its content."""
+    """A part of a multipart form as bytes: its name, the file name that the client sent (empty: none), its content."""
 
     name: bytes
     raw_file_name: bytes
     content: bytearray
 
     def file_name(self) -> str:
-        """Return the name of the uploaded file, in UTF-8, without its folders."""
+        """Return the uploaded file's name without folders; "" if the client sent none.
+
+        Raises:
+            UnicodeDecodeError: the name is not UTF-8.
+        """
         return re.split(r"[/\\]", self.raw_file_name.decode("utf-8"))[-1]
 
 
 class _Parts:
-    """A collector of the parts of one multipart form from the events of python-multipart's parser."""
+    """Collects the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
@@ -201,10 +215,14 @@ def _with_query(fields: _Fields, query: str) -> _Fields:
 
 
 def _convert(fields: _Fields, message: type[_Message]) -> _Message:
-    """Convert the fields of a form, whose values are all texts, to a typed message.
+    """Convert the fields of a form, whose values are texts or files, to a typed message.
 
     A field becomes a list if it occurs several times or the message has only a list there. An empty field counts as
     unset if the message's field is not a text.
+
+    Args:
+        fields: the values of each field.
+        message: the msgspec struct to make.
 
     Raises:
         RequestError: a field occurs too often, or the fields do not fit the message.
@@ -237,7 +255,7 @@ def _validation_error(error: msgspec.ValidationError) -> RequestError:
 
 
 def as_list(texts: str | Sequence[str]) -> list[str]:
-    """Return a list of texts, from one text or from several."""
+    """Return a list of texts, from one text or from a sequence of texts."""
     return [texts] if isinstance(texts, str) else list(texts)
 
 
@@ -251,7 +269,7 @@ _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class ReadableRequest(Protocol):
-    """A request whose body can be read: the part of Starlette's `Request` that this module uses."""
+    """An HTTP request whose body can be read: the part of Starlette's `Request` that this module uses."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -266,7 +284,7 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
 
     Args:
         request: the request.
-        max_bytes: maximum size of the body, both compressed and decompressed.
+        max_bytes: maximum size of the body in bytes, both compressed and decompressed.
         seconds: time in which the body must arrive.
 
     Raises:
@@ -304,7 +322,15 @@ def body_too_large_error(max_bytes: int) -> RequestError:
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
-    """Read and discard the rest of a body, at most 64 MB; return whether its end was reached in time."""
+    """Read and discard the rest of a refused body, so that the client gets to read the refusal.
+
+    Args:
+        chunks: the rest of the body.
+        seconds: how long to read at most.
+
+    Returns:
+        True if the end was reached; False if it was not reached in time or within 64 MiB.
+    """
     drained = 0
     try:
         async with asyncio.timeout(seconds):
@@ -323,7 +349,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
 
 
 class Decoder:
-    """A decoder of a request's body that returns it unchanged; subclasses decompress."""
+    """Decodes the body of a request chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
         """Return the decoded bytes of a chunk; subclasses stop after about `max_bytes` bytes."""
@@ -334,14 +360,14 @@ class Decoder:
 
 
 class Inflater(Decoder):
-    """A decoder of gzip or deflate that never decompresses more bytes than requested."""
+    """Decompresses a request's body of gzip or deflate chunk by chunk, and never more bytes than requested."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded.
+        """Return at most `max_bytes` decompressed bytes of a chunk; the rest of it is not decompressed.
 
         Raises:
             RequestError: the data is not compressed as the header says.

@@ -1,4 +1,4 @@
-"""Build JSON, error and streamed responses, and wrap the application to add headers and drop stalled clients."""
+"""Build JSON, error, file and streamed responses; add headers to all of them and drop clients that stop reading."""
 
 import asyncio
 import logging
@@ -22,12 +22,18 @@ from transduce.serving.metrics import Metrics
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response whose body is `content` as JSON in UTF-8."""
+    """Return an HTTP response whose body is `content` as JSON in UTF-8.
+
+    Args:
+        content: a struct or anything else that msgspec can encode.
+        status: the HTTP status.
+        headers: further headers; None: none.
+    """
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
 def file_response(content: bytes, name: str) -> Response:
-    """Return a response that a browser saves as a file and never shows, whatever the file contains."""
+    """Return an HTTP response that a browser saves as a file of this name and never shows, whatever it contains."""
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "X-Content-Type-Options": "nosniff",
@@ -37,19 +43,22 @@ def file_response(content: bytes, name: str) -> Response:
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Return an error response in the format of the API (OpenAI, DeepL, LibreTranslate) that a path belongs to."""
+    """Return an error as an HTTP response, in the format of the API (OpenAI, DeepL, others) that a path belongs to."""
     return json_response(error_content(error, path), error.status, error.headers)
 
 
 def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
-    """Return the body of an error response in the format of the API that a path belongs to."""
+    """Return the body of an error response in the format of the API that the request's path belongs to.
+
+    Paths under `/v1/` are OpenAI's; DeepL's under `/v2/` also have a field `message`; all others have `error` alone.
+    """
     if path.startswith("/v1/"):
         return openai_error(error)
     return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
 
 
 def openai_error(error: RequestError) -> OpenAIError:
-    """Return an error as the message that OpenAI's clients read."""
+    """Return an error as the message that OpenAI's clients read; from status 500 its type is `server_error`."""
     is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return OpenAIError(
         error=OpenAIFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
@@ -88,7 +97,8 @@ class ResponseMiddleware:
             metrics: the metrics that count the requests.
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
-            refuse: function that returns the error to answer every request with at present, or None.
+            refuse: function that returns the error to answer every request with at present, as during shutdown, or
+                None to answer normally.
             root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
@@ -99,7 +109,11 @@ class ResponseMiddleware:
         self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request by the protocol of ASGI, with the common headers and within the time limit."""
+        """Answer one HTTP request by the protocol of ASGI, with the common headers and within the time limit.
+
+        Raises:
+            TimeoutError: the client read nothing of the answer for `send_seconds`.
+        """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -131,7 +145,7 @@ class ResponseMiddleware:
 
 
 class _Exchange:
-    """A sender of one response that adds cross-origin headers, records the status and limits the time to send it."""
+    """Sends one response: adds cross-origin headers, records the status and limits the time to send each message."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -139,7 +153,11 @@ class _Exchange:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Send one ASGI message of the response; a TimeoutError if the client does not read it in time."""
+        """Send one ASGI message of the response.
+
+        Raises:
+            TimeoutError: the client does not read it in time.
+        """
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).update(_CROSS_ORIGIN)
@@ -153,19 +171,22 @@ class _Exchange:
 
 
 class ProgressBuffer:
-    """A buffer of the latest progress of each line, where new progress replaces what was not sent yet."""
+    """The latest progress of each line of a translation that was not sent to the client yet.
+
+    New progress of a line replaces earlier one, so that a slow client gets fewer events.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Progress] = {}
         self._arrived = asyncio.Event()
 
     def put(self, progress: Progress) -> None:
-        """Store the progress of a line, which replaces earlier progress of this line."""
+        """Store the progress of a line of a translation, which replaces earlier progress of this line."""
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
 
     async def wait_for_progress(self, answering: asyncio.Future[Any]) -> None:
-        """Wait until new progress of a line is stored, or the answer is complete."""
+        """Wait until new progress of any line is stored, or the future of the complete answer is done."""
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
@@ -179,7 +200,10 @@ class ProgressBuffer:
 
 
 class EventStream(Response):
-    """A response that sends events as an iterator yields them; the iterator must watch for disconnected clients."""
+    """A response of server-sent events, which are sent as an iterator yields them; it has no Content-Length.
+
+    The iterator must watch for disconnected clients.
+    """
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
@@ -187,7 +211,7 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events of the stream to the client by the protocol of ASGI."""
+        """Send the events of the stream to the client by the protocol of ASGI, and close the iterator at the end."""
         async with aclosing(self.events) as events:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in events:
@@ -196,14 +220,14 @@ class EventStream(Response):
 
 
 class EventFormatter:
-    """A formatter of the server-sent events of a stream: `progress`, then `result` or `error`."""
+    """Formats a streamed translation as server-sent events: `progress` of lines, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return the bytes of the server-sent event that reports a line's progress."""
+        """Return the bytes of the server-sent event that reports the progress of a line's translation."""
         return server_event("progress", progress)
 
     def result(self, answer: Any) -> bytes:
-        """Return the bytes of the server-sent event with the final answer."""
+        """Return the bytes of the server-sent event with the complete answer, which ends the stream."""
         return server_event("result", answer)
 
     def error(self, error: RequestError) -> bytes:
@@ -217,7 +241,9 @@ async def stream_response(
     finish: Callable[[], object],
     formatter: EventFormatter | None = None,
 ) -> EventStream:
-    """Return a streamed response for an answer that is still being computed.
+    """Return a response that streams the progress of an answer that is still being computed, and then the answer.
+
+    The function waits for the first progress.
 
     Args:
         answering: the future of the answer.
@@ -259,5 +285,10 @@ async def _events(
 
 
 def server_event(name: str, data: Any) -> bytes:
-    """Return the bytes of one server-sent event; JSON needs no escaping because it contains no line breaks."""
+    """Return the bytes of one server-sent event.
+
+    Args:
+        name: the name of the event.
+        data: its data, which is sent as JSON; that has no line breaks, so it needs no escaping.
+    """
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

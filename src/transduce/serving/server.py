@@ -1,4 +1,4 @@
-"""The server process: its socket, uvicorn on it, and a graceful shutdown."""
+"""Run the server process: open its socket, run uvicorn on it, reload models, and shut down gracefully."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,10 @@ _LINGER_SECONDS = 1.0
 
 
 class LimitedConnection(H11Protocol):
-    """An HTTP connection of uvicorn that enforces limits on connections, request heads and admission."""
+    """An HTTP connection of uvicorn that limits the number of connections, the time of heads, and admission.
+
+    Admission means that a request which the queue of decoding cannot take is refused before it is read.
+    """
 
     max_connections = 1024
     """Maximum number of open connections; further ones get an error and are closed."""
@@ -65,7 +68,7 @@ class LimitedConnection(H11Protocol):
         self._postponed = b""  # received data that the next iteration of the event loop handles
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept a new connection, or refuse it if there are too many."""
+        """Accept a new connection, or answer it with status 503 and close it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
@@ -75,7 +78,7 @@ class LimitedConnection(H11Protocol):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer for request heads of a connection that was closed."""
+        """Handle that the connection was closed: stop its timer for request heads."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -96,7 +99,13 @@ class LimitedConnection(H11Protocol):
                 self._start_timer()
 
     def _admits(self, data: bytes) -> bool:
-        """Return whether to read a new request now; if not, refuse it or postpone it to the next loop iteration."""
+        """Return whether to read a new request now.
+
+        If not, it is refused because the queue is full, or postponed to the next iteration of the event loop.
+
+        Args:
+            data: the first bytes of the request.
+        """
         path = decoding_path(data, self.root_path)
         if path is None:
             return True
@@ -131,10 +140,14 @@ class LimitedConnection(H11Protocol):
             self._refuse(RequestError(408, f"A request's head must arrive within {self.head_seconds:g} seconds."))
 
     def _refuse(self, error: RequestError, path: str = "") -> None:
-        """Send an error without the parser, which may be in any state, and close the connection.
+        """Send an error without uvicorn's parser, which may be in any state, and close the connection.
 
-        Closing a connection with unread data would reset it and lose the error. So the client gets a moment to read
-        the error and to close the connection itself.
+        Closing a connection with unread data would reset it and lose the error. So the client gets a second to read the
+        error and to close the connection itself.
+
+        Args:
+            error: the error.
+            path: path of the request, which determines the format of the error; "" if it is not known.
         """
         self._stop_timer()
         self._is_refused = True
@@ -157,7 +170,12 @@ class LimitedConnection(H11Protocol):
 
 
 def connection_class(settings: ServingSettings, admission: AdmissionCounter) -> type[LimitedConnection]:
-    """Return a connection class with the limits of the settings, which uvicorn instantiates for every connection."""
+    """Return a class of connections with the limits of the settings, which uvicorn instantiates for every connection.
+
+    Args:
+        settings: the limits.
+        admission: counts the requests of all connections that are read at once.
+    """
     shared_admission = admission
 
     class Connection(LimitedConnection):
@@ -179,7 +197,11 @@ _FINAL_SECONDS = 1
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address, which reserves the port but does not listen yet.
+    """Return a TCP socket bound to an address, which reserves the port but does not listen yet.
+
+    Args:
+        host: name or IP address of this machine.
+        port: the port; 0: the system chooses one.
 
     Raises:
         TransduceError: the address is not this machine's, or the port is taken.
@@ -228,7 +250,7 @@ def open_unix_socket(path: str) -> socket.socket:
 
 
 def _is_abandoned_socket(path: str) -> bool:
-    """Return whether a path is a socket that no process listens on."""
+    """Return whether a path is a Unix domain socket on which no process listens; False if it does not exist."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return False
@@ -239,7 +261,12 @@ def _is_abandoned_socket(path: str) -> bool:
 
 
 def address_of(opened: socket.socket, *, has_tls: bool = False) -> str:
-    """Return the URL of a bound socket, or "unix:PATH" for a Unix domain socket."""
+    """Return the address of a bound socket for people: its URL, or "unix:PATH" for a Unix domain socket.
+
+    Args:
+        opened: the socket.
+        has_tls: the server speaks HTTPS on it.
+    """
     name = opened.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
@@ -311,20 +338,25 @@ class Server(uvicorn.Server):
         self._is_loading = threading.Lock()
 
     def _refusal(self, path: str) -> RequestError:
-        """Count a request to a path that needs decoding while the queue is full, and return the error for it."""
+        """Return the error (status 503) for a request to a path that the full queue cannot take, and count it."""
         self.application.service.metrics.requests.labels(path, busy_error().status).inc()
         return busy_error()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Route signals to `handle_exit`; unlike uvicorn's version, do not raise them again after the shutdown."""
+        """In a `with` block, let SIGTERM and SIGINT start the shutdown, and SIGHUP reload the models.
+
+        Unlike in uvicorn's version, they are not raised again after the shutdown.
+        """
         with signal_handlers(self.handle_exit), signal_handlers(self.handle_reload, _RELOAD_SIGNALS):
             yield
 
     def handle_reload(self, sig: int = 0, frame: FrameType | None = None) -> None:  # noqa: ARG002
-        """Load the models again in a thread; requests are answered with the old ones until the new ones are ready.
+        """Load the models again in a thread, as the handler of SIGHUP.
 
-        If the terminal that the server was started in has been closed, shut down.
+        Requests are answered with the old models until the new ones are ready; if these cannot be loaded, the log says
+        why, and the old ones stay. If the terminal that the server was started in has been closed, the server shuts
+        down instead.
         """
         if self._has_terminal and not os.isatty(2):
             self.handle_exit(signal.SIGTERM, frame)
@@ -356,21 +388,29 @@ class Server(uvicorn.Server):
             _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start the shutdown after SIGTERM or SIGINT; a repeated SIGINT also aborts the running requests."""
+        """Start the shutdown, as the handler of SIGTERM and SIGINT; another SIGINT also fails unfinished requests."""
         if self.should_exit and sig == signal.SIGINT:
             self.application.service.engine.fail_remaining()
         self.application.is_draining = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the decoding threads of the service, then listen for connections."""
+        """Start the decoding threads, listen for connections, and announce that the server accepts requests.
+
+        Args:
+            sockets: the bound sockets to listen on.
+        """
         self._loop = asyncio.get_running_loop()
         self.application.service.engine.start()
         await super().startup(sockets)
         self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, wait for the accepted ones, and abort them after `shutdown_seconds`."""
+        """Refuse new requests, and wait for the accepted ones; those unfinished after `shutdown_seconds` fail.
+
+        Args:
+            sockets: the sockets to close.
+        """
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()
@@ -385,7 +425,10 @@ class Server(uvicorn.Server):
 def signal_handlers(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
 ) -> Iterator[None]:
-    """Return a context manager that routes signals to a handler in the main thread; in others, it does nothing."""
+    """In a `with` block, let a handler handle some signals (by default SIGTERM and SIGINT); then restore the old ones.
+
+    Outside of the main thread nothing happens, because only that can handle signals.
+    """
     try:
         previous = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:

@@ -1,4 +1,4 @@
-"""The translation service that all protocols share: it plans texts, chooses the model and decodes them."""
+"""Translate the texts of requests of all APIs: divide them into sentences, choose the model, decode and assemble."""
 
 import asyncio
 import contextlib
@@ -55,13 +55,16 @@ TextFormat = Literal["text", "html", "xml", "markdown"]
 
 
 class TranslationRequest(NamedTuple):
-    """A request to translate texts, in a form that is independent of the API it came by."""
+    """A request to translate texts, in a form that is the same for all APIs."""
 
     texts: list[str]
     source: str
+    """A language code as the client spells it, or `auto` to detect the language of each text."""
     target: str
+    """A language code as the client spells it."""
     format: TextFormat = "text"
     alternatives: int = 0
+    """The number of translations of each text besides the best one."""
     timeout_seconds: float | None = None
     """The client's own time limit, which can only shorten the server's deadline; None: the server's."""
     quality_warnings: bool = False
@@ -78,19 +81,19 @@ class TranslationRequest(NamedTuple):
     """True for texts of an uploaded document, which has limits of its own."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that a model uses for this request: its own, or the model's; None: no terms."""
+        """Return the glossary that a model uses for this request: the request's or else its own; None: no terms."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
     @property
     def characters(self) -> int:
-        """The number of characters in all texts and glossary terms."""
+        """The number of characters in all texts and in the terms of the request's own glossary."""
         terms = () if self.glossary is None else self.glossary.terms
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
 class TokenProbability(NamedTuple):
-    """A token of a generated text, with its log-probability."""
+    """A token of a translation or of generated text, with its log-probability."""
 
     text: str
     """The text that the token adds, with the space before a word."""
@@ -102,8 +105,11 @@ class Answer(NamedTuple):
     """The translation of one text, with the additional results that the request asked for."""
 
     text: str
+    """The best translation."""
     alternatives: list[str]
+    """Other translations, the best first, without duplicates."""
     source: str
+    """Canonical code of the source language, named or detected."""
     detected: DetectedLanguage | None
     """The detected source language; None if the request named the language."""
     quality_warnings: tuple[QualityWarning, ...] = ()
@@ -121,13 +127,17 @@ class Answer(NamedTuple):
 
 
 class PlannedText(NamedTuple):
-    """A text of a request, with its plan (sentences to translate), its model and its languages."""
+    """A text of a request that is prepared for translation: divided into sentences, with its model and language."""
 
     text: str
     plan: Plan
+    """The sentences (or lines) to translate, and the function that makes the translated text of their translations."""
     model: Model | None
+    """The model that translates the text; None if the text is in the target language already."""
     source: str
+    """Canonical code of the source language."""
     detected: DetectedLanguage | None
+    """The detected source language; None if the request named the language."""
 
 
 Report = Callable[[Progress], None]
@@ -147,7 +157,10 @@ class Catalog(NamedTuple):
 
 
 class Service:
-    """The translation and detection service behind all APIs, with its models, limits and decoding threads."""
+    """The part of a server that all APIs share: its models, settings, glossaries and decoding threads.
+
+    It translates texts; the APIs only convert requests and answers.
+    """
 
     def __init__(
         self,
@@ -162,10 +175,10 @@ class Service:
 
         Args:
             models: translation models, each for a different language pair.
-            settings: the limits.
+            settings: the server's settings, with all limits.
             generators: language models, each with a different name.
-            profiles: language profiles for detection.
-            threads: compute threads; None: PyTorch's current number.
+            profiles: language profiles of the models for detection; None: only those of the package.
+            threads: compute threads of all decoding threads together; None: PyTorch's current number.
 
         Raises:
             TransduceError: two models have the same language pair or the same name.
@@ -177,7 +190,9 @@ class Service:
         self.engine = Engine(settings, self.metrics, threads=threads)
 
     def use(self, catalog: "Catalog") -> None:
-        """Answer further requests with these models and keys; requests that have been accepted keep their models.
+        """Answer further requests with these models, language profiles and API keys.
+
+        Requests that have been accepted keep their models.
 
         Raises:
             TransduceError: two models have the same language pair or the same name.
@@ -194,7 +209,7 @@ class Service:
         self.keys = ApiKeys(catalog.api_keys)
 
     def page_settings(self) -> PageSettings:
-        """Return the settings that the web page needs: languages, samples and limits."""
+        """Return the settings that the server writes into its web page: languages, example sentences and limits."""
         return PageSettings(
             pairs=self.routes.pairs,
             samples=self.routes.samples,
@@ -256,7 +271,16 @@ class Service:
         return planned_texts
 
     def _identify(self, text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str) -> DetectedLanguage:
-        """Return the detected language of a text; a short text is judged together with others of its script."""
+        """Return the detected language of a text; a short text is judged together with the others of its script.
+
+        Args:
+            text_plan: the text, divided into sentences.
+            texts_by_script: the request's texts joined by script.
+            target: canonical code of the target language.
+
+        Raises:
+            RequestError: no served language that is translated into the target fits the text.
+        """
         text = " ".join(text_plan.sentences)
         if not is_long_enough(text):
             text = texts_by_script[sentence_script(text)]
@@ -266,6 +290,12 @@ class Service:
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
     ) -> Job:
         """Return a job for the queue with all sentences of a request that one model translates.
+
+        Args:
+            model: the model.
+            planned_texts: the texts of the request, divided into sentences.
+            request: the request, with its options and time limit.
+            report: receives the progress of each line; None, or a format other than plain text: nothing is reported.
 
         Raises:
             RequestError: the model cannot write the terms of the request's glossary.
@@ -314,7 +344,10 @@ class Service:
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
-    """Return a request's texts joined by script; the key None, for texts without letters, has all texts joined."""
+    """Return the texts of a request joined by their scripts, so that the language of short ones is judged together.
+
+    The key None, for texts without letters, has all texts joined.
+    """
     texts: dict[str | None, list[str]] = {None: []}
     for plan in plans:
         text = " ".join(plan.sentences)
@@ -325,7 +358,16 @@ def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
-    """Return the plan of a text: its sentences to translate, and how their translations become the answer's text."""
+    """Prepare a text of a request for translation by its format: divide it into lines or other units to translate.
+
+    Args:
+        text: the text.
+        request: the request, with the format and the settings of markup and lines.
+        spaced: the target language puts spaces between words.
+
+    Returns:
+        The units, and the function that makes the translated text of their translations.
+    """
     if request.format == "text":
         return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
@@ -334,10 +376,18 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
-    """Return the plan of a text that is a document, such as Markdown; `name` is a file name, which shows the format.
+    """Prepare a text that is a document, such as Markdown, for translation: divide it into units to translate.
+
+    Args:
+        text: the content of the document.
+        name: a file name, whose suffix shows the format.
+        spaced: the target language puts spaces between words.
+
+    Returns:
+        The units, and the function that makes the translated document of their translations.
 
     Raises:
-        TransduceError: the package that reads the format is not installed.
+        TransduceError: the package that reads the format is not installed, or the text cannot be read.
     """
     document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
     plans = [
@@ -355,7 +405,12 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return search settings for `alternatives` translations besides the best, with a wider beam if necessary."""
+    """Return search settings that find more translations of a sentence, with a wider beam if necessary.
+
+    Args:
+        search: the settings to change.
+        alternatives: number of translations besides the best.
+    """
     n_best = alternatives + 1
     if n_best == search.n_best:
         return search
@@ -367,7 +422,7 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
 
 
 class _Reporter:
-    """A progress callback (`jobs.TextProgress`) that passes progress from decoding threads to the event loop."""
+    """A job's progress callback, which passes the growing text of each line from decoding threads to the event loop."""
 
     def __init__(
         self,
@@ -396,13 +451,25 @@ class _Reporter:
         self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Report the progress of a line that is one plain sentence; `report_text` reports other lines."""
+        """Report the progress of a line that is one plain sentence; lines of other kinds are reported as text.
+
+        Args:
+            number: the line's index in its job.
+            ids: the token ids of its best hypothesis so far.
+            certain: how many of these do not change any more.
+        """
         if self._is_plain[number]:
             text, draft = (without_incomplete_character(self._model.decode(part)) for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Report the progress of a line that has several sentences, layout around its text, or protected spans."""
+        """Report the progress of a line that has several sentences, layout around its text, or protected spans.
+
+        Args:
+            number: the line's index in its job.
+            final: the start of its translation, which does not change any more.
+            draft: the translation so far, with the best guess for its rest.
+        """
         if not self._is_plain[number]:
             self._put(number, final, draft)
 
@@ -414,9 +481,13 @@ class _Reporter:
 
 
 def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
-    """Return the answer for one text, which takes the translations of its sentences from the iterator.
+    """Return the answer for one text of a request, from the translations of its sentences.
 
-    A text in the target language is its own answer.
+    Args:
+        planned: the text, divided into sentences.
+        request: the request, with the results that the client asks for.
+        translations: yields the translations of the sentences of all texts of the text's model in order; those of this
+            text are taken from it. A text in the target language takes none and is its own answer.
     """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
@@ -466,7 +537,7 @@ def _shown_token(token: str) -> str:
 
 
 def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[TokenProbability, ...]:
-    """Return the tokens of generated texts in order, without their end symbols."""
+    """Return the tokens of translations or generated texts in order, with log-probabilities and without end symbols."""
     return tuple(
         TokenProbability(_shown_token(token), log_probability)
         for text in texts
@@ -478,7 +549,14 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
 def _quality_warnings(
     translations: Iterable[Translation], planned: PlannedText, request: TranslationRequest, model: Model
 ) -> tuple[QualityWarning, ...]:
-    """Return the quality warnings for the translations of a text's sentences."""
+    """Return the quality warnings for the translations of a text's sentences, one sentence after the other.
+
+    Args:
+        translations: the translation of each sentence.
+        planned: the text, with its source language.
+        request: the request, with the target language and its glossary.
+        model: the model that translated the text.
+    """
     return tuple(
         warning
         for translation in translations
@@ -493,7 +571,13 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return the translation of a text from its sentences' alternatives at `rank`, or the best if there are fewer."""
+    """Return a translation of a text, made of the alternatives of its sentences at the same rank.
+
+    Args:
+        plan: the function that makes the translated text, and its spans to locate.
+        sentence_translations: the translations of the text's sentences.
+        rank: rank of the alternatives, from 0; a sentence that has fewer contributes its best.
+    """
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
@@ -516,26 +600,34 @@ def language_warnings(answers: Sequence[Answer]) -> list[str]:
 
 
 def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
-    """Return a header with the language warnings, for protocols whose responses have no field for them."""
+    """Return the HTTP header with the warnings about texts in another language than the request names; {} for none.
+
+    It is for APIs whose responses have no field for warnings.
+    """
     return warning_header(language_warnings(answers))
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the header that warns of texts in another language than `source`, before the texts are translated.
+    """Return the HTTP header that warns of texts in another language than the code `source` names; {} for none.
 
-    `warning_headers` returns the same header for the translations.
+    It needs no translations, so that a streamed response can begin with it.
     """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
 
 
 def describe_warning(number: int, warning: str) -> str:
-    """Return the sentence that warns of a text's language; `number` counts texts from 1, `warning` is the reason."""
+    """Return the sentence that warns that a text seems to be in another language.
+
+    Args:
+        number: number of the text in the request, from 1.
+        warning: the reason, such as "looks English, not German".
+    """
     return f"Text {number} {warning}: its translation may be nonsense."
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return the header `Transduce-Warning` with the first warnings, or no header if there are none."""
+    """Return the HTTP header `Transduce-Warning` with the first three warnings; {} if there are none."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
@@ -546,7 +638,7 @@ _Message = TypeVar("_Message")
 
 
 class RequestChecks:
-    """The checks of limits and API keys for requests of all APIs, and the parsing of their bodies."""
+    """Checks the limits and API keys of requests of all APIs, and parses their bodies."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -554,6 +646,12 @@ class RequestChecks:
 
     async def read(self, request: Request, message: type[_Message]) -> _Message:
         """Return the typed message of a request that needs decoding, after checking the rate limit and the queue.
+
+        The body is read only if the queue of decoding can take the request.
+
+        Args:
+            request: the request.
+            message: the msgspec struct of its body or query.
 
         Raises:
             RequestError: a limit is exceeded, the queue is full, or the message is invalid.
@@ -567,8 +665,8 @@ class RequestChecks:
 
         Args:
             request: the request.
-            message: the type of its message.
-            is_upload: whether the request contains a document, and has the limits of one.
+            message: the msgspec struct of its body or query.
+            is_upload: the request contains a document, for which other limits on size and time hold.
 
         Raises:
             RequestError: the body is too large, arrives too slowly, or is invalid.
@@ -582,7 +680,11 @@ class RequestChecks:
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
     async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request with a document, after checking the rate limit.
+        """Return the typed message of a request with an uploaded document, after checking the rate limit.
+
+        Args:
+            request: the request.
+            message: the msgspec struct of its form.
 
         Raises:
             RequestError: a limit is exceeded, or the message is invalid.
@@ -591,7 +693,7 @@ class RequestChecks:
         return await self.read_message(request, message, is_upload=True)
 
     def take_from_rate(self, request: Request) -> None:
-        """Count a request against the rate limit of its client.
+        """Count a request against the rate limit of its client, which is identified by its address.
 
         Raises:
             RequestError: the client has sent too many requests.
@@ -599,11 +701,11 @@ class RequestChecks:
         self.limiter.take(request.client.host if request.client else "")
 
     def check_key(self, request: Request, key: str | None = None) -> str:
-        """Check the API key of a request, and return its digest, or an empty text if the server has no keys.
+        """Check the API key of a request, and return its digest, which identifies the client; "" if there are no keys.
 
         Args:
-            request: the request.
-            key: the key in the request's fields, if any.
+            request: the request, whose Authorization header may hold the key.
+            key: the key in the request's fields; None: there is none.
 
         Raises:
             RequestError: the key is missing or invalid.

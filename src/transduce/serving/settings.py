@@ -13,7 +13,7 @@ _ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of `transduce serve`."""
+    """The settings of the HTTP server: the options of `transduce serve`."""
 
     host: str = "127.0.0.1"
     """The address to listen on. The default accepts clients on this machine only."""
@@ -39,7 +39,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     workers: int = 1
     """Number of decoding threads, each with its own batch; busy threads share the cores."""
     overtaking: bool = True
-    """Whether one more thread decodes short requests that wait while all workers decode much longer ones."""
+    """True if one more thread decodes short requests that wait while all workers decode much longer ones."""
     batch_tokens: int = 2048
     """Maximum number of source tokens × hypotheses in a batch, with padding; a longer sentence has its own batch."""
     gather_milliseconds: float = 3.0
@@ -59,7 +59,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_connections: int = 1024
     """Maximum number of open connections; further ones are refused."""
     max_body_bytes: int = 1 << 20
-    """Maximum size of a request's body, both compressed and decompressed."""
+    """Maximum size of a request's body in bytes, both compressed and decompressed."""
     max_texts: int = 128
     """Maximum number of texts in one request."""
     max_characters: int = 20_000
@@ -72,9 +72,9 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Maximum number of tokens that a language model generates for a prompt."""
 
     max_upload_bytes: int = 10 << 20
-    """Maximum size of an uploaded document."""
+    """Maximum size of an uploaded document in bytes."""
     max_expanded_bytes: int = 100 << 20
-    """Maximum size of all files in an uploaded archive, such as .docx, after decompression."""
+    """Maximum size in bytes of all files in an uploaded archive, such as .docx, after decompression."""
     max_document_characters: int = 1_000_000
     """Maximum number of characters of a document's text."""
     max_documents: int = 16
@@ -141,14 +141,17 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def client_rate(self) -> int:
-        """The requests per minute that one client may send; 0 means no limit."""
+        """The requests per minute that one client may send; 0 means no limit.
+
+        If `requests_per_minute` is None, it is 0 for a server that only this machine can reach, else 300.
+        """
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) and self.unix_socket is None else 300
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is a loopback address, which other machines cannot reach."""
+    """Return whether an IP address or the name `localhost` is of the loopback interface, which others cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

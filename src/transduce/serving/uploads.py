@@ -1,4 +1,4 @@
-"""Translate uploaded documents in the background, and keep the results for a limited time in limited memory."""
+"""Translate uploaded documents in the background, and keep a limited number of results for a limited time."""
 
 import asyncio
 import contextlib
@@ -31,9 +31,11 @@ class DocumentOrder(NamedTuple):
 
     file: UploadedFile
     source: str
-    """A language code, or `auto`."""
+    """A language code, or `auto` to detect the language."""
     target: str
+    """A language code."""
     glossary: Glossary | None = None
+    """The terms to use; None: the model's own glossary."""
 
 
 class DocumentTranslation:
@@ -42,11 +44,14 @@ class DocumentTranslation:
     def __init__(self, order: DocumentOrder, service: Service, readers: threading.Semaphore) -> None:
         """Prepare the translation of a document, which `start` begins; requires a running event loop.
 
-        `readers` limits how many documents are parsed at once.
+        Args:
+            order: the document, its languages and its glossary.
+            service: translates the document's texts.
+            readers: limits how many documents are read and translated at once.
         """
         self.id = secrets.token_hex(16).upper()
         self.key = secrets.token_hex(32).upper()
-        """Secret that the client must show to get the result."""
+        """Secret (64 hexadecimal digits) that the client must show to get the result."""
         self.order = order
         self.state: DocumentState = "queued"
         self.error: RequestError | None = None
@@ -79,7 +84,7 @@ class DocumentTranslation:
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
-        """Stop the translation of the document, because nobody needs its result."""
+        """Stop the translation of the document, because nobody needs its result; it then ends with an error."""
         if not self._canceled.done():
             self._canceled.set_result(None)
 
@@ -116,7 +121,10 @@ class DocumentTranslation:
         return translate_upload(self.order.file.content, self.order.file.name, self._translate_texts, names, limits)
 
     def _translate_texts(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Translate texts of the document; this runs in the document's thread and waits for the event loop."""
+        """Translate texts of the document, all plain, XML or HTML, through the queue of all requests.
+
+        This runs in the document's thread and waits until the event loop has the translations.
+        """
         future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind), self._loop)
         return future.result()
 
@@ -149,7 +157,7 @@ class DocumentTranslation:
         return translations
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
-        """Wait until the queue has a free slot, then translate the request and return the answers.
+        """Wait until the queue has a free slot, then translate texts of the document and return the answers.
 
         Raises:
             RequestError: the deadline of the document has passed, or the request is refused.
@@ -172,7 +180,7 @@ class DocumentTranslation:
 
 
 class DocumentStore:
-    """The documents that are being translated or wait to be downloaded; old ones are deleted."""
+    """The uploaded documents that are being translated or wait to be downloaded; old ones are deleted."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -206,7 +214,13 @@ class DocumentStore:
         return translation
 
     def get(self, id: str, key: str) -> DocumentTranslation:
-        """Return the stored document with this identifier to a client that knows its secret key.
+        """Return an uploaded document with the state of its translation to a client that knows its secret key.
+
+        The time after which the result is deleted starts again.
+
+        Args:
+            id: the document's identifier.
+            key: the secret key that the client got with it.
 
         Raises:
             RequestError: status 404, there is no such document, or the key is not the document's.
@@ -219,7 +233,7 @@ class DocumentStore:
         return translation
 
     def delete(self, translation: DocumentTranslation) -> None:
-        """Delete a document with its translation, and stop the translation if it is running."""
+        """Delete an uploaded document with its translation, which is stopped if it is running."""
         translation.cancel()
         self._documents.pop(translation.id, None)
 
@@ -230,7 +244,11 @@ class DocumentStore:
                 self.delete(translation)
 
     async def wait(self, translation: DocumentTranslation, disconnected: asyncio.Future[None]) -> None:
-        """Wait until a document is translated; if its client disconnects before, delete it.
+        """Wait until an uploaded document is translated; if its client disconnects before, delete it.
+
+        Args:
+            translation: the document.
+            disconnected: done once the client has disconnected.
 
         Raises:
             RequestError: the document could not be translated, and is deleted.

@@ -366,7 +366,7 @@ def use_prepared_corpus(
     data, with_files = settings.data, _with_files(settings, card.files)
     text = read(with_files, folder).with_line_feeds(keeps=tokenizer.writes_line_feeds)
     check_special_tokens(prepared, tokenizer, text.marks)
-    for name, said, actual in (
+    for name, specified, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
         ("data.languages", card.files.languages and data.languages, card.files.languages),
@@ -376,8 +376,8 @@ def use_prepared_corpus(
         ),
         ("tokenizer.vocabulary_size", settings.tokenizer.vocabulary_size, tokenizer.source.size),
     ):
-        if said not in (None, ()) and said != actual:
-            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (said, actual))
+        if specified not in (None, ()) and specified != actual:
+            one, other = (" ".join(each) if isinstance(each, tuple) else each for each in (specified, actual))
             raise TransduceError(
                 f"`{name}` is {one}, but {prepared} was prepared with {other}: leave it out, or prepare again."
             )

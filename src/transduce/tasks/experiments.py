@@ -6,14 +6,11 @@ An experiment's folder has a folder for each variant, with the settings, the log
 import itertools
 import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,10 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -116,7 +114,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
     """
     content = dict(content)
     if isinstance(content.get("grid"), Mapping):
-        content["grid"] = dict(_flat(content["grid"], ""))
+        content["grid"] = dict(dotted_settings(content["grid"]))
     try:
         return msgspec.convert(content, ExperimentSettings)
     except msgspec.ValidationError as error:
@@ -131,14 +129,6 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
         raise TransduceError(
             f"{location} is not an experiment: there is no key `{key}`; those in its place are {', '.join(fields)}."
         ) from error
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return (name, value) of each setting in nested tables; names are dotted and start with `prefix`."""
-    flat = []
-    for name, value in table.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
 
 
 # --- runs ---
@@ -243,7 +233,7 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
             )
         if name in found:
             raise TransduceError(f"Two variants are named `{name}`: rename one.")
-        found[name] = dict(_flat(variant.settings, "")) | chosen
+        found[name] = dict(dotted_settings(variant.settings)) | chosen
     if len(found) * len(experiment.seeds) > MAX_RUNS:
         raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
     contents = {}
@@ -448,21 +438,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     write_file(run.settings_path, text.encode())
 
 
-@contextmanager
-def _terminating_as_interrupt() -> Iterator[None]:
-    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does; in other threads it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Runner:
@@ -484,7 +461,7 @@ class _Runner:
 
     def run(self) -> list[Failure]:
         """Execute all runs of the experiment that are not finished, and return the failures."""
-        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
+        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, handle_sigterm(_interrupt):
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
             except BaseException:
@@ -536,7 +513,7 @@ class _Runner:
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
-        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins, *common_words()]
+        command = [*module_command("transduce"), *arguments, *computing, *plugins, *common_words()]
         with run.log_path.open("ab") as log:
             start = log.seek(0, os.SEEK_END)
             with self._lock:
@@ -548,6 +525,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=child_environment(),
                     start_new_session=True,
                 )
                 self._processes.add(process)

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from transduce.atomic_io import file_sha256, write_file
+from transduce.atomic_io import file_sha256, write_json
 from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -49,7 +49,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
     """Write the card of a prepared corpus, prepared.json, into its folder."""
-    write_stored_card(folder / PREPARED_NAME, card)
+    write_json(folder / PREPARED_NAME, card)
 
 
 def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, PreparedCorpus]:
@@ -104,15 +104,9 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
         )
-    for name, value, default, existing in (
-        ("kind", specified.kind, defaults.kind, actual.kind),
-        ("joint", specified.joint, defaults.joint, actual.joint),
-        ("byte_fallback", specified.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
-        ("nfc", specified.nfc, defaults.nfc, actual.nfc),
-        ("placeholders", specified.placeholders, defaults.placeholders, actual.placeholders),
-        ("line_feeds", specified.line_feeds, defaults.line_feeds, actual.line_feeds),
-    ):
-        if value not in (default, existing):
+    for name in ("kind", "joint", "byte_fallback", "nfc", "placeholders", "line_feeds"):
+        value, existing = getattr(specified, name), getattr(actual, name)
+        if value not in (getattr(defaults, name), existing):
             raise TransduceError(
                 f"`tokenizer.{name}` is {value}, but the vocabulary in {folder}, which is kept, has {existing}: leave "
                 "it out."
@@ -198,13 +192,8 @@ def _not_prepared(folder: Path) -> str:
 StoredCard = TypeVar("StoredCard", bound=msgspec.Struct)
 
 
-def write_stored_card(path: Path, card: msgspec.Struct) -> None:
-    """Write the card of data that a task stores in a run's folder, as JSON."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
-
-
 def read_stored_card(path: Path, kind: type[StoredCard]) -> StoredCard:
-    """Read a card that `write_stored_card` wrote, as a struct of this kind.
+    """Read a card that a task stored in a run's folder, as a struct of this kind.
 
     Raises:
         TransduceError: the file is missing or damaged.

@@ -1,7 +1,7 @@
 """Train on synthetic data: the translations of a teacher model (distillation), or back-translated text."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transduce.tasks.kinds.kind import refuse_unused
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import refuse_to_overwrite
+from transduce.tasks.settings.presets import setting_value
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
@@ -255,7 +256,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
         "data.filters": request.settings.get("data", {}).get("filters", {}),
         "training.minutes": _minutes(settings, _SHARE_OF_REVERSE),
         "training.steps": None if steps is None else -(-steps // 2),
-        **{name: _setting(request.settings, name) for name in _COMMON},
+        **{name: setting_value(request.settings, name) for name in _COMMON},
     }.items():
         if value not in (None, [], {}):
             put_setting(content, name, value)
@@ -269,11 +270,6 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
         resume=resume,
         specified_reason="by your settings",
     )
-
-
-def _setting(settings: Mapping[str, Any], name: str) -> Any:
-    table, key = name.split(".")
-    return settings.get(table, {}).get(key)
 
 
 def _minutes(settings: Settings, share: float) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import json_bytes, write_file
 from transduce.errors import TransduceError
 from transduce.text.files import uncompressed_name
 
@@ -236,7 +236,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     def content(self) -> bytes:
         """Return the language profiles as JSON, the content of the file `FILE_NAME` in a model folder."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
+        return json_bytes(self, indent=0)
 
     def save(self, folder: str | Path) -> None:
         """Write the language profiles into a model folder."""

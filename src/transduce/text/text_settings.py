@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.text.protected import compile_patterns
 from transduce.text.sentences import find_sentences
@@ -94,7 +95,7 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def content(self) -> bytes:
         """Return the measurements as JSON, the content of the file `FILE_NAME` in a model folder."""
-        return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+        return json_bytes(self)
 
     @classmethod
     def load(cls, folder: str | Path) -> "TrainingLines | None":

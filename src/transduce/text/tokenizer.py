@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import json_bytes, write_file, write_json
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
@@ -132,10 +132,10 @@ class Tokenizer:
             write_file(folder / name, vocabulary.model_bytes)
             if is_plain(vocabulary.model_bytes):
                 json_name = "tokenizer.json" if self.joint else f"{Path(name).stem}.tokenizer.json"
-                _write_json(folder / json_name, tokenizer_json(vocabulary))
+                write_json(folder / json_name, tokenizer_json(vocabulary), indent=1)
         if self.joint and is_plain(self.source.model_bytes):
-            _write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length))
-            _write_json(folder / "special_tokens_map.json", special_tokens_map(self.source))
+            write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length), indent=1)
+            write_json(folder / "special_tokens_map.json", special_tokens_map(self.source), indent=1)
         write_file(folder / _CARD_NAME, self._card())
 
     @classmethod
@@ -154,7 +154,7 @@ class Tokenizer:
 
     def _card(self) -> bytes:
         card = _Card(format_version=_FORMAT_VERSION, joint=self.joint, nfc=self.source.nfc)
-        return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
+        return json_bytes(card)
 
 
 def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -188,10 +188,6 @@ def _read_card(path: Path) -> _Card:
             "use the version that wrote it."
         )
     return card
-
-
-def _write_json(path: Path, content: dict[str, object]) -> None:
-    write_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 # --- export to Hugging Face's tokenizer.json ---

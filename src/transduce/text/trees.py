@@ -75,6 +75,15 @@ def read_trees(path: str | Path) -> Iterator[Tree]:
         raise TransduceError(f"{path}:{started_at}: this tree is never closed: balance its brackets.")
 
 
+def read_clean_trees(path: str | Path) -> list[Tree]:
+    """Return the trees of a treebank file after `clean`; trees without words are left out.
+
+    Raises:
+        TransduceError: something is not a tree; the message names the file and the line.
+    """
+    return [tree for tree in map(clean, read_trees(path)) if tree is not None]
+
+
 def read_tree(text: str) -> Tree:
     """Parse a single tree in brackets.
 

@@ -458,7 +458,7 @@ class ChoiceLog:
         self.lines: list[LogEntry] = []
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
-    def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
+    def record(self, name: str, specified: T | None, choice: Choice[T] | None) -> T:
         """Log a setting's value with its reason, and return the value: the specified one, or without it the choice."""
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)

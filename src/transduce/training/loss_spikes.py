@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from transduce.atomic_io import write_file
+from transduce.atomic_io import write_json
 from transduce.model.feed_forward import Dropout
 from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss, StepTotals
@@ -199,7 +199,7 @@ class SkippedStep(NamedTuple):
             path.parent.mkdir(exist_ok=True)
             if len(list(path.parent.iterdir())) >= _MAX_FILES and not path.exists():
                 return None
-            write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            write_json(path, content)
         except OSError:
             return None
         return path

@@ -31,12 +31,11 @@ from transduce.text.trees import (
     MARK,
     Tree,
     build_tree,
-    clean,
     frequent_runs,
     linearize,
     marked_tokens,
     plain,
-    read_trees,
+    read_clean_trees,
     symbols_in,
     write_line,
 )
@@ -82,6 +81,11 @@ class ParsingKind(TranslationKind):
     name = "parsing"
     may_be_prepared = False
     accepts_back_translations = False
+    accepts_several_directions = False
+    accepts_weights = False
+    accepts_context = False
+    accepts_text_noise = False
+    uses_placeholders = False
     accepts_own_vocabularies = False
     accepts_user_symbols = False
     samples_tokens = False
@@ -223,7 +227,7 @@ def write_parts(
     """
     sentences, rows = {}, {}
     for prefix, files in parts.items():
-        trees = [tree for path in files for tree in map(clean, read_trees(path)) if tree is not None]
+        trees = [tree for path in files for tree in read_clean_trees(path)]
         if not trees:
             raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(files)}: check it.")
         sentences[prefix] = [tree.words() for tree in trees]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from transduce.atomic_io import file_sha256, write_file
+from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
 from transduce.errors import TransduceError, common_options, shell_word
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
@@ -50,7 +50,6 @@ from transduce.tasks.prepared_folder import (
     check_stored_file,
     read_stored_card,
     tokenizer_settings_of,
-    write_stored_card,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.tasks.text_files import store_text_file_states
@@ -340,7 +339,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
         card = _StoredCard(digests, tokenizer_settings)
-        write_stored_card(folder / _FOLDER / _CARD, card)
+        write_json(folder / _FOLDER / _CARD, card)
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:

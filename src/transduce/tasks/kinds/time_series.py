@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from transduce.atomic_io import file_sha256, write_file
+from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.series import (
     Numbers,
     SeriesBatch,
@@ -47,7 +47,7 @@ from transduce.tasks.kinds.kind import (
     refuse_unused,
     validation_event,
 )
-from transduce.tasks.prepared_folder import check_stored_file, read_stored_card, write_stored_card
+from transduce.tasks.prepared_folder import check_stored_file, read_stored_card
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
@@ -155,7 +155,7 @@ def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -
         season=season,
         scale=measure_scale(points, settings.normalization),
     )
-    write_stored_card(folder / _FOLDER / _CARD, card)
+    write_json(folder / _FOLDER / _CARD, card)
     return reopen_series(settings, folder)
 
 

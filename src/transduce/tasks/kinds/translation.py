@@ -262,10 +262,11 @@ class DevSet(Validation):
             scores |= {f"chrf {name}": report.chrf.value for name, report in reports.items()}
         # Show other samples at each validation, but the same ones in every run.
         shown = {(event.step // 7 + shift) % len(samples) for shift in (0, 1, 2)}
+        bleu, chrf = mean_scores(reports)
         return msgspec.structs.replace(
             event,
-            bleu=fmean(report.bleu.value for report in reports.values()),
-            chrf=fmean(report.chrf.value for report in reports.values()),
+            bleu=bleu,
+            chrf=chrf,
             signature=next(iter(reports.values())).bleu.signature,
             scores=scores,
             perfect=right == sentences >= _MANY_SENTENCES,
@@ -513,10 +514,8 @@ class TranslationKind(TextKind):
         several = len(reports) > 1
         shown = "\n".join(f"{name}\n{report}" if several else str(report) for name, report in reports.items())
         if several:
-            shown += (
-                f"\nMean of {len(reports)} directions: BLEU {fmean(each.bleu.value for each in reports.values()):.2f}, "
-                f"chrF {fmean(each.chrf.value for each in reports.values()):.2f}"
-            )
+            bleu, chrf = mean_scores(reports)
+            shown += f"\nMean of {len(reports)} directions: BLEU {bleu:.2f}, chrF {chrf:.2f}"
         sentences = sum(report.sentences for report in reports.values())
         measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
         outcome = Outcome.of(
@@ -641,14 +640,18 @@ def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
     )
 
 
+def mean_scores(reports: Mapping[str, ScoreReport]) -> tuple[float, float]:
+    """Return the means of BLEU and of chrF over the language pairs of a dev set."""
+    return fmean(each.bleu.value for each in reports.values()), fmean(each.chrf.value for each in reports.values())
+
+
 def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     """Return the mean BLEU if the dev scores show that the model cannot translate yet, otherwise None.
 
     Short lines, such as single words, have a BLEU of 0 even if they are right, because they have no 4-grams: the model
     can translate if its chrF is high or a tenth of its lines equal their references.
     """
-    bleu = fmean(each.bleu.value for each in reports.values())
-    chrf = fmean(each.chrf.value for each in reports.values())
+    bleu, chrf = mean_scores(reports)
     exact = sum(each.exact_match for each in reports.values()) / sum(each.sentences for each in reports.values())
     return bleu if bleu < MIN_BLEU and chrf < MIN_CHRF and exact < _MIN_EXACT else None
 
@@ -667,15 +670,11 @@ def choose_search(
     Returns:
         The search settings, the dev scores with them, and a line that explains the penalty, empty if there is none.
     """
-
-    def means(scores: dict[str, ScoreReport]) -> tuple[float, float]:
-        return fmean(each.bleu.value for each in scores.values()), fmean(each.chrf.value for each in scores.values())
-
     if fmean(each.brevity_penalty for each in reports.values()) >= _FULL_LENGTH:
         return search, reports, ""
     covering = msgspec.structs.replace(search, coverage_penalty=_COVERAGE_PENALTY)
     others = score_dev(translator, corpus, covering)
-    (bleu, chrf), (other_bleu, other_chrf) = means(reports), means(others)
+    (bleu, chrf), (other_bleu, other_chrf) = mean_scores(reports), mean_scores(others)
     if other_chrf < chrf + _MIN_CHRF_GAIN or other_bleu < bleu - _MAX_BLEU_LOSS:
         return search, reports, ""
     reason = (

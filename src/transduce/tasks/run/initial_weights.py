@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.atomic_io import file_sha256, replace_file, write_json
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
@@ -25,7 +24,7 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.tasks.kinds.kind import Reinitialized
-from transduce.tasks.prepared_folder import check_kept_vocabulary, check_vocabulary
+from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice, ChoiceLog
@@ -147,7 +146,7 @@ def store_initial_weights(folder: Path, model: Model, vectors: dict[str, Matched
         sha256=file_sha256(partial), word_vectors={side: filled.coverage for side, filled in vectors.items()}
     )
     replace_file(partial, folder / _WEIGHTS)
-    write_file(folder / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    write_json(folder / _CARD, card)
 
 
 def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -156,17 +155,8 @@ def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
     Raises:
         TransduceError: a file is missing or damaged.
     """
-    path = folder / _WEIGHTS
-    try:
-        card = msgspec.json.decode((folder / _CARD).read_bytes(), type=StoredWeightsCard)
-        if file_sha256(path) != card.sha256:
-            raise TransduceError(f"{path} is not what the run wrote: start another run with another --out.")
-        tensors = load_file(path)
-    except (OSError, msgspec.MsgspecError, SafetensorError) as error:
-        raise TransduceError(
-            f"{path}, the weights that the run started with, cannot be read ({error}): start another run with another "
-            "--out."
-        ) from error
+    check_stored_file(folder / _WEIGHTS, read_stored_card(folder / _CARD, StoredWeightsCard).sha256)
+    tensors = load_file(folder / _WEIGHTS)
     rows = {
         name.removeprefix(_ROWS_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_ROWS_PREFIX)
     }
@@ -282,7 +272,7 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 
 def store_base_config(folder: Path, config: ModelConfig) -> None:
     """Store the base model's configuration in the run's folder, so that the run can resume without the base model."""
-    write_file(folder / _CONFIG_COPY, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+    write_json(folder / _CONFIG_COPY, config)
 
 
 def load_base_config(folder: Path) -> ModelConfig:

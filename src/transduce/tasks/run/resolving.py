@@ -59,7 +59,7 @@ from transduce.training.choices import (
     tokens_in_time,
 )
 from transduce.training.lora import choose_lora_alpha
-from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
+from transduce.training.settings import OptimizerName, ResolvedTraining, TrainingSettings
 
 # --- model configuration ---
 
@@ -275,8 +275,7 @@ def resolve_preset(
             operations_per_second=machine.operations_per_second,
             vocabulary_size=vocabulary_size,
         )
-    name: str = choice_log.record("preset", settings.preset, choice)
-    return name
+    return choice_log.record("preset", settings.preset, choice)
 
 
 # --- settings ---
@@ -361,7 +360,7 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
     if specified is None and (is_small or not is_of_languages):
         return 0  # not worth a log entry
     choice = Choice(len(PLACEHOLDER_TOKENS), "translations copy placeholders, URLs, tags and long numbers")
-    return choice_log.record("tokenizer.placeholders", specified, choice)  # type: ignore[no-any-return]
+    return choice_log.record("tokenizer.placeholders", specified, choice)
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
@@ -498,6 +497,8 @@ def resolve_training(
         training.precision,
         kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
     )
+    kernels = choose_kernels(machine.device, machine.threads, compiled=training.compile)
+    smoothing = choose_label_smoothing(kind.name, kind.label_smoothing)
     # Accumulate at most the batches of one epoch.
     parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
     return ResolvedTraining(
@@ -511,14 +512,10 @@ def resolve_training(
         weight_decay=_resolve_weight_decay(
             settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), rate, choice_log
         ),
-        label_smoothing=take(
-            "training.label_smoothing",
-            training.label_smoothing,
-            choose_label_smoothing(kind.name, kind.label_smoothing),
-        ),
+        label_smoothing=take("training.label_smoothing", training.label_smoothing, smoothing),
         precision=precision,
         compile=training.compile,
-        kernels=_resolve_kernels(training, machine, choice_log),
+        kernels=take("training.kernels", training.kernels, kernels),
         record=_resolve_record(
             training.record, _choose_record(settings, model, machine, machine.processes), choice_log
         ),
@@ -548,17 +545,14 @@ def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: 
         )
     if specified is None and choice.value == 1:
         return 1  # not worth a log entry
-    parts: int = choice_log.record("training.accumulate", specified, choice)
-    return parts
+    return choice_log.record("training.accumulate", specified, choice)
 
 
 def _resolve_weight_decay(
     settings: Settings, choice: Choice[float | None], rate: float, choice_log: ChoiceLog
 ) -> float | None:
-    specified, frozen = (
-        settings.training.weight_decay,
-        settings.word_vectors is not None and settings.word_vectors.frozen,
-    )
+    specified = settings.training.weight_decay
+    frozen = settings.word_vectors is not None and settings.word_vectors.frozen
     if specified is not None:
         choice_log.record("training.weight_decay", specified, None)
         return specified
@@ -580,14 +574,6 @@ def _adapts_dropout(settings: Settings) -> bool:
     )
 
 
-def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: ChoiceLog) -> Kernels:
-    if training.kernels == "torch":
-        return choice_log.record("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
-    choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
-    kernels: Kernels = choice_log.record("training.kernels", training.kernels, choice)
-    return kernels
-
-
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
     """Log which backend will decode with the trained model, and why no faster one does.
 
@@ -607,7 +593,7 @@ def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) ->
 def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: ChoiceLog) -> bool:
     if specified is None and not choice.value:
         return False  # not worth a log entry
-    return choice_log.record("training.record", specified, choice)  # type: ignore[no-any-return]
+    return choice_log.record("training.record", specified, choice)
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:

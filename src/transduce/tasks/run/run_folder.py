@@ -23,7 +23,7 @@ from transduce.model_folder.read import (
     WEIGHTS,
     read_run_settings,
 )
-from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
@@ -209,7 +209,7 @@ def apply_changes(
         TransduceError: a setting differs that may not change.
     """
     content = msgspec.json.decode(msgspec.json.encode(stored))
-    for name, leaf in _leaves(specified):
+    for name, leaf in dotted_settings(specified):
         value = list(leaf) if isinstance(leaf, tuple) else leaf
         table, last = _find(content, name)
         old = table.get(last)
@@ -242,7 +242,7 @@ def apply_changes(
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
     """Return the settings that differ between two runs, as one line of text each; empty if none differs."""
-    old, new = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
+    old, new = (dict(dotted_settings(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
         f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
         for name in dict.fromkeys((*old, *new))
@@ -284,14 +284,6 @@ def adapt_to_machine(
 
 def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _find(content: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:

@@ -161,7 +161,7 @@ class _Verification:
         command = [*module_command("transduce"), "train", "--resume", "--out", str(run)]
         command += ["--device", self.request.device, *common_words()]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
-        log = self.folder / "said.txt"
+        log = self.folder / "output.log"
         environment = child_environment()
         with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:

@@ -157,7 +157,7 @@ def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
     recipe = RECIPES.get(preset) if isinstance(preset, str) else None
     if recipe is None:
         return {}
-    kind = _value(content, "task.kind")
+    kind = setting_value(content, "task.kind")
     if kind is not None and kind not in recipe.tasks:
         if recipe.sizes_suit_all:
             return {}
@@ -177,8 +177,8 @@ def _added(content: Mapping[str, Any], recipe: Recipe, kind: Any) -> Iterator[tu
             continue
         if has_base_model and name.startswith(_OF_BASE_MODEL):
             continue
-        steps, usual = _value(content, "training.steps"), recipe.settings.get("training.steps")
-        width = _value(content, "model.d_model")
+        steps, usual = setting_value(content, "training.steps"), recipe.settings.get("training.steps")
+        width = setting_value(content, "model.d_model")
         if name == "model.output_scale" and isinstance(width, int) and width > 0:
             yield name, (width**-0.5, reason)
         elif name == "training.save_every" and isinstance(steps, int) and usual is not None and steps != usual[0]:
@@ -188,20 +188,19 @@ def _added(content: Mapping[str, Any], recipe: Recipe, kind: Any) -> Iterator[tu
             yield name, (value, reason)
 
 
+_NOT_SET = object()
+
+
+def setting_value(content: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return the value of a setting, by its dotted name, in nested tables; `default` if it is not set there."""
+    value: Any = content
+    for key in name.split("."):
+        value = value.get(key, _NOT_SET) if isinstance(value, Mapping) else _NOT_SET
+    return default if value is _NOT_SET else value
+
+
 def _is_set(content: Mapping[str, Any], name: str) -> bool:
-    *tables, last = name.split(".")
-    for table in tables:
-        inner = content.get(table)
-        if not isinstance(inner, Mapping):
-            return False
-        content = inner
-    return last in content
-
-
-def _value(content: Mapping[str, Any], name: str) -> Any:
-    table, _, last = name.rpartition(".")
-    inner = content.get(table)
-    return inner.get(last) if isinstance(inner, Mapping) else None
+    return setting_value(content, name, _NOT_SET) is not _NOT_SET
 
 
 def has_preset_vocabulary_size(settings: Settings) -> bool:

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -78,7 +78,7 @@ class FileSettings(dict[str, Any]):
         """Create the settings from the parsed content of a file, its path, and its TOML text."""
         super().__init__(content)
         self._path = path
-        self._lines: dict[str, int | None] = dict.fromkeys(_setting_names(content, ""))
+        self._lines: dict[str, int | None] = dict.fromkeys(name for name, _ in dotted_settings(content))
         self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
         training = content.get("training")
         self._chosen_decay: float | None = None
@@ -118,13 +118,13 @@ class FileSettings(dict[str, Any]):
         return None
 
 
-def _setting_names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
-    """Yield the dotted names of all settings that have a value; tables themselves are left out."""
+def dotted_settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
     for key, value in content.items():
         if isinstance(value, Mapping):
-            yield from _setting_names(value, f"{prefix}{key}.")
+            yield from dotted_settings(value, f"{prefix}{key}.")
         else:
-            yield prefix + key
+            yield prefix + key, value
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
@@ -305,7 +305,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
 
 def _checked(content: Mapping[str, Any]) -> Settings:
     _refuse_unknown_keys(content, Settings, ())
-    _refuse_infinite(content, "")
+    _refuse_infinite(content)
     try:
         return convert_settings(content)
     except msgspec.ValidationError as error:
@@ -321,13 +321,11 @@ def _path_of(location: str) -> list[str]:
     return [*keys[:-1], keys[-1].partition("[")[0]]
 
 
-def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
+def _refuse_infinite(content: Mapping[str, Any]) -> None:
     """Refuse infinite values and NaN, which a settings file cannot store."""
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            _refuse_infinite(value, f"{prefix}{name}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise TransduceError(f"`{prefix}{name}` must be finite, but is {value}.")
+    for name, value in dotted_settings(content):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TransduceError(f"`{name}` must be finite, but is {value}.")
 
 
 def _wrong_value(path: Sequence[str], content: Any) -> str:
