@@ -88,7 +88,7 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this is of GNU's C library")
 @pytest.mark.parametrize("said", [{}, {"MALLOC_TOP_PAD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=65536"}])
-def test_freed_memory_is_used_again_unless_a_user_set_how_it_is_kept(said: dict[str, str]) -> None:
+def test_freed_memory_is_reused_unless_malloc_is_configured_by_the_user(said: dict[str, str]) -> None:
     """If the allocator returned freed memory to the system, reusing each page would cause a page fault."""
     if said and _LARGE_PAGES.exists() and "[always]" in _LARGE_PAGES.read_text(encoding="utf-8"):
         pytest.skip("this system's pages are large, so that there are few")

@@ -111,15 +111,15 @@ except ModuleNotFoundError as missing:
         refused: dict[str, str]
 
     def has_kernels() -> bool:
-        """Return False, since the kernels package is missing."""
+        """Return False, as the optional kernels package is missing."""
         return False
 
     def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no compiled kernels for this CPU."""
+        """Return why no compiled kernels compute on this CPU: the kernels package is missing."""
         return NO_KERNELS
 
     def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no Triton kernels for this GPU."""
+        """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
         return NO_KERNELS
 
     def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001

@@ -94,7 +94,7 @@ def test_a_workers_mistake_is_one_sentence(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows ends processes otherwise")
-def test_a_killed_translation_goes_on_to_the_same_output(
+def test_a_killed_translation_resumes_to_the_same_output(
     capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, toy_corpus: Path
 ) -> None:
     lines = (toy_corpus / "train.zh").read_text("utf-8").split("\n")[:-1] * 2

@@ -108,7 +108,7 @@ def test_both_languages_have_the_same_parts() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_make_is_asked_to_do_it_can(page: str) -> None:
+def test_the_make_targets_of_the_page_exist(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     told = re.findall(r"^make (\w+)", "".join(blocks(page, "sh")), re.MULTILINE)
     assert told == ["demo", "test"]
@@ -132,7 +132,7 @@ def docstring_lines() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_package_says_of_itself_what_the_page_says(page: str) -> None:
+def test_the_docstring_of_the_package_repeats_the_readmes_code(page: str) -> None:
     lines = [line.strip() for block in blocks(page, "python") for line in block.split("\n")]
     said = list(docstring_lines())
     assert "import transduce" in said

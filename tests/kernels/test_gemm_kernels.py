@@ -275,7 +275,7 @@ def test_onednn_max_cpu_isa_restricts_these_kernels_too(monkeypatch: pytest.Monk
 
 
 @by_vectors
-def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_with_amx_uses_amx_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     features = {**llvm.get_host_cpu_features(), "amx-tile": True, "amx-bf16": True}
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)

@@ -553,7 +553,7 @@ def test_other_default_dtypes_change_nothing() -> None:
     assert torch.equal(attended, plain)
 
 
-def test_shapes_that_pytorch_broadcasts_are_left_to_it() -> None:
+def test_broadcast_shapes_are_left_to_pytorch() -> None:
     torch.manual_seed(8)
     attention = MultiHeadAttention(d_model=32, num_heads=2, d_k=16, d_v=16)
     x, memory = torch.randn(4, 3, 32), torch.randn(1, 5, 32)

@@ -129,7 +129,7 @@ def test_final_text_is_streamed_immediately(serve: Any, gated_model: Any) -> Non
         ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
     ],
 )
-def test_what_makes_no_sense_is_reported_in_this_apis_form(
+def test_invalid_requests_are_reported_in_openais_error_format(
     fields: dict[str, Any], status: int, sentence: str, live: Any
 ) -> None:
     reply = ask(live, **fields)
@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_reported_in_this_apis_form(
     assert sentence in fault(reply)
 
 
-def test_other_addresses_of_this_api_are_answered_in_its_form(live: Any) -> None:
+def test_unknown_addresses_are_reported_in_openais_error_format(live: Any) -> None:
     assert (
         fault(live.ask("POST", "/v1/embeddings", {}))
         == "There is nothing at this address: GET /spec lists what there is."

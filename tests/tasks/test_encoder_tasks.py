@@ -443,7 +443,7 @@ def test_the_parser_restores_words_that_look_like_brackets_and_labels(
     assert parser(" ".join(tree.words())).tree == tree
 
 
-def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
+def test_parser_training_starts_from_a_parser_that_knows_the_labels(
     parser_folder: Path, trained: Path, tmp_path: Path
 ) -> None:
     """Its runs of symbols are kept, although other ones are the most frequent now."""

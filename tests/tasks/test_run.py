@@ -183,7 +183,7 @@ def test_only_the_first_process_cuts_the_dev_set(
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, 8), (2, 4), (4, 2), (16, 1)])
-def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
+def test_a_run_resumed_with_several_processes_divides_the_cores(
     trained: Path, monkeypatch: pytest.MonkeyPatch, count: int, threads: int
 ) -> None:
     """Each with as many threads as the one had would have them wait for each other."""
@@ -197,7 +197,7 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
 
 
 @pytest.mark.parametrize(("processes", "threads"), [(None, 2), (1, 2), (4, 8)])
-def test_a_run_of_several_processes_that_goes_on_with_one_has_all_cores(
+def test_a_run_resumed_with_one_process_uses_all_cores(
     trained: Path, monkeypatch: pytest.MonkeyPatch, processes: int | None, threads: int
 ) -> None:
     monkeypatch.setattr(run_module, "usable_cores", lambda: 8)
@@ -227,7 +227,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     assert not (tmp_path / "model").exists()
 
 
-def test_the_languages_are_reported_with_how_to_name_them(
+def test_the_choice_log_reports_languages_and_how_to_set_them(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(out=tmp_path / "run", settings=toy_settings, dry_run=True, device="cpu", threads=1)
@@ -451,7 +451,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     assert sum(resumed[event["step"]] == event for event in complete) >= len(complete) - 2
 
 
-def test_resume_with_nothing_saved_starts_afresh_and_says_so(
+def test_resuming_without_a_checkpoint_starts_anew_with_a_message(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, few = tmp_path / "run", {"training.steps": 3, "training.translate_dev": 0}
@@ -492,7 +492,7 @@ def test_resume_reports_that_a_file_has_changed(
         train(out=folder, resume=True, device="cpu", threads=1)
 
 
-def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
+def test_resuming_a_missing_run_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"typo holds no run to resume, and no text is named to start one"):
         train(out=tmp_path / "typo", resume=True)
     assert list(tmp_path.iterdir()) == []
@@ -575,7 +575,7 @@ def test_steps_of_a_damaged_checkpoint_do_not_count(toy_settings: dict[str, Any]
     assert fewer.step == 5
 
 
-def test_a_run_that_is_to_end_where_it_was_stopped_is_validated_there(
+def test_resuming_a_stopped_run_to_end_at_its_step_validates_it(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trainer, "_write_report", lambda _self, _log: os.kill(os.getpid(), signal.SIGTERM))

@@ -79,7 +79,7 @@ def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_of_a_non_finite_value_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
     monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model(num_encoder_layers=1, num_decoder_layers=1)
@@ -153,7 +153,7 @@ def test_the_loss_prefetches_each_batch_in_another_thread() -> None:
     assert all(elsewhere for _, elsewhere in seen)
 
 
-def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
+def test_an_error_in_a_prefetched_batch_is_raised_when_it_is_requested() -> None:
     with pytest.raises(IndexError, match="there is no such batch"):
         PrefetchedBatches(Counted()).batch(0, 3)
 

@@ -47,7 +47,7 @@ def train_together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory
         changes = {"clip_norm": 1.0, "average_decay": 0.9, "weight_decay": 0.1}
         settings = {name: make_settings(**changes, optimizer=name) for name in OPTIMIZERS[count]}
         (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
-        script = Path(__file__).with_name("together.py")
+        script = Path(__file__).with_name("train_in_processes.py")
         run_together(count, script, str(folder / "out.json"), str(folder / "settings.json"))
         found: dict[str, Any] = json.loads((folder / "out.json").read_text(encoding="utf-8"))
         assert found["shared"] == {"rank": 0}

@@ -60,7 +60,7 @@ class _Drawn(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce inspect`."""
+    """Declare the arguments and options of `transduce inspect` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder of any kind")
     add(
@@ -161,7 +161,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder of any task (translation, classification, …), as the options for loading say."""
+    """Load the model of a folder of any task (translation, classification, …), as the options for loading say.
+
+    Raises:
+        TransduceError: the model cannot be loaded, or a language option such as --tag is set for a model that does
+            not translate.
+    """
     from transduce.inference.load import load, task_of
 
     if task_of(Path(folder)) == "translation":

@@ -1,4 +1,4 @@
-"""Command-line options that several subcommands share."""
+"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
 
 import argparse
 import os
@@ -228,7 +228,7 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
 
 
 LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
-"""The options of `add_languages`, by their names in Python."""
+"""The names in Python of the options for multilingual models: --source-language, --target-language and --tag."""
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ _OTHER_CONTENT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce translate`."""
+    """Declare the arguments and options of `transduce translate` in its argparse parser."""
     parser.add_argument(
         "model",
         nargs="+",
@@ -218,7 +218,7 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
 
 
 def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return everything that applies to each line that is translated: search settings, required text, glossary, ….
+    """Return what applies to every line that is translated: search settings, required text, glossary, text settings.
 
     Args:
         options: the options of `transduce translate`.

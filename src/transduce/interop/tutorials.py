@@ -131,9 +131,9 @@ class TutorialNames(NamedTuple):
     """The names of a tutorial model's embeddings, output layer and stacks, which differ between authors."""
 
     source: str
-    """Name of the source embeddings."""
+    """Name of the source embeddings' weight, in full."""
     target: str
-    """Name of the target embeddings; equal to `source` if they are shared."""
+    """Name of the target embeddings' weight, in full; equal to `source` if they are shared."""
     output: str
     """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"

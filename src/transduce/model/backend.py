@@ -36,7 +36,7 @@ class AttentionOptions(NamedTuple):
     scale: float | None = None
     """The factor of the dot products; None: 1 / √K."""
     drop_256ths: int = 0
-    """The dropout rate of the attention weights in 256ths."""
+    """The dropout rate of the attention weights in 256ths; 0: no dropout."""
 
 
 PLAIN_ATTENTION = AttentionOptions()
@@ -52,22 +52,22 @@ class UpdatedVectors(NamedTuple):
     gradient: Tensor
     """The gradient, which the update reads and sets to zero."""
     average: Tensor | None
-    """The moving average of the master weights, if the run keeps one."""
+    """The moving average of the master weights; None: the run keeps none."""
     working: Tensor | None
-    """The master weights rounded to the dtype that the model computes in, if that is not float32."""
+    """The master weights rounded to the dtype that the model computes in; None: it is float32."""
 
 
 class AdamScalars(NamedTuple):
-    """The scalars of the t-th update by Adam (section 5.3)."""
+    """The numbers, equal for all weights, that a kernel needs for the t-th update by Adam (section 5.3)."""
 
     factor: float
     """The factor that the gradient is multiplied by before the update."""
     beta1: float
     beta2: float
     rate: float
-    """The learning rate divided by 1 - β1^t."""
+    """The learning rate divided by 1 - β1^t, which corrects the bias of the first moment."""
     inverse_root: float
-    """1 / √(1 - β2^t)."""
+    """The factor 1 / √(1 - β2^t) of the root of the second moment, which corrects its bias."""
     epsilon: float
 
 
@@ -95,7 +95,7 @@ class Projection(Protocol):
 
 
 Polynomials = tuple[tuple[float, float, float], ...]
-"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which are applied one after another."""
+"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which Muon applies in turn to orthogonalize."""
 
 
 class LossRecorder(Protocol):
@@ -293,7 +293,7 @@ class TrainingKernels(Protocol):
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support the device and dtypes used."""
+        """Return whether the kernels for optimizer updates support the device and dtypes of these vectors."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float

@@ -21,11 +21,11 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, Transformer
 
 Model = Transformer | Encoder | Decoder | Recurrent
-"""A model that reads tokens."""
+"""A model that reads tokens: an encoder, a decoder, both, or a recurrent model."""
 AnyModel = Model | SeriesTransformer
 """A model that reads tokens or numbers (time series)."""
 EncoderDecoder = Transformer | Recurrent
-"""A model that reads one text and writes another."""
+"""A model that reads one text and writes another, a Transformer or a recurrent one."""
 Built = TypeVar("Built", bound=AnyModel)
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
     "transformer": Transformer,

@@ -91,9 +91,10 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Add positions and token types to vectors (B, T, D), then apply norm and dropout.
+        """Add positions and token types to vectors (B, T, D), then apply norm and dropout: to (B, T, D).
 
-        Arguments are those of `forward`.
+        `positions` defaults to 0 … T-1, and `end` is an upper bound of them, if known. `token_types` are (B, T), for
+        models that have them. `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
         x = self.positions(x, positions, end)
         if self.token_types is not None:

@@ -186,11 +186,11 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Settings from `generation_config.json` that have no equivalent in `SearchSettings`."""
 
     forced_first_id: int | None = None
-    """The first token of every translation, such as the tag of its language."""
+    """The id of the first token of every translation, such as the tag of its language; None: any token."""
     forced_last_id: int | None = None
-    """The token at the maximum length of a translation, mostly the end symbol."""
+    """The id of the token at the maximum length of a translation, mostly the end symbol; None: any token."""
     forbidden_ids: tuple[int, ...] = ()
-    """Tokens that are never written."""
+    """The ids of tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
     """Condition for stopping the search for a sentence. `full`: `beam_size` hypotheses have ended. `likely`: in
     addition, no live hypothesis has a better score at its current length. `never`: in addition, no live hypothesis
@@ -253,7 +253,7 @@ class ForcedToken(Rule):
 
 
 class Renormalize(Rule):
-    """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
+    """A rule that renormalizes probabilities, so that those of the tokens that earlier rules permit sum to 1."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities, (B, W, V), of the permitted tokens alone; their probabilities sum to 1."""

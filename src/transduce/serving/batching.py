@@ -1,4 +1,4 @@
-"""Queue the sentences of all requests, form batches, and decode them in worker threads within the time limits."""
+"""Queue the sentences of all requests, form batches of them, and decode these in worker threads within time limits."""
 
 import asyncio
 import logging
@@ -202,7 +202,7 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that is running or may start now; None if `max_running` others run."""
+        """Return the first of some queued jobs that runs already or may start now; None if `max_running` others run."""
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
@@ -619,9 +619,9 @@ class Workers:
             torch.set_num_threads(share)
 
     def _decode(self, batch: JobBatch, *, may_grow: bool = True) -> None:
-        """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
+        """Decode a batch and deliver its results; if it fails, decode each of its jobs (clients' requests) separately.
 
-        A batch has sentences of several clients, so an error that one job causes must not reach the others.
+        So an error that one client's text causes does not reach the others; a job that fails alone gets the error.
 
         Args:
             batch: the batch.

@@ -31,6 +31,7 @@ from transduce.serving.service import (
     token_probabilities,
     warning_headers,
     watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.settings import ServingSettings
 
@@ -39,7 +40,8 @@ FinishReason = Literal["stop", "length"]
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
-_MAX_STOPS = 16
+MAX_STOPS = 16
+"""Maximum number of stop sequences in a request."""
 _MAX_STOP_CHARACTERS = 500
 _JOINER = "\u200d"  # joins emoji to one
 _SKIN_TONES = "🏻🏼🏽🏾🏿"
@@ -138,9 +140,9 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        if len(request.stop) > _MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
+        if len(request.stop) > MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
             raise invalid_request(
-                f"`stop` must have at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
+                f"`stop` must have at most {MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
             )
         name = self.find(request.model)
         generator = self.service.generators.get(name)
@@ -169,17 +171,14 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        disconnected = watch_disconnect(request)
         if formatter is not None:
-            latest = ProgressBuffer()
+            disconnected, latest = watch_disconnect(request), ProgressBuffer()
             answering = asyncio.ensure_future(self.complete(wanted, disconnected, latest.put))
             response = await stream_response(answering, latest, disconnected.cancel, formatter)
             response.headers.update(self._language_headers(wanted))
             return response
-        try:
+        with watching_disconnect(request) as disconnected:
             completion = await self.complete(wanted, disconnected)
-        finally:
-            disconnected.cancel()
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
@@ -304,7 +303,12 @@ class GenerationJob(Job):
     may_overtake = False
 
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
-        """Tokenize the prompts and start the clock of the deadline.
+        """Count the prompts' tokens and start the clock of the deadline.
+
+        Args:
+            model: the language model.
+            request: the prompts and their settings.
+            settings: the server's limits on new tokens and time.
 
         Raises:
             RequestError: a setting of the request is out of range.
@@ -315,7 +319,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread; None: nothing does."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch.
@@ -532,7 +536,12 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens that begin within `text`, which is the first part of the text that `tokens` spell."""
+    """Return the tokens of a generated text that begin within its first part.
+
+    Args:
+        tokens: the tokens of the whole text.
+        text: the first part of the text, which was cut at a stop sequence.
+    """
     kept, length = [], 0
     for token in tokens:
         if length >= len(text):

@@ -77,7 +77,14 @@ class Model(QueuedModel, Protocol):
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it or protected spans in it."""
+        """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
+
+        Only then its tokens alone give the text of its growing translation.
+
+        Args:
+            text: the text.
+            text_settings: how texts are divided into sentences, and what is protected.
+        """
 
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
@@ -136,7 +143,7 @@ class ContinuousDecoder(Protocol):
         """The maximum number of further hypotheses (beam size or samples per sentence) that can join."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
-        """Start to decode sentences, together with those that are being decoded."""
+        """Add sentences, which the next steps decode together with those that are being decoded."""
 
     def step(self) -> list[tuple["JobSentence", Any]]:
         """Run one decoding step, and return the sentences that have finished with it, with their results."""
@@ -327,7 +334,7 @@ class JobSentence(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The sentence's text."""
+        """The text of the sentence."""
         return self.job.sentences[self.number]
 
     @property
@@ -337,7 +344,7 @@ class JobSentence(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The expected number of decoding steps of the sentence."""
+        """The expected number of decoding steps of the sentence, by which work is estimated."""
         return self.job.expected_steps(self.number)
 
     @property
@@ -352,7 +359,7 @@ class JobSentence(NamedTuple):
 
 
 class FunctionJob(Job):
-    """A job that runs a function on a decoding thread, such as an inspection, alone in its batch."""
+    """A job of the queue that runs a function on a decoding thread, such as an inspection, alone in its batch."""
 
     may_overtake = False
 

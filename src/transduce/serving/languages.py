@@ -313,7 +313,7 @@ _ALPHABETS = {
 
 
 class Detector:
-    """A detector of the language of a text among the served languages, by profiles or, without them, by scripts."""
+    """Detects the language of a text among the served ones, by profiles of their letters or else by their scripts."""
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
         """Create a detector.

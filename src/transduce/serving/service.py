@@ -29,7 +29,7 @@ from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, check_characters, invalid_request
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
@@ -250,8 +250,7 @@ class Service:
         settings, characters = self.settings, request.characters
         if len(request.texts) > settings.max_texts:
             raise invalid_request(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
-        if characters > settings.max_characters:
-            raise invalid_request(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
+        check_characters(characters, settings.max_characters)
         if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
             raise invalid_request(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
         if request.alternatives > settings.max_alternatives:
@@ -532,7 +531,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
 
 
 def _shown_token(token: str) -> str:
-    """Return the text of a token, with spaces in place of SentencePiece's `▁`."""
+    """Return the text that a token adds, with a space in place of sentencepiece's `▁`."""
     return token.replace("▁", " ")
 
 
@@ -591,7 +590,10 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 
 
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
-    """Return a warning sentence for each text that seems not to be in the language that the request names."""
+    """Return a warning sentence for each text that seems not to be in the language that the request names.
+
+    Texts whose language was detected have none.
+    """
     return [
         describe_warning(number, answer.language_warning)
         for number, answer in enumerate(answers, 1)
@@ -714,7 +716,7 @@ class RequestChecks:
 
 
 def watch_disconnect(request: Request) -> asyncio.Future[None]:
-    """Return a future that is done once the client has disconnected.
+    """Return a future that is done once the client of a request has disconnected, so that its work can be stopped.
 
     The request's body must have been read before. The caller must cancel the future at the end.
     """
@@ -724,3 +726,13 @@ def watch_disconnect(request: Request) -> asyncio.Future[None]:
             pass
 
     return asyncio.ensure_future(disconnected())
+
+
+@contextlib.contextmanager
+def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
+    """Yield the future of `watch_disconnect`, which is canceled when the body of `with` ends."""
+    disconnected = watch_disconnect(request)
+    try:
+        yield disconnected
+    finally:
+        disconnected.cancel()

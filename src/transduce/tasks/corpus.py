@@ -161,7 +161,7 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     dev: CorpusFiles | None
     """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
     filters: FilterSettings
-    """Rules by which pairs are left out."""
+    """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
     """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
@@ -210,11 +210,11 @@ class DevGroups(NamedTuple):
     """The language pairs, tags and documents of a dev set's sentences: a value for each sentence, or empty."""
 
     directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
+    """The language pair of each sentence, and sentences of a pair are adjacent; empty in a run with one pair."""
     tags: Sequence[str] = ()
-    """The tag of each sentence's corpus, in a run with tags; an empty one: no tag."""
+    """The tag of each sentence's corpus, "" without one; empty in a run without tags."""
     continues: Sequence[bool] = ()
-    """Whether each sentence continues the document of the one before it, in a run with documents."""
+    """Whether each sentence continues the document of the one before it; empty in a run without documents."""
 
 
 class TaskCorpus(msgspec.Struct, frozen=True):
@@ -223,7 +223,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
-    """The tokenized training pairs."""
+    """The tokenized training pairs, read from files in the run's folder or a prepared one."""
     languages: tuple[str | None, str | None]
     """Language codes of source and target; None for one that is unknown."""
     filters: FilterSettings
@@ -510,7 +510,10 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
-    """Return a dev set's pairs and their groups, without undecodable pairs and blank lines between documents."""
+    """Return a dev set's pairs with their language pairs, tags and documents; both are empty without a dev set.
+
+    Undecodable pairs, and blank lines between documents, are left out.
+    """
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
     boundaries = 0

@@ -55,11 +55,11 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any]
     """Settings, nested as in a settings file; only the tables `task`, `data` and `tokenizer` are used."""
     out: Path
-    """The folder to write."""
+    """The folder to write the prepared corpus to."""
     tokenizer: Path | None = None
-    """A folder with a tokenizer; None: learn one."""
+    """A folder with the tokenizer to use; None: learn one from the text."""
     shard: tuple[int, int] = (1, 1)
-    """Number of the shard, from 1, and count of shards."""
+    """Number of the shard, from 1, and count of shards; (1, 1): the whole corpus."""
     workers: int | None = None
     """Number of worker processes; None: chosen by cores and pairs."""
     hold_out: bool = True
@@ -102,7 +102,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     shard: str
-    """Number and count of shards, such as "2/4"."""
+    """Number of the shard, from 1, and count of shards, such as "2/4"."""
     pairs: int
     """Number of pairs in the shard that passed the filters."""
     elapsed_seconds: float
@@ -343,9 +343,9 @@ class _CheckedRequest(NamedTuple):
     settings: Settings
     kind: TextKind
     files: CorpusFiles
-    """The files as the user named them."""
+    """The files of training text, as the user named them, before any of them is converted."""
     holds_out: bool
-    """True if a dev set is held out."""
+    """True if a dev set is held out of the training text."""
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:

@@ -84,15 +84,15 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     read: int = 0
     kept: int = 0
     held_out: int = 0
-    """Pairs held out of training for validation if there is no dev set."""
+    """The number of pairs held out of training for validation, which is done if there is no dev set."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """"file:line" of the first pair dropped, by reason."""
+    """The place ("file:line") of the first pair that was dropped, by reason."""
     carriage_returns: int = 0
-    """Carriage returns removed at line ends."""
+    """The number of carriage returns removed at line ends."""
     byte_order_marks: int = 0
-    """Byte order marks removed at file starts."""
+    """The number of byte order marks removed at file starts."""
 
     def __post_init__(self) -> None:
         if _OLD_TOO_LONG in self.dropped:

@@ -87,9 +87,9 @@ def sentence_script(text: str) -> str | None:
 
 
 def is_written_in(language: str, script: str) -> bool:
-    """Return whether a language may be written in a script, such as "Cyrillic"; some languages have several scripts.
+    """Return whether a language may be written in a script, such as "Cyrillic".
 
-    For those, the result is True.
+    The result is True, whatever the script, for a language that has several.
     """
     return base_code(language) in _UNCERTAIN or script_of(language) == script
 

@@ -34,7 +34,7 @@ class RowRange(msgspec.Struct, frozen=True):
 
     start: int
     whole: list[int]
-    """The shape of the complete tensor."""
+    """The shape of the complete tensor, of which the range is a part."""
 
 
 class Sliceable(Protocol):
@@ -45,7 +45,7 @@ class Sliceable(Protocol):
         """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the complete tensor's rows."""
+        """Return a range of the complete tensor's rows, (rows, …), read from disk if the tensor is in a file."""
 
 
 class _Part(NamedTuple):
@@ -152,11 +152,12 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     best_by: BestBy | None = None
     """The metric that `best_value` measures; None in checkpoints that did not store it."""
     validations_without_better: int
-    """Validations since `best_step`."""
+    """The number of validations since the best one, at `best_step`; training stops when they reach the patience."""
     perfect_validations: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     best_highest: float | None = None
-    """The highest value since the last significant improvement; None in checkpoints that did not store it."""
+    """The highest selection metric since its last significant improvement; None in checkpoints that did not store it.
+    """
     lowest_loss: float | None = None
     """The lowest dev loss so far; None in checkpoints that did not store it."""
     best_contributions: list[float] = []
@@ -172,7 +173,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropout_off: bool = False
     """Whether dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
-    """Sums over the steps since the last report."""
+    """Sums, such as of losses, over the steps since the last report, for the next report."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
     """The window of recent losses that detects loss spikes."""
     environment: Environment | None = msgspec.field(default=None, name="surroundings")
@@ -520,7 +521,8 @@ class Best(msgspec.Struct, frozen=True):
     perfect: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     highest: float = -_WORST
-    """The highest value since the last significant improvement; the best validation may have a slightly lower one."""
+    """The highest selection metric since its last significant improvement; the best validation's may be slightly lower.
+    """
     lowest_loss: float = _WORST
     """The lowest dev loss so far."""
     contributions: list[float] = []

@@ -35,7 +35,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of pairs in a corpus, and of distinct characters in scripts without spaces."""
+    """The size of a corpus, from which its vocabulary's size follows: pairs, and characters of unspaced scripts."""
 
     pairs: int
     unspaced_characters: int

@@ -218,15 +218,15 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True):
     """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
 
     first_step: float
-    """The trial of the largest batches and the first step, which compile kernels."""
+    """The seconds of the trial of the largest batches and of the first step, which compile kernels."""
     step: float
-    """The mean duration of a step after the first one."""
+    """The mean seconds of a step after the first one."""
     validation: float
-    """A validation of a trained model."""
+    """The seconds of a validation of a trained model; NaN if none was measured."""
     keep: float = 0.0
-    """Writing the model folder after a validation."""
+    """The seconds of writing the model folder after a validation."""
     save: float = 0.0
-    """Writing a checkpoint."""
+    """The seconds of writing a checkpoint."""
 
 
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
@@ -453,7 +453,7 @@ class ProgressDisplay:
         self.show(localized(text))
 
     def show(self, text: str) -> None:
-        """Print a text above the progress bar as it is."""
+        """Print a text above the progress bar as it is, without translating it to the user's language."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
@@ -493,19 +493,19 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     steps: int = 0
     skipped: int = 0
     tokens: int = 0
-    """Target tokens of all steps."""
+    """The number of target tokens of all steps, including skipped ones."""
     learnt_tokens: float = 0
     """Target tokens of the steps that changed the weights, each times the weight of its sentence."""
     total: float = 0.0
-    """Summed loss of the steps that changed the weights."""
+    """Summed loss, in nats with label smoothing, of the steps that changed the weights."""
     negative_log_likelihood: float = msgspec.field(default=0.0, name="likelihood")
-    """Summed negative log-likelihood of the steps that changed the weights."""
+    """Summed negative log-likelihood, in nats, of the steps that changed the weights."""
     norms: float = 0.0
     """Summed gradient norms of the steps that changed the weights."""
     seconds: float = 0.0
-    """Duration of all steps."""
+    """Duration of all steps in seconds, including skipped ones."""
     rate: float = 0.0
-    """The last learning rate."""
+    """The learning rate of the last step."""
 
     def add(self, sums: "StepTotals", norm: float, rate: float, seconds: float) -> None:
         """Add the sums of a step, its gradient norm, learning rate and seconds.

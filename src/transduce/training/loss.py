@@ -44,12 +44,15 @@ class StepTotals(NamedTuple):
     """Sums over the micro-batches of a training step, in this process (`add`) or in all processes (`sum_over`)."""
 
     tokens: int = 0
+    """The number of target tokens."""
     divisor: float = 0.0
     """The sum of the tokens' weights, by which the sums are divided; without weights, the number of tokens."""
     total: float = 0.0
+    """The summed loss in nats, with label smoothing."""
     negative_log_likelihood: float = 0.0
+    """The summed negative log-likelihood of the target tokens in nats, without label smoothing."""
     stop: int = 0
-    """The number of processes that were asked to stop."""
+    """The number of processes that a signal asked to stop the run."""
 
     def add(self, loss: Loss) -> "StepTotals":
         """Return these totals plus the sums of one more micro-batch."""
@@ -80,7 +83,7 @@ class Objective(ABC, Generic[M]):
         self.label_smoothing = label_smoothing
 
     def __call__(self, batch: Any) -> Loss:
-        """Return the loss of a batch, as `loss` does."""
+        """Return the loss of a batch, as the subclass's method `loss` computes it."""
         return self.loss(batch)
 
     @abstractmethod
@@ -167,7 +170,7 @@ class _Options(NamedTuple):
     sums: tuple[Tensor | None, Tensor | None]
     """The buffers to which the gradients of weight and bias are added, instead of returning them to PyTorch."""
     present: Tensor | None = None
-    """The rows that count, (N,); None for all."""
+    """The positions whose losses count, a mask (N,); None: all."""
     factors: Tensor | None = None
     """The factor of each row's loss, (N,), float32; None: 1."""
 

@@ -16,20 +16,20 @@ class Decision(NamedTuple):
     """A decision of `StepClock`, taken during a run with a time budget, about how many steps the run will take."""
 
     step: int
-    """The step after which the decision was taken."""
+    """The step after which the number of steps was decided."""
     steps: int
-    """The step at which the run will end."""
+    """The step at which the run will end by this decision."""
     validations: int
-    """The number of validations of the whole run."""
+    """The number of validations of the whole run by this decision."""
 
 
 class Position(NamedTuple):
     """A step's position in a learning-rate schedule, which keeps its length when the number of steps is replanned."""
 
     step: float
-    """The position, from 0 to `steps`."""
+    """The position in the schedule, in steps from 0 to `steps`."""
     steps: int
-    """The length of the schedule."""
+    """The length of the schedule in steps."""
     speed: float
     """How far each step moves the position: 1.0, less if the run takes more steps than first planned, or more."""
 

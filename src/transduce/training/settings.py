@@ -26,7 +26,10 @@ _MAX_LEARNING_RATE = 1e6
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of how a model is trained: `training.*` in a settings file."""
+    """Settings of how a model is trained: `training.*` in a settings file.
+
+    A value of None means that the setting is chosen from the corpus and the machine, or not used.
+    """
 
     seed: int = 1
     """The seed of all random numbers of a run."""

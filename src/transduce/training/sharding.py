@@ -69,7 +69,10 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
 
 
 class ShardedOptimizer:
-    """An optimizer like `FlatOptimizer` for a model that `shard` has divided; each process updates its own rows."""
+    """An optimizer for a model whose parameters are divided among processes (FSDP), each of which updates its own rows.
+
+    It has the methods of `FlatOptimizer`, for which every process holds the whole model.
+    """
 
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
@@ -129,7 +132,7 @@ class ShardedOptimizer:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

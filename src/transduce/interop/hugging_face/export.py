@@ -49,7 +49,7 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 class StoredParameter(NamedTuple):
-    """The names of the stored tensors that hold one parameter of a model, and how the parameter is stored in them."""
+    """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
@@ -330,7 +330,9 @@ class _OpenedModel:
             )
 
     def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Make `generate` search as this package's greedy search does, regardless of the folder's generation config.
+        """Make `generate` of transformers search as this package's greedy search does, whatever the folder says.
+
+        Nothing happens for an encoder, which generates no text.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.

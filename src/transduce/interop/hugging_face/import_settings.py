@@ -1,4 +1,4 @@
-"""The Hugging Face families that can be imported, and how each one's `config.json` becomes model settings."""
+"""Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -64,7 +64,12 @@ class ConfigReader:
     """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Read settings from `content`, the object in a config.json; `location` names the file in error messages."""
+        """Create a reader.
+
+        Args:
+            content: the JSON object in a config.json.
+            location: the name of the file in error messages.
+        """
         self.content = content
         self.location = location
 

@@ -222,7 +222,7 @@ class ClassificationKind(LabelChoices, TextKind):
         choice_log.record("task.class_weights", None, Choice(shown + more, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: cross-entropy of the classes."""
+        """Return the function from a batch to its loss: cross-entropy of the classes."""
         return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override

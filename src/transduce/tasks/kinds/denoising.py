@@ -101,7 +101,8 @@ class DenoisingKind(TextKind):
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to files with one text per line, and return settings that name these files.
 
-        Arguments are those of `TextKind.rewrite`.
+        They are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run only
+        writes missing files of dev texts.
         """
         text_only(settings.data, "denoising model")
         return write_texts(settings.data, folder, overwrite=overwrite)

@@ -172,7 +172,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any]
     """The user's settings, nested as in a settings file; those left open are chosen or taken from defaults."""
     out: Path
-    """The run's folder."""
+    """The run's folder, which becomes a model folder."""
     resume: bool = False
     """Resume the run in the folder; if there is none, start it."""
     dry_run: bool = False
@@ -187,7 +187,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The time, in seconds by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created.
     """
     callbacks: tuple[Callback, ...] = ()
-    """Objects that follow the run and may stop it."""
+    """Objects that receive events of the run, such as reports and scores, and may stop it."""
     specified_reason: str = "set by you"
     """The reason that the choice log gives for the user's own settings."""
 

@@ -43,7 +43,7 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     repeatable: bool | None
     """True if two uninterrupted runs are equal; None if this was not tested, because the resumed run is equal."""
     surroundings: Environment
-    """The machine and libraries that the results depend on."""
+    """The device, instruction set, threads and PyTorch version that the results depend on."""
     notes: list[str]
     """Remarks for the user on settings that were changed for the test."""
 

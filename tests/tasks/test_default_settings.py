@@ -298,7 +298,7 @@ def test_averaging_window_for_runs_of_each_length(steps: int | None, window: int
 
 
 @pytest.mark.parametrize("pairs", [300, 24_000, 165_000])
-def test_every_choice_says_why(pairs: int) -> None:
+def test_every_default_has_a_reason(pairs: int) -> None:
     size = CorpusSize(pairs=pairs, unspaced_characters=0)
     assert f"{pairs:,}" in choose_preset(pairs).reason
     assert "pairs^0.4" in choose_vocabulary_size(size).reason

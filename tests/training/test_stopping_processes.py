@@ -23,7 +23,7 @@ Make = Callable[..., ResolvedTraining]
 
 
 @pytest.fixture
-def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def first_of_two_processes(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make this process, alone in its group, act as the first of two that waits for no other."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
@@ -75,7 +75,7 @@ class Watched:
         return ValidationEvent(step=step, loss=1.0, perplexity=2.7)
 
 
-@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.usefixtures("first_of_two_processes")
 @pytest.mark.parametrize(("stop_in_step", "before"), [(4, [2]), (2, []), (3, [2])])
 def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
     tmp_path: Path, make_settings: Make, stop_in_step: int, before: list[int]
@@ -90,7 +90,7 @@ def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
     assert stopped.validated + resumed.validated == [2, 4]
 
 
-@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.usefixtures("first_of_two_processes")
 def test_a_validation_is_stopped_for_a_stop_and_comes_first_on_resume(
     tmp_path: Path, make_settings: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
