@@ -433,7 +433,7 @@ def split_white_space(source: str) -> tuple[str, str, str]:
 
 
 def _match_length(space: re.Pattern[str], source: str) -> int:
-    """Return the length of the match of a white-space pattern at the start of a text."""
+    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
     match = space.match(source)
     return match.end() if match else 0
 

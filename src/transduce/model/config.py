@@ -326,7 +326,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     are the same."""
 
     target_vocabulary_size: int
-    """Tokens of the target vocabulary."""
+    """Number of tokens in the target vocabulary; 0 for a model of numbers."""
 
     # --- sizes (Table 3) ---
 

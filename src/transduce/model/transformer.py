@@ -159,7 +159,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the records of the sentences at these batch indices, in this order."""
+        """Keep only what is recorded of the sentences at these batch indices, in this order; others left the batch."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 

@@ -73,7 +73,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a streamed response of OpenAI's API."""
+    """Options of a streamed response of OpenAI's API: whether a last event reports the numbers of tokens."""
 
     include_usage: bool | None = False
     """True if a last event has the numbers of tokens."""

@@ -125,7 +125,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths.
+    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths in tokens.
 
     Duplicates are found by `pair_digest` instead.
     """

@@ -163,9 +163,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     best_contributions: list[float] = []
     """The contribution of each dev sentence to `best_value`, by which later differences are judged."""
     elapsed_seconds: float
-    """Training time over all processes that have continued this run."""
+    """Seconds of training by the wall clock, over all processes that have continued this run one after another."""
     overhead_seconds: float = 0.0
-    """The time of preparations, which counts against `training.minutes`, over the same processes."""
+    """Seconds of preparations, which count against `training.minutes`, over the same processes."""
     time_plan: list[tuple[int, int, int]] = []
     """The decisions of the clock so far in a run with `training.minutes` (training/schedule.py)."""
     validation_due: bool = False

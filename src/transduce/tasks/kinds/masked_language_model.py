@@ -393,7 +393,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return {file name: content} of the task card, which stores the kind of task and the maximum length."""
+        """Return {file name: content} of the task card: the kind of task and the maximum length in tokens."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}

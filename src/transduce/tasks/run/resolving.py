@@ -71,13 +71,13 @@ class VocabularyProperties(NamedTuple):
     """The properties of a tokenizer that a model configuration contains."""
 
     source_size: int
-    """Size of the source vocabulary."""
+    """Number of tokens in the source vocabulary."""
     target_size: int
-    """Size of the target vocabulary."""
+    """Number of tokens in the target vocabulary."""
     pad_id: int
     """Id of the padding token."""
     eos_id: int
-    """Id of the end symbol."""
+    """Id of the end symbol of sentences."""
     joint: bool
     """True if both sides share one vocabulary."""
 
