@@ -44,6 +44,7 @@ __all__ = [
     "temporary_inference_copy",
     "why_no_kernels",
     "why_no_triton",
+    "why_no_whole_layers",
 ]
 
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
@@ -72,6 +73,7 @@ try:
         temporary_inference_copy,
         why_no_kernels,
         why_no_triton,
+        why_no_whole_layers,
     )
 except ModuleNotFoundError as missing:
     if missing.name != "transduce.kernels":
@@ -120,6 +122,10 @@ except ModuleNotFoundError as missing:
 
     def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
         """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
+        return NO_KERNELS
+
+    def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
+        """Return that this installation has no kernels."""
         return NO_KERNELS
 
     def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001

@@ -376,5 +376,6 @@ _INNER: "dict[Style, str]" = {
     "annotated": "feed_forward.w_1.weight",
     "separate": "pos_ffn.fc.0.weight",
     "blocks": "ffn.dense1.weight",
+    "transduce": "feed_forward.inner.weight",
 }
 """For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""

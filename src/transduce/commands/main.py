@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
-from transduce.process_environment import handle_sigterm
+from transduce.process_environment import handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -267,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _start_in_utf8()
+        stop_with_parent()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with use_ui_language("auto"):
         language = _take_ui_language(arguments)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "transduce", "karpathy")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
 ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")

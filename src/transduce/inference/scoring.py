@@ -19,6 +19,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.search.rules import GenerateSettings, length_penalty_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -206,9 +207,7 @@ def _score_batch(
     `generate` decides which tokens are left out of the normalization; None: padding and the start symbol.
     """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
-    excluded = models[0].config.forbidden_tokens
-    if generate is not None:
-        excluded = list(generate.forbidden_ids) if generate.renormalize else []
+    excluded = excluded_tokens(models[0].config, generate)
     hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
     log_probabilities = torch.stack(
         [token_log_probabilities(model, states, tokens, excluded) for model, states in hidden]
@@ -216,6 +215,16 @@ def _score_batch(
     values = (log_probabilities.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = itertools.accumulate(map(len, target_ids))
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
+
+
+def excluded_tokens(config: ModelConfig, generate: GenerateSettings | None) -> list[int]:
+    """Return the token ids that have probability zero in search, while the others are normalized without them.
+
+    Without `generate`, these are padding and the start symbol. Its search excludes tokens only if it renormalizes.
+    """
+    if generate is None:
+        return config.forbidden_tokens
+    return list(generate.forbidden_ids) if generate.renormalize else []
 
 
 def target_states(

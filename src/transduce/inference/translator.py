@@ -513,8 +513,7 @@ class Translator:
     ) -> list[Score]:
         """Return the log-probabilities of given translations, divided by the length penalty as search ranks hypotheses.
 
-        Probabilities are normalized as in search, without padding and the start symbol. `transduce.ablate` normalizes
-        over the whole vocabulary, so its log-probabilities are slightly lower.
+        Probabilities are normalized as in search, without padding and the start symbol.
 
         Args:
             sources: source sentences, short enough not to be split.

@@ -40,6 +40,7 @@ from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
 
 if TYPE_CHECKING:
@@ -178,6 +179,21 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
     from transduce.kernels.cpu.training.layer import NativeTraining
 
     return NativeTraining()
+
+
+def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:
+    """Return why our kernels train a model component by component, as a clause; None if they compute whole layers.
+
+    The model may be on the meta device, so its weights need not be read.
+    """
+    if device == "cpu":
+        from transduce.kernels.cpu.training.layer import why_not_whole
+    else:
+        from transduce.kernels.cuda.backend import why_not_whole
+    if getattr(getattr(model, "config", None), "attention_window", None) is not None:
+        return "`model.attention_window` is set"
+    layers = [each for each in model.modules() if isinstance(each, EncoderLayer | DecoderLayer)]
+    return next((reason for each in layers if (reason := why_not_whole(each, dtype)) is not None), None)
 
 
 def compiled_state(state: DecodingState) -> "NativeState | None":

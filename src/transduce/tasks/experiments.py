@@ -528,7 +528,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=child_environment(),
+                    env=child_environment(stops_with_parent=True),
                     start_new_session=True,
                 )
                 self._processes.add(process)

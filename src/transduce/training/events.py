@@ -400,6 +400,10 @@ class ProgressDisplay:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=_RobustStandardError(), highlight=False)  # type: ignore[arg-type]
+        self.counted = "tokens"
+        """What the loss and the speed of training count, such as tokens or words."""
+        self.has_perplexity = True
+        """Whether the exponential of the loss is a perplexity, which it is not for forecasts of numbers."""
         self._bar: Progress | None = None
         self._reported = False
         self._task: TaskID | None = None
@@ -426,7 +430,7 @@ class ProgressDisplay:
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         """Show the loss, the speed and the remaining time of a training report, in the bar or else as a line."""
-        text, self._reported = _report_text(event, seconds_left), True
+        text, self._reported = self._report_text(event, seconds_left), True
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=localized(text))
         else:
@@ -441,11 +445,16 @@ class ProgressDisplay:
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
         mark = " · best so far" if best else ""
-        self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
+        self.say(
+            f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}"
+            if self.has_perplexity
+            else f"step {event.step:,} · dev loss {event.loss:.3f}{scores}{mark}"
+        )
         if event.bleu is not None and event.bleu < _MIN_SHOWN_BLEU:
             return  # early in training, a sample is one word again and again
         for sample in event.samples[:1]:
-            lines = zip(("source", "reference", "translation"), sample, strict=True)
+            names = ("text", "reference", "output") if event.bleu is None else ("source", "reference", "translation")
+            lines = zip(names, sample, strict=True)
             self.show("\n".join(f"    {column(name, 12)} {text}" for name, text in lines))
 
     def say(self, text: str) -> None:
@@ -462,11 +471,10 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-
-def _report_text(event: TrainEvent, seconds_left: float | None) -> str:
-    """Return the loss, the speed and the remaining time that a training event reports, as text for a display."""
-    left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
-    return f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
+    def _report_text(self, event: TrainEvent, seconds_left: float | None) -> str:
+        """Return the loss, the speed and the remaining time of a training report as text."""
+        left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
+        return f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} {self.counted}/s{left}"
 
 
 def _last_step(steps: int | None) -> str:
@@ -524,11 +532,14 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.negative_log_likelihood += sums.negative_log_likelihood
         self.norms += norm
 
-    def text(self) -> str:
-        """Return the mean loss and the speed since the last report for the progress bar; "" if none changed weights."""
+    def text(self, counted: str = "tokens") -> str:
+        """Return the mean loss and the speed since the last report for the progress bar; "" if none changed weights.
+
+        `counted` names what the loss and the speed count.
+        """
         if not self.learnt_tokens:
             return ""
-        return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
+        return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} {counted}/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
         """Return a training report with the means over the steps since the last report; NaN if none changed weights."""
@@ -602,7 +613,7 @@ class NotebookDisplay(ProgressDisplay):
     @override
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         self._reported = True
-        self._progress = event.step, steps, _report_text(event, seconds_left)
+        self._progress = event.step, steps, self._report_text(event, seconds_left)
         self._curves["training"].append((event.step, event.loss))
         self._render()
 

@@ -35,7 +35,7 @@ from transduce.model.backend import (
     add_product,
 )
 from transduce.model.feed_forward import Dropout, Linear
-from transduce.model.layer_graph import table
+from transduce.model.layer_graph import refusal, table
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm
 from transduce.model.positions import Rotation
@@ -276,7 +276,7 @@ class LinearNode(torch.autograd.Function):
 
 
 _WHOLE_LAYERS = table(
-    "kernels of whole layers on a GPU",
+    "the layer kernel on a GPU",
     norm_order="pre post",
     norm="layer rms",
     linear_layers="Linear",
@@ -287,6 +287,14 @@ _WHOLE_LAYERS = table(
     key_value_heads="equal",
     value_width="equal",
 )
+
+
+def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:  # noqa: ARG001
+    """Return why a layer is trained component by component, as a clause; None if kernels of whole layers compute it.
+
+    The layer may be on the meta device.
+    """
+    return refusal(_WHOLE_LAYERS, layer)
 
 
 def run_layer(

@@ -274,6 +274,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     label_smoothing = 0.0
     task_settings = ("context",)
     search_advice = "leave it out"
+    example, counted = "sentence", "words"
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that tagging does not use, such as target files.

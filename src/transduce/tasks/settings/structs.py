@@ -577,8 +577,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
 
     init_from: str | None = None
-    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings;
-    None: random weights.
+    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings, and
+    also its search settings where `search.*` sets nothing; None: random weights.
     """
 
     task: TaskSettings = TaskSettings()

@@ -55,15 +55,17 @@ from transduce.kernels.training_executor import (
     supports_positions,
 )
 from transduce.model.backend import PLAIN_ATTENTION, sum_of_gradients
-from transduce.model.layer_graph import table
+from transduce.model.feed_forward import Linear
+from transduce.model.layer_graph import refusal, table
 from transduce.model.positions import Rotation
 
 # --- layers as autograd functions ---
 
 
 _MAX_CACHED_PLANS = 512
+_MANY_ROWS = 2**20  # more than the fewest rows that any kernel takes
 _WHOLE_LAYERS = table(
-    "kernels of whole layers",
+    "the layer kernel",
     norm_order="pre post",
     norm="layer rms",
     linear_layers="Linear",
@@ -74,6 +76,18 @@ _WHOLE_LAYERS = table(
     key_value_heads="equal shared",
     value_width="equal",
 )
+
+
+def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:
+    """Return why a layer is trained component by component, as a clause; None if kernels of whole layers compute it.
+
+    The layer may be on the meta device.
+    """
+    if (reason := refusal(_WHOLE_LAYERS, layer)) is not None:
+        return reason
+    sizes = [(each.in_features, each.out_features) for each in layer.modules() if isinstance(each, Linear)]
+    odd = next((each for each in sizes if not supports_gemm_sizes(_MANY_ROWS, *each, dtype)), None)
+    return None if odd is None else f"a matrix from {odd[0]} to {odd[1]} numbers does not fill the kernels' blocks"
 
 
 def run_layer(
