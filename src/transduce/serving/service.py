@@ -16,6 +16,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
 from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
@@ -79,6 +80,9 @@ class TranslationRequest(NamedTuple):
     """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: defaults."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
+    before: Sequence[tuple[str, str]] = ()
+    """Texts of a conversation before the first text, with the answers to them, which a model that reads context reads;
+    other models ignore them."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that a model uses for this request: the request's or else its own; None: no terms."""
@@ -313,7 +317,7 @@ class Service:
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
-        return Job(
+        job = Job(
             model,
             sentences,
             search,
@@ -339,7 +343,11 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.protected
             },
-        ).limit(timeout)
+        )
+        if model.reads_context and (request.before or any(line for _, line in positions)):
+            continues = [line > 0 or (index == 0 and bool(request.before)) for index, line in positions]
+            job.documents = Documents(continues, request.before)
+        return job.limit(timeout)
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
