@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import ScoreReport
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kinds.kind import RunPlacement
@@ -236,7 +238,7 @@ def test_the_choice_log_reports_languages_and_how_to_set_them(
         shutil.copy(toy_settings[f"data.{side}"][0], tmp_path / f"{side}.text")
     unnamed = toy_settings | {f"data.{side}": [str(tmp_path / f"{side}.text")] for side in ("source", "target")}
     train(out=tmp_path / "run", settings=unnamed, dry_run=True, device="cpu", threads=1)
-    assert re.search(r"data\.languages +\? \?  .* suffixes: pass `--languages`", capsys.readouterr().err)
+    assert re.search(r"data\.languages +unknown  .* suffixes: pass `--languages`", capsys.readouterr().err)
     said = unnamed | {"data.languages": ["zh", "en"]}
     train(out=tmp_path / "run", settings=said, dry_run=True, device="cpu", threads=1)
     assert re.search(r"data\.languages +zh en  set by you\n", capsys.readouterr().err)
@@ -671,6 +673,51 @@ def test_minutes_become_steps_that_are_kept(
     assert again is not None
     assert (again.steps, again.step) == (result.steps, result.step)
     assert "minutes are" not in capsys.readouterr().err
+
+
+def test_an_evaluation_that_a_time_budget_does_not_allow_scores_fewer_sentences(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transduce.tasks.kinds import translation
+
+    scored = list[int]()
+
+    def slow(*arguments: Any) -> dict[str, ScoreReport]:
+        reports = score_dev(*arguments)
+        scored.append(sum(report.sentences for report in reports.values()))
+        time.sleep(0.1 * scored[-1])
+        return reports
+
+    score_dev = translation.score_dev
+    monkeypatch.setattr(translation, "score_dev", slow)
+    monkeypatch.setattr(translation, "_FEWEST_SENTENCES", 10)
+    settings = {k: v for k, v in toy_settings.items() if k not in ("training.steps", "training.validate_every")}
+    settings |= {"training.minutes": 0.04, "training.translate_dev": 0}
+    train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
+    assert scored[:2] == [8, 10]
+    assert scored[-1] < 50  # ten sentences take a second, and far less is left
+    said = capsys.readouterr().err
+    assert f"Dev set, only {scored[-1]} of 50 sentences, because the time is over (for all: `transduce train" in said
+    train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
+    assert scored[-1] == 50
+    assert "Dev set, 50 sentences, beam 4:" in capsys.readouterr().err
+
+
+def test_a_model_that_has_not_learned_to_end_is_validated_in_fewer_steps(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transduce.tasks.kinds import translation
+
+    limits = []
+
+    def record(translator: Translator, direction: Any, search: SearchSettings) -> list[str]:
+        limits.append((search.beam_size, search.max_length_extra))
+        return translate_dev(translator, direction, search)
+
+    translate_dev = translation.translate_dev
+    monkeypatch.setattr(translation, "translate_dev", record)
+    train(out=tmp_path / "run", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
+    assert limits == [(1, 10), (4, 50)]
 
 
 def test_train_accepts_seed_and_precision_as_arguments(toy_settings: dict[str, Any], tmp_path: Path) -> None:

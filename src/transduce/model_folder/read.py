@@ -175,6 +175,8 @@ _USES = {
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
     """Read and check the folder of an encoder-decoder Transformer, in float32; refuse other models.
 
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
@@ -182,7 +184,9 @@ def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of an encoder-decoder, Transformer or recurrent, with the language pairs that it translates.
+    """Read and check the folder of an encoder-decoder, Transformer or recurrent, with its language pairs, in float32.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -195,6 +199,8 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
     """Read and check the folder of a decoder-only language model, in float32; refuse other models.
 
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
+
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
@@ -203,6 +209,8 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
     """Read and check the folder of an encoder-only model, such as BERT, in float32; refuse other models.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.

@@ -69,7 +69,7 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
-    """A settings file that all runs start from."""
+    """A settings file that all runs start from; None: there is none."""
     settings: dict[str, Any] = {}
     """Settings of all runs, by dotted names or in tables."""
     variants: tuple[VariantSettings, ...] = ()
@@ -528,7 +528,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=child_environment(),
+                    env=child_environment(stops_with_parent=True),
                     start_new_session=True,
                 )
                 self._processes.add(process)

@@ -104,7 +104,10 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the column of words and of the column of tags, which may be None."""
+        """Return the indices of the column of words and of the column of tags, which may be None.
+
+        `columns` names or numbers both; None: they are found by their names, or the first and the last column.
+        """
         width = len(self._first.cells)
         if columns is None and self._names:
             columns = ("FORM", "UPOS") if "UPOS" in self._names else ("FORM", self._names[-1])

@@ -246,7 +246,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     peak_gpu_memory: int | None = None
     """The largest memory that PyTorch takes on the GPU, in bytes; None on a CPU."""
     score: ScoreForecast | None = None
-    """The score on the dev set at the end, if it was forecast."""
+    """The forecast of the score on the dev set at the end; None: it was not forecast."""
 
     def __str__(self) -> str:
         memory = "" if self.peak_memory is None else f", {format_bytes(self.peak_memory)} of memory at most"

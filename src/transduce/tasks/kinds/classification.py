@@ -136,6 +136,7 @@ class ClassificationKind(LabelChoices, TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
+    example, counted = "text", "texts"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
@@ -164,7 +165,7 @@ class ClassificationKind(LabelChoices, TextKind):
         filters = msgspec.structs.replace(
             data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
-        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False, noun=self.example)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus, and check that the vocabulary can spell the labels."""

@@ -162,7 +162,7 @@ class _Verification:
         command += ["--device", self.request.device, *common_words()]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
         log = self.folder / "output.log"
-        environment = child_environment()
+        environment = child_environment(stops_with_parent=True)
         with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:
                 while not ready(run) and process.poll() is None:
