@@ -19,7 +19,8 @@ from transduce.ui_language import CATALOGS, LANGUAGES, NUMBER
 
 SOURCE = Path(__file__).parents[1] / "src" / "transduce"
 
-# Files without messages for users: compiled code, machine-readable formats, and the server's answers in English.
+# Files without messages for users but errors: compiled code, machine-readable formats, and the server's answers in
+# English.
 WITHOUT_MESSAGES = (
     "kernels/cpu/",
     "kernels/cuda/",
@@ -31,13 +32,14 @@ WITHOUT_MESSAGES = (
     "demonstration/lexicon.py",
     "demonstration/clauses.py",
     "documents/markup_tokens.py",
+    "documents/office.py",
+    "interop/components.py",
     "interop/ctranslate2.py",
     "text/sentences.py",
+    "exchange/exporters.py",
     "serving/",
     "ui_language.py",
 )
-# Files whose other texts are no messages: code in the pages of exported folders, and names in markup.
-ONLY_ERRORS = ("documents/office.py", "exchange/exporters.py", "interop/components.py")
 # Calls whose text is a message even if it is one word.
 MESSAGE_CALLS = {"localized", "add_argument_group", "TransduceError", "ArgumentTypeError", "say"}
 _WORDS = re.compile(r"[A-Za-z`}),:;.'\d] +(?:[a-zA-Z`({]|--)[a-zA-Z`]*")
@@ -91,13 +93,19 @@ def messages() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         file = path.relative_to(SOURCE).as_posix()
-        if not file.startswith(WITHOUT_MESSAGES):
-            for text in _messages_of(ast.parse(path.read_text("utf-8")), only_errors=file in ONLY_ERRORS):
-                found.setdefault(text, file)
+        find = _errors_of if file.startswith(WITHOUT_MESSAGES) else _messages_of
+        for text in find(ast.parse(path.read_text("utf-8"))):
+            found.setdefault(text, file)
     return found
 
 
-def _messages_of(tree: ast.Module, *, only_errors: bool = False) -> Iterator[str]:
+def _errors_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name_of(node.func) == "TransduceError":
+            yield from (text for argument in node.args[:1] for text in texts_of(argument) if has_words(text))
+
+
+def _messages_of(tree: ast.Module) -> Iterator[str]:
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name_of(node.func) == "count_noun":
@@ -111,8 +119,6 @@ def _messages_of(tree: ast.Module, *, only_errors: bool = False) -> Iterator[str
             inner.add(node.value)
         elif isinstance(node, ast.Call) and _name_of(node.func) in MESSAGE_CALLS:
             yield from (text for argument in node.args[:1] for text in texts_of(argument) if has_words(text))
-        elif only_errors:
-            continue
         elif isinstance(node, ast.keyword) and node.arg == "help":
             yield from (text for text in texts_of(node.value) if has_words(text))
         elif _is_text(node):

@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 REMOVED_IN = "0.3"
-"""The version that removes the old names below."""
+"""The version of transduce that will remove all names that this module lists as old."""
 
 COMMANDS = {"remember": "build-datastore", "review": "estimate-quality", "fill": "fill-mask"}
 # Commands that write a folder still have the option `--out`.

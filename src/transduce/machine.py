@@ -41,10 +41,10 @@ _MAX_THREADS = 1024  # with some ten thousand threads, the system kills the proc
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a machine that affect defaults."""
+    """The properties of a machine that decide defaults, such as precision and batch size."""
 
     device: str
-    """PyTorch device, such as "cpu" or "cuda"."""
+    """PyTorch device that computes, such as "cpu" or "cuda"."""
     threads: int
     """Number of compute threads."""
     amx: bool
@@ -236,7 +236,7 @@ def usable_memory() -> int:
 
 
 def describe(machine: Machine) -> str:
-    """Return a one-line description of the machine."""
+    """Return a one-line description of the machine: its system, device, threads and fast instructions."""
     extras = [name for name, has in (("AMX", machine.amx), ("AVX-512 bf16", machine.avx512_bf16)) if has]
     threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
     return f"{platform.system()} {platform.machine()}, {machine.device}, {threads}" + (

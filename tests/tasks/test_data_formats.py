@@ -257,7 +257,7 @@ def test_standard_input_is_not_read_on_resume(
         ({"pairs": [("a", "b")], "source": "x.tsv"}, r"`source` names files and `pairs` holds pairs: pass only one"),
     ],
 )
-def test_what_holds_no_pairs_is_refused_and_leaves_nothing(
+def test_data_without_pairs_is_refused_and_leaves_no_folder(
     data: dict[str, Any], message: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=message):

@@ -47,7 +47,7 @@ def train_together(make_settings: Make, tmp_path_factory: pytest.TempPathFactory
         changes = {"clip_norm": 1.0, "average_decay": 0.9, "weight_decay": 0.1}
         settings = {name: make_settings(**changes, optimizer=name) for name in OPTIMIZERS[count]}
         (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
-        script = Path(__file__).with_name("together.py")
+        script = Path(__file__).with_name("train_in_processes.py")
         run_together(count, script, str(folder / "out.json"), str(folder / "settings.json"))
         found: dict[str, Any] = json.loads((folder / "out.json").read_text(encoding="utf-8"))
         assert found["shared"] == {"rank": 0}
@@ -200,8 +200,8 @@ def test_gradient_all_reduces_start_during_the_backward_pass_of_kernels(
             for last in (False, True):  # the second of two micro-batches is the last of its step
                 if reduction is not None:
                     reduction.begin(last=last)
-                factors = model.logit_factors(model.hidden(ids, ids))
-                projected_cross_entropy(*factors, ids, pad_id=0, label_smoothing=0.1).total.backward()
+                hidden, weight = model.hidden(ids, ids), model.output_weight
+                projected_cross_entropy(hidden, weight, ids, pad_id=0, label_smoothing=0.1).total.backward()
                 if reduction is not None:
                     assert sorted(begun.sizes) == sorted(p.numel() for p in parameters) * last  # before it is over
                     reduction.finish()

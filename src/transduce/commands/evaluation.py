@@ -57,7 +57,7 @@ _SEARCHES = (
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce evaluate`."""
+    """Declare the arguments and options of `transduce evaluate` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
@@ -225,7 +225,7 @@ def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSett
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce compare`."""
+    """Declare the arguments and options of `transduce compare` in its argparse parser."""
     add = parser.add_argument
     add("a", metavar="A", help="a model folder, or a file of translations")
     add("b", metavar="B", help="another model folder or file of translations")
@@ -369,7 +369,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce score`."""
+    """Declare the arguments and options of `transduce score` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -444,7 +444,7 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> str:
-        """The warnings as one text."""
+        """The warnings as one text, joined by commas; "" if there are none."""
         return ", ".join(map(str, self.warnings))
 
     @property
@@ -472,9 +472,9 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
     """The lines with warnings."""
     worst: list[ReviewedLine] = []
-    """The lines that --worst asks for, the worst first, with or without warnings."""
+    """The lines that --worst asks for, the worst first, with or without warnings; empty without the option."""
     nats_per_token: list[float | None]
-    """`ReviewedLine.nats_per_token` of every line."""
+    """The mean negative log-probability of a token in the translation of every line; None for a line without one."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -484,7 +484,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce estimate-quality`."""
+    """Declare the arguments and options of `transduce estimate-quality` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -510,10 +510,10 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_estimate_quality(options: argparse.Namespace) -> int:
-    """Print the lines whose translations have quality warnings, and return 0.
+    """Print the lines whose translations have quality warnings, or the N worst lines for --worst N; return 0.
 
-    Each has the line number, the warnings, source and translation, separated by tabs. With --redecode, all translations
-    are written to a file, after those with warnings were searched again.
+    Each has the line number, the warnings, source and translation, separated by tabs. --output writes a table of all
+    lines. --redecode writes all translations to a file, after those with warnings were searched again.
     """
     from transduce.inference.redecoding import estimate_quality, redecode
 
@@ -554,10 +554,12 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
 
 
 def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
-    """Return a function that returns lines in the format of a file's name.
+    """Return a function that converts reviewed lines to the bytes of a file in the format of a path's suffix.
+
+    `.tsv` and `.csv` are tables with a header, `.jsonl` has a JSON object per line.
 
     Raises:
-        TransduceError: the name has another suffix.
+        TransduceError: the path has another suffix.
     """
     suffix = Path(path).suffix
     if suffix == ".jsonl":
@@ -568,7 +570,7 @@ def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
 
 
 def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
-    """Return lines as a table with a header, in which texts with quotes or delimiters are quoted."""
+    """Return reviewed lines as a UTF-8 table with a header, in which texts with quotes or delimiters are quoted."""
     import csv
     import io
 
@@ -617,7 +619,13 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
 def _reviewed(
     translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
 ) -> list[ReviewedLine]:
-    """Return the lines of translations with their quality warnings and probabilities."""
+    """Return each translation with its line number, quality warnings and the model's probability, in order.
+
+    Args:
+        translations: the translations, one per line.
+        warnings: the quality warnings about each; empty tuples for those without.
+        glossary: the terms whose tokens do not count in the probability; None without a glossary.
+    """
     from transduce.inference.quality_estimation import least_likely_nats
 
     return [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce experiment`."""
+    """Declare the arguments and options of `transduce experiment` in its argparse parser."""
     add = parser.add_argument
     add("file", metavar="FILE.toml", help="the experiment: variants, seeds and settings")
     add("--jobs", type=int, default=1, metavar="N", help="number of runs at once, which share the cores")

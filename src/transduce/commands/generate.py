@@ -52,7 +52,7 @@ class GenerationReports(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce generate`."""
+    """Declare the arguments and options of `transduce generate` in its argparse parser."""
 
     add = parser.add_argument
     add("model", help="the folder of a language model")

@@ -60,7 +60,7 @@ class _Drawn(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce inspect`."""
+    """Declare the arguments and options of `transduce inspect` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder of any kind")
     add(
@@ -161,7 +161,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder of any task (translation, classification, …), as the options for loading say."""
+    """Load the model of a folder of any task (translation, classification, …), as the options for loading say.
+
+    Raises:
+        TransduceError: the model cannot be loaded, or a language option such as --tag is set for a model that does
+            not translate.
+    """
     from transduce.inference.load import load, task_of
 
     if task_of(Path(folder)) == "translation":
@@ -251,7 +256,7 @@ def _report_input(translator: "Translator", text: str) -> None:
     That is the case for several sentences, which translation divides, and for parts that translation copies. Letters
     that the vocabulary lacks and a wrong language are reported too.
     """
-    from transduce.inference.line_warnings import LineWarnings, unknown_letters
+    from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
     warnings = LineWarnings(
         translator.source_language,

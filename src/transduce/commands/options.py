@@ -1,4 +1,4 @@
-"""Command-line options that several subcommands share."""
+"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "transduce", "karpathy")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
 ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -228,7 +228,7 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
 
 
 LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
-"""The options of `add_languages`, by their names in Python."""
+"""The names in Python of the options for multilingual models: --source-language, --target-language and --tag."""
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

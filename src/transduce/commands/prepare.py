@@ -26,7 +26,7 @@ _MODES = ("tokenizer", "shard", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce prepare`."""
+    """Declare the arguments and options of `transduce prepare` in its argparse parser."""
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file, such as the one for training")
     add("--out", required=True, metavar="DIR", help="the folder to train from; a prepared one is replaced")

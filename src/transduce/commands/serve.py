@@ -69,7 +69,7 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce serve`."""
+    """Declare the arguments and options of `transduce serve` in its argparse parser."""
     defaults = msgspec.structs.asdict(ServingSettings())
     add = parser.add_argument
     add(

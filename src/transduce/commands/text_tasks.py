@@ -79,7 +79,7 @@ def _write_results(results: Iterable[str], output: str | None) -> None:
 
 
 def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce classify`."""
+    """Declare the arguments and options of `transduce classify` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
     add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
@@ -160,7 +160,7 @@ def format_classification(classification: "Classification", shown: int | None) -
 
 
 def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce tag`."""
+    """Declare the arguments and options of `transduce tag` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a tagger")
     add(
@@ -269,7 +269,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce parse`."""
+    """Declare the arguments and options of `transduce parse` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
     add(
@@ -369,7 +369,7 @@ def _format_candidate(candidate: "Candidate") -> str:
 
 
 def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce fill-mask`."""
+    """Declare the arguments and options of `transduce fill-mask` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a masked language model")
     add(
@@ -410,7 +410,7 @@ def _fill_line(filler: "Filler", number: int, line: str, candidates: int) -> "Fi
 
 
 def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce embed`."""
+    """Declare the arguments and options of `transduce embed` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
     add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")

@@ -41,8 +41,8 @@ from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.commands.line_warnings import LineWarnings
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
-    from transduce.inference.line_warnings import LineWarnings
     from transduce.inference.translator import Translator
 
 _MAX_DAMAGED = 5  # damaged lines that are reported individually
@@ -55,7 +55,7 @@ _OTHER_CONTENT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce translate`."""
+    """Declare the arguments and options of `transduce translate` in its argparse parser."""
     parser.add_argument(
         "model",
         nargs="+",
@@ -218,7 +218,7 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
 
 
 def make_job(options: argparse.Namespace, folder: str) -> "Job":
-    """Return everything that applies to each line that is translated: search settings, required text, glossary, ….
+    """Return what applies to every line that is translated: search settings, required text, glossary, text settings.
 
     Args:
         options: the options of `transduce translate`.
@@ -290,7 +290,7 @@ def translate_with_warnings(
         portions: the groups of lines.
     """
 
-    from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
+    from transduce.commands.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
     def make_warnings() -> "LineWarnings":
         folder = Path(folders[0])

@@ -371,7 +371,10 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id."""
+    """Return a batch of artificial sentences with these source and target lengths, (B,), of an arbitrary id.
+
+    It is tried before training, to test whether memory suffices.
+    """
     source_ids, target_ids = (
         np.where(np.arange(lengths.max()) < lengths[:, None], non_padding_id(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))
@@ -458,11 +461,11 @@ class WordTokens(NamedTuple):
     """The tokens of a sentence, or of some consecutive words of a long one, as a tagger's encoder reads them."""
 
     sentence: int
-    """Index of the sentence."""
+    """Index of the sentence among all sentences of the corpus."""
     first_word: int
     """Index of the first of these words in the sentence."""
     ids: list[int]
-    """Token ids, including special tokens."""
+    """Token ids of the words, including special tokens of the encoder."""
     positions: list[int]
     """The position of each word's first token among `ids`."""
 

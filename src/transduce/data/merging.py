@@ -53,7 +53,7 @@ def merge_parts(
 
 
 def check_parts(parts: Sequence[Part]) -> None:
-    """Check that the parts were prepared with equal settings and contain each block of one corpus once.
+    """Check that the parts of a corpus, to be merged, had equal settings and contain each of its blocks once.
 
     Raises:
         TransduceError: the parts do not fit together.
@@ -94,7 +94,10 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
 
 
 def _shared_properties(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
-    """Yield the properties that two parts must share, each as a name for messages and the values of both parts."""
+    """Yield the properties that two parts of a corpus must share, each as a name and the values of both parts.
+
+    The name is for messages.
+    """
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
     yield "files", one.card.request.files, other.card.request.files

@@ -56,7 +56,9 @@ class Mixture(NamedTuple):
     """The shares of corpora over a run: some are set, and the others divide the rest in proportion to their weights."""
 
     schedules: tuple[Schedule | None, ...]
-    """The share of each corpus over the run; None: a part of what the other shares leave."""
+    """The share of each corpus over the run, as points (fraction of the run, share); None: a part of what the others
+    leave.
+    """
     weights: tuple[float, ...]
     """The weight of each corpus without a share, such as its number of pairs."""
 
@@ -174,7 +176,7 @@ class _Window(NamedTuple):
     first: int
     """The number of batches before the window."""
     taken: tuple[int, ...]
-    """The number of pairs of each stream before the window."""
+    """The number of pairs of each corpus that earlier windows have taken, over all passes through the corpus."""
     counts: tuple[int, ...]
     """The number of pairs of each corpus in the window."""
     batches: int

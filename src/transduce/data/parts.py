@@ -187,7 +187,7 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     tags: list[str] = []
     """The tag of each file, which becomes a token before its sources, in a corpus with tags; an empty tag: none."""
     file_pairs: list[int] = []
-    """The number of pairs of each file."""
+    """The number of pairs of each file, after filters and without held-out pairs."""
     held_out_pairs: list[int] = []
     """The number of held-out pairs of each file, in a corpus of several language pairs or with tags."""
     columns: dict["Column", "ColumnCard"] = {}
@@ -311,7 +311,7 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format; None: `files` are read.
     """
     task: str = "translation"
-    """The kind of task that the corpus is for."""
+    """The kind of task that the corpus is for, such as "translation"."""
     filters: FilterSettings
     hold_out: HoldOutSettings | None = None
     shard: tuple[int, int] = (1, 1)
@@ -360,7 +360,7 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     read: int
     """The number of pairs of this part before the filters."""
     dropped: dict[str, int]
-    """The number of dropped pairs by reason."""
+    """The number of pairs that filters dropped, by reason."""
     first_dropped: dict[str, tuple[int, int]]
     """Index of the block and row in the block of the first pair that was dropped, by reason."""
     of_targets: list[str] = []

@@ -198,7 +198,7 @@ _COUNTS, _COUNT_PROBABILITIES = (1, 2, 3, 4), (0.45, 0.3, 0.15, 0.1)
 _OPERATIONS = ("replace", "before", "after", "around", "start", "end")
 _OPERATION_PROBABILITIES = (0.45, 0.15, 0.15, 0.1, 0.05, 0.1)
 MAX_GROWTH = 6
-"""Maximum number of tokens by which a side of a pair grows."""
+"""Maximum number of tokens by which placeholders lengthen a side of a pair."""
 
 
 class _Edit(NamedTuple):
@@ -210,7 +210,7 @@ class _Edit(NamedTuple):
     start: int
     stop: int
     placeholders: tuple[int, ...]
-    """The indices of the placeholder tokens, in order."""
+    """The indices of the placeholder tokens that are put in, in order."""
 
 
 class PlaceholderMasker:
@@ -280,7 +280,7 @@ class PlaceholderMasker:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of both sides of a pair with 1 to 4 placeholders at random positions that correspond.
 
-        If a side would become too long, the ids stay unchanged.
+        If a side would then have too many tokens, the ids stay unchanged.
         """
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))

@@ -248,11 +248,14 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return the ranges of pairs, begun earlier by the number of context sentences, so that all context is read."""
+        """Return ranges of pairs, begun earlier by the number of context sentences, so that all context is read."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each pair's row in the data of `_extended(ranges)`, and its number of context sentences, (N,) each."""
+        """Return where each pair of these ranges is in data that also have the pairs before it as context.
+
+        Returned are its row there, and its number of context sentences, (N,) each.
+        """
         extended = self._extended(ranges)
         continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
         sizes = [stop - start for start, stop in extended]
@@ -425,7 +428,10 @@ def write_corpus(
 ) -> CorpusCard:
     """Merge prepared parts into a corpus in an existing folder, its card included, and return the card.
 
-    Progress and errors are those of ``merge_parts``.
+    ``report_progress`` is called from time to time with the number of pairs written.
+
+    Raises:
+        TransduceError: the parts do not make up one corpus, or no pair is left.
     """
     card = merge_parts(parts, tokenizer, folder, report_progress)
     write_card(card, folder)

@@ -29,7 +29,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PartRequest
     tokenizer: str
-    """The folder of the tokenizer's files."""
+    """The folder of the tokenizer's files, from which the worker process loads the tokenizer."""
     tokenizer_module: str
     tokenizer_class: str
     """The name, in `tokenizer_module`, of the class that reads the tokenizer's files."""

@@ -130,9 +130,9 @@ class SentenceStore(NamedTuple):
     offsets: NDArray[np.int64]
     """The offsets at which sentences begin and the last one ends, (N + 1,)."""
     before: int = 0
-    """The number of special tokens before each sentence."""
+    """The number of special tokens stored before each sentence, which reading leaves out."""
     after: int = 1
-    """The number of special tokens after each sentence: the end symbol."""
+    """The number of special tokens stored after each sentence, the end symbol, which reading leaves out."""
 
     @property
     def lengths(self) -> Ids:
@@ -197,7 +197,7 @@ class _Sentences(NamedTuple):
 
     ids: NDArray[np.unsignedinteger]
     begins: Ids
-    """The index in `ids` at which each sentence begins, (N,)."""
+    """The index at which each sentence begins in `ids`, the concatenated tokens of all, (N,)."""
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids
@@ -205,7 +205,7 @@ class _Sentences(NamedTuple):
     row's length decides where rows are cut.
     """
     filled: Ids
-    """The indices of sentences that are not empty."""
+    """The indices of the sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
         """Return the token ids of the sentences from index start to stop (exclusive), concatenated."""
@@ -261,11 +261,11 @@ class _Epoch(NamedTuple):
     number: int
     sentences: _Sentences
     start: Ids
-    """The first sentence of each row's first segment, (R,)."""
+    """The index of the first sentence of each row's first segment, (R,)."""
     middle: Ids
-    """The end of each row's first segment."""
+    """The index after the last sentence of each row's first segment, (R,)."""
     second: tuple[Ids, Ids]
-    """The first sentence and the end of each row's second segment."""
+    """The index of the first sentence of each row's second segment, and the index after its last one, (R,) each."""
     has_next: Flags
     """True if the document continues after the row's first segment, (R,)."""
     follows: Flags
@@ -385,7 +385,7 @@ class SentencePairPlan:
         )
 
     def _rows_of_epoch(self, number: int) -> _Epoch:
-        """Return the rows of an epoch, which are cached until another epoch is requested."""
+        """Return the text of an epoch, cut into rows of tokens; it is cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))

@@ -39,9 +39,9 @@ class WindowScale(NamedTuple):
     """The shift and the factor by which each window's values are normalized."""
 
     shift: Numbers
-    """The offset of each window, (B, 1, C)."""
+    """The number that is subtracted from the values of each window and series, (B, 1, C)."""
     factor: Numbers
-    """The scale of each window, (B, 1, C), positive."""
+    """The positive number by which the values of each window and series are divided, (B, 1, C)."""
 
     def apply(self, values: Numbers) -> Numbers:
         """Normalize values (B, T, C) by the window's shift and factor."""
@@ -53,12 +53,12 @@ class WindowScale(NamedTuple):
 
 
 class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The scale of each series, which is stored with the model."""
+    """The means and deviations by which series are normalized, which are stored with the model."""
 
     means: tuple[float, ...]
-    """The means of the training part, by series."""
+    """The mean of each series over the training part, C numbers."""
     deviations: tuple[float, ...]
-    """The standard deviations of the training part; 1 for a constant series."""
+    """The standard deviation of each series over the training part, C numbers; 1 for a constant series."""
     normalization: Normalization
     """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
 
@@ -105,7 +105,7 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     """The names of the series."""
     values: Numbers
-    """The values, (N, C)."""
+    """The values, (N, C): N points in time of C series."""
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:

@@ -53,7 +53,10 @@ class WordSampler(Protocol):
 
 
 class BpeDropout(WordSampler):
-    """A sampler that repeats the merges of BPE and drops each of them with some probability (algorithm 1)."""
+    """A sampler that repeats the merges of BPE and drops each of them with some probability.
+
+    This is algorithm 1 of Provilkov et al. (2020).
+    """
 
     def __init__(self, vocabulary: Vocabulary, rate: float) -> None:
         self._texts, self._ids = _tokens_of_text(vocabulary)
@@ -222,6 +225,8 @@ def sentence_samplers(
     vocabularies: tuple[Vocabulary, Vocabulary], *, bpe_dropout: float, unigram_alpha: float | None
 ) -> tuple[SentenceSampler, SentenceSampler]:
     """Return the samplers of the source and the target vocabulary, one object for both if the vocabulary is shared.
+
+    With `unigram_alpha`, they sample by a unigram model; None: by BPE-dropout at the rate `bpe_dropout`.
 
     Raises:
         TransduceError: a vocabulary is of another kind than the requested sampling needs.

@@ -43,7 +43,7 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def is_active(self) -> bool:
-        """True if some pairs are noised."""
+        """True if the settings put noise into some pairs."""
         return any(getattr(self, name) for name in self.__struct_fields__)
 
 
@@ -249,7 +249,7 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     share: float | None = None
     """Share of the tokens that are removed or masked; None: BART's 0.3, or T5's 0.15 for `spans`."""
     mean_span: float = 3.0
-    """Mean length of a span in tokens."""
+    """Mean length, in tokens, of the spans that are removed or masked."""
 
     def __post_init__(self) -> None:
         if self.share is not None and not 0.0 < self.share < 1.0:

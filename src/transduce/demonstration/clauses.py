@@ -390,17 +390,17 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     marker: str = ""
     """Chinese words before the verb that express the frame, such as 不 or 经常; empty: none."""
     english: tuple[str, str, str] = ("", "", "")
-    """English words for the marker."""
+    """English words for the Chinese marker, for the subjects "I", "he" and "they"."""
     links: str = ""
     """Alignment of the marker and its English words, as in `phrase`."""
     forms: Forms = (BASE, BASE, BASE)
-    """Index of the verb's English form."""
+    """Index of the verb's English form, from `BASE` to `GERUND`, for the subjects "I", "he" and "they"."""
     aspect: str = ""
     """Chinese particle after the verb: 了, 过, or none."""
     helper: tuple[str, str, str] = ("", "", "")
-    """English auxiliary before the verb, such as "have"."""
+    """English auxiliary before the verb, such as "have", for the subjects "I", "he" and "they"."""
     after: Phrase = NOTHING
-    """Words after the object, such as "before"."""
+    """English and Chinese words after the object, such as "before"."""
     times: Times = ()
     """Times that the frame can be combined with, each as Chinese words, English words and links; empty: none."""
     timed: bool = False
@@ -410,7 +410,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     definite: bool = False
     """Whether an object may be definite (this apple)."""
     adjuncts: bool = True
-    """Whether a place or a companion may be added."""
+    """Whether a sentence in this frame may have a place ("at school") or a companion ("with Tom")."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

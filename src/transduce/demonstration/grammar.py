@@ -667,7 +667,7 @@ class _Split:
         self._seed = seed
 
     def add(self, words: Phrase) -> None:
-        """Add a sentence to the training part or, if it must be held out, to the reserved part."""
+        """Add a sentence to those for training or, if it has a word combination to test, to the reserved ones."""
         part = self.reserved if self._held_out(words.source) else self.train
         part.append(pair_of(words))
 
@@ -709,6 +709,9 @@ def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
 
 
 def _chance(combination: Combination, seed: int) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the combination's words and the seed."""
+    """Return a pseudo-random number in [0, 1), by which a word combination is held out of training or not.
+
+    It depends only on the combination's words and the seed.
+    """
     digest = blake2b(f"{seed} {' '.join(combination)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32

@@ -4,17 +4,19 @@ from typing import NamedTuple
 
 
 class Noun(NamedTuple):
-    """A noun for a thing, an animal, or a person's occupation."""
+    """A noun of the demonstration, for a thing, an animal or a person's occupation, in Chinese and English."""
 
     source: str
     measure: str
     """The Chinese measure word after a number; empty if the noun is not counted: 打篮球, but not 三…篮球."""
     one: str
-    """English singular."""
+    """The English singular form."""
     many: str
     """English plural; equal to the singular for uncountable nouns."""
     container: tuple[str, str] | None = None
-    """English container to count instead, singular and plural: a cup of tea, two cups of tea."""
+    """English container to count instead, singular and plural: a cup of tea, two cups of tea; None: the noun is
+    counted.
+    """
 
 
 class Verb(NamedTuple):

@@ -40,7 +40,7 @@ class Variation(NamedTuple):
     factors: Mapping[str, float]
     """The sizes that differ, as multiples of the base model's, so that a row applies to base models of any size."""
     settings: Mapping[str, Any]
-    """The other settings that differ."""
+    """The settings other than sizes that differ from the base model's, by dotted names."""
     perplexity: float
     bleu: float
 
@@ -76,8 +76,8 @@ SMALLEST_BASE = SMALL_BASE | {
     "tokenizer.vocabulary_size": 1_000,
     "training.batch_tokens": 1_024,
 }
-"""The base model of Table 3 for the demonstration's sentences: widths and batches are half of those of `SMALL_BASE`,
-and the vocabulary is smaller.
+"""The base model of Table 3 for the demonstration's sentences: an eighth of the paper's widths, half of its layers, a
+vocabulary of 1,000 tokens and batches of 1,024.
 """
 VARIATIONS = {
     "base": _sizes(4.92, 25.8),

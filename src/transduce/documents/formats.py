@@ -1,4 +1,4 @@
-"""The document formats that can be translated, and how they are recognized."""
+"""List the document formats that can be translated, recognize them by name and content, and read documents."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 
 
 class Source(NamedTuple):
-    """A document to read: its bytes, the settings for its texts, and limits on its size."""
+    """A document to be read, as the format's reading function gets it: its bytes, settings, and limits on its size."""
 
     content: bytes
     settings: DocumentSettings
@@ -95,7 +95,7 @@ _ARCHIVE_FORMATS = (
     Format("epub", "e-book", (".epub",), "text_formats:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
-"""All formats, by name."""
+"""All formats of documents that can be translated, by name, such as `docx`."""
 
 START_BYTES = 65_536
 """Bytes at the start of a file from which `recognize_text` recognizes its format."""

@@ -1,4 +1,4 @@
-"""Readers of plain text, JSON, tables (CSV, TSV), HTML and e-books."""
+"""Read plain text, JSON, tables (CSV, TSV), HTML and e-books, and write them with translations."""
 
 import json
 import posixpath

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import msgspec
 
@@ -132,11 +132,17 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
     """Return the search settings to report with a score, by name.
 
-    These are the settings without their default value, and always beam size, length penalty and precision.
+    These are the settings without their default value, and always beam size, length penalty, precision, and all that
+    `sampling` and `generate` set.
     """
-    defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
-    changed = {name: value for name, value in used.items() if value != defaults[name]}
+    defaults, changed = SearchSettings(), dict[str, Any]()
+    for name, value in msgspec.structs.asdict(search).items():
+        if isinstance(value, msgspec.Struct):
+            changed |= {f"{name}.{key}": inner for key, inner in msgspec.structs.asdict(value).items()}
+        elif value != getattr(defaults, name):
+            changed[name] = value
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
+    changed = {name: value for name, value in changed.items() if value not in (None, ())}
     shown = {name: value if isinstance(value, int | float) else str(value) for name, value in changed.items()}
     return always | shown | {"precision": precision}
 

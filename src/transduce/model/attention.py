@@ -451,7 +451,7 @@ class DecoderCache:
 
 
 class AttentionFunction(Protocol):
-    """An interface of functions that compute attention from queries, keys and values, as `attend` does."""
+    """An interface of functions that compute attention from queries, keys and values, as softmax(Q Kᵀ / √d_k) V."""
 
     def __call__(
         self,
@@ -463,7 +463,16 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Return outputs, (B, H, Q, V); arguments and result are those of the function `attend`."""
+        """Return outputs, (B, H, Q, V).
+
+        Args:
+            query: (B, H, Q, K).
+            key: (B, H, L, K).
+            value: (B, H, L, V).
+            mask: the keys that each query may attend to, broadcastable to (B, H, Q, L); None: all.
+            dropout: applied to the weights.
+            weights_out: a list that receives the weights, (B, H, Q, L).
+        """
 
 
 class ScoredAttention(nn.Module):
@@ -520,7 +529,13 @@ class ScoredAttention(nn.Module):
     ) -> Tensor:
         """Compute attention by this module's score function: queries, keys and values to outputs (B, H, Q, V).
 
-        Arguments are those of `attend`.
+        Args:
+            query: (B, H, Q, K).
+            key: (B, H, L, K).
+            value: (B, H, L, V).
+            mask: the keys that each query may attend to, broadcastable to (B, H, Q, L); None: all.
+            dropout: applied to the weights.
+            weights_out: a list that receives the weights, (B, H, Q, L).
         """
         if isinstance(mask, Tensor):
             mask = as_attention_mask(mask)
@@ -590,7 +605,7 @@ class Window(NamedTuple):
     present: Tensor | None
     """The positions that are not padding, boolean (B, L); None: all."""
     bias: nn.Module | None
-    """The module that computes a bias of attention scores from positions, if the model has one."""
+    """The module that computes a term of attention scores from positions; None: the model has none."""
 
     @property
     def block(self) -> int:

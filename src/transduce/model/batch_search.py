@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RepetitionPenalties(NamedTuple):
-    """Penalties of a batch search for tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
+    """Penalties of a batch search for tokens that occurred before, which make their repetition less likely.
 
     They change log-probabilities in a beam search, logits in greedy search and sampling.
     """
@@ -49,7 +49,7 @@ class SearchRules(NamedTuple):
     no_repeated_ngrams: int = 0
     """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
     penalties: RepetitionPenalties | None = None
-    """Penalties of tokens that occurred."""
+    """Penalties of tokens that occurred before, which make their repetition less likely; None: no penalties."""
     renormalizes: bool = False
     """True if probabilities are normalized over the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"
@@ -66,7 +66,7 @@ class SamplingNumbers(NamedTuple):
     steps.
     """
     temperature: float
-    """Logits are divided by it."""
+    """The number by which logits are divided; below 1, likely tokens become more likely."""
     top_k: int
     """The number of most likely tokens that may be drawn; 0: all."""
     top_p: float
@@ -90,11 +90,13 @@ class BatchSearchOptions(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
 
     start_id: int
-    """The first input of the decoder."""
+    """The id of the start symbol, the decoder's first input."""
     eos_id: int
-    """The end symbol."""
+    """The id of the end symbol, which ends a hypothesis."""
     forbidden_tokens: Sequence[int]
-    """Token ids whose logits are -inf, so that they have no probability, unlike those of `SearchRules.forbidden`."""
+    """Token ids whose logits are -inf, so that other tokens share their probability. That of tokens in
+    `SearchRules.forbidden` stays unused.
+    """
     max_lengths: Sequence[int]
     """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
     beam_size: int
@@ -106,7 +108,7 @@ class BatchSearchOptions(NamedTuple):
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
-    """Options for drawing `beam_size` samples of each sentence instead of searching for the best hypotheses."""
+    """Options for drawing `beam_size` samples of each sentence; None: the best hypotheses are searched."""
     reserved: ReservedCapacity | None = None
     """Capacity for prompts that join later; None: only for the prompts at the start."""
 
@@ -119,7 +121,7 @@ class FoundHypothesis(NamedTuple):
     log_probabilities: Tensor | NDArray[Any]
     """The log-probability of each token, (t,)."""
     ended: bool
-    """True if the hypothesis ended with the end symbol; otherwise it was cut."""
+    """True if the hypothesis ended with the end symbol; otherwise it was cut, such as at the maximum length."""
 
 
 class BatchSearch(Protocol):
@@ -142,7 +144,10 @@ class BatchSearch(Protocol):
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Stop decoding the sentences at these indices into `active`, and return each one's unfinished hypotheses."""
+        """Stop decoding sentences, and return the unfinished hypotheses of each.
+
+        `rows` are indices into `active`, the list of sentences still decoded.
+        """
 
 
 @runtime_checkable
@@ -154,7 +159,7 @@ class JoinableSearch(BatchSearch, Protocol):
 
     @property
     def own_lengths(self) -> list[int]:
-        """Return the number of tokens generated so far for each unfinished sentence, in the order of `active`."""
+        """Return the number of tokens generated so far for each unfinished sentence, in the order of the batch."""
 
     @property
     def gains_by_joining(self) -> bool:

@@ -21,11 +21,11 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, Transformer
 
 Model = Transformer | Encoder | Decoder | Recurrent
-"""A model that reads tokens."""
+"""A model that reads tokens: an encoder, a decoder, both, or a recurrent model."""
 AnyModel = Model | SeriesTransformer
 """A model that reads tokens or numbers (time series)."""
 EncoderDecoder = Transformer | Recurrent
-"""A model that reads one text and writes another."""
+"""A model that reads one text and writes another, a Transformer or a recurrent one."""
 Built = TypeVar("Built", bound=AnyModel)
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
     "transformer": Transformer,
@@ -119,7 +119,7 @@ def register(setting: str, name: str) -> Callable[[C], C]:
     Args:
         setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of
             `MultiHeadAttention`), "attention_score" (of `ScoredAttention`) or "positions" (called with the model's
-            configuration and whether the stack is causal; a bias on the scores).
+            configuration and whether the stack is causal; a bias on the scores, not positions added to embeddings).
         name: the value of `model.SETTING` that chooses the component.
 
     Raises:

@@ -91,9 +91,10 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Add positions and token types to vectors (B, T, D), then apply norm and dropout.
+        """Add positions and token types to vectors (B, T, D), then apply norm and dropout: to (B, T, D).
 
-        Arguments are those of `forward`.
+        `positions` defaults to 0 … T-1, and `end` is an upper bound of them, if known. `token_types` are (B, T), for
+        models that have them. `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
         x = self.positions(x, positions, end)
         if self.token_types is not None:
@@ -138,17 +139,6 @@ class VocabularyModel(nn.Module):
     def project(self, hidden: Tensor) -> Tensor:
         """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
-
-    def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two matrices whose product is the logits: hidden states (…, D), and the output projection (V, D).
-
-        A bias becomes one more column of the matrix, at which hidden is 1. The loss needs nothing else to compute
-        logits.
-        """
-        if self.output_bias is None:
-            return hidden, self.output_weight
-        one = hidden.new_ones(1).expand(*hidden.shape[:-1], 1)
-        return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
         """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""

@@ -58,7 +58,7 @@ class _Entry(NamedTuple):
     """An entry of the registry of known module classes: the reference class, and permitted children and tensors."""
 
     computes: type[nn.Module]
-    """The reference class whose function the class computes."""
+    """The reference class, such as `Linear`, whose function a module of the known class computes."""
     children: frozenset[str] | None
     """Names of the submodules that a module of the class may hold; None: any."""
     tensors: frozenset[str] | None

@@ -53,16 +53,16 @@ from transduce.model.transformer import Decoder, Encoder, Transformer
 
 
 class Norm(NamedTuple):
-    """A normalization over the model width, as described in the layer graph."""
+    """A normalization over the model width, in a layer graph (the operations of a model's layers, read by backends)."""
 
     module: nn.Module
     kind: str
-    """`layer`, `rms` or `batch`, as `model.norm` names them."""
+    """The kind of norm, `layer`, `rms` or `batch`, as the setting `model.norm` names them."""
     epsilon: float
 
 
 class Linear(NamedTuple):
-    """A linear layer, as described in the layer graph, whatever number format its weights have."""
+    """A linear layer in a layer graph (the operations of a model's layers), whatever number format its weights have."""
 
     module: nn.Module
 
@@ -72,7 +72,7 @@ class Attend(NamedTuple):
 
     module: MultiHeadAttention
     score: str
-    """The score as `model.attention_score` names it."""
+    """The name of the score, one of those of the setting `model.attention_score`."""
     is_hard: bool
     """True if each query takes only the value of its best key, instead of an average of values."""
     scale: float | None
@@ -85,7 +85,7 @@ class Activate(NamedTuple):
     """The nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
-    """The function as `model.activation` names it."""
+    """The name of the function, one of those of the setting `model.activation`."""
     is_gated: bool
     dropout: Dropout
 
@@ -100,7 +100,7 @@ Operation = Norm | Linear | Attend | Activate | DropoutAdd
 
 
 class Sublayer(NamedTuple):
-    """Attention or a feed-forward network, together with its residual connection, as described in the layer graph."""
+    """Attention or a feed-forward network with its residual connection, a part of a layer in a layer graph."""
 
     path: str
     """The module's dotted name inside the layer or model that was described."""
@@ -137,7 +137,7 @@ class LayerGraph(NamedTuple):
 
     sublayers: tuple[Sublayer, ...]
     facts: tuple[Fact, ...]
-    """The properties of the layer that backend tables list."""
+    """The layer's properties, such as its norm, which a backend compares with the values that it supports."""
 
 
 class ModelGraph(NamedTuple):
@@ -146,7 +146,9 @@ class ModelGraph(NamedTuple):
     layers: Mapping[str, LayerGraph]
     """The layers by dotted name, such as `decoder_layers.0`; empty for a recurrent model."""
     facts: tuple[Fact, ...]
-    """The facts of all layers, embeddings, positions, final norms and the output projection."""
+    """The properties of all layers, embeddings, positions, final norms and the output projection. A backend compares
+    them with the values that it supports.
+    """
 
 
 class Unsupported(NamedTuple):
@@ -226,17 +228,18 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
 
 
 def graph_of(module: nn.Module) -> Graph:
-    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` in its current state.
+    """Return the layer graph of a model or layer: a description of its operations, by which backends are chosen.
 
-    It is `Unsupported` if a component is unknown or was changed.
+    It describes the current state of a model, an `EncoderLayer` or a `DecoderLayer`. It is `Unsupported` if a component
+    is unknown or was changed.
     """
     return description_of(module).graph
 
 
 def refusal(table: "Table", module: nn.Module) -> str | None:
-    """Return why a backend with this table cannot compute a model or layer in its current state; None: it can.
+    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: it can.
 
-    The reason is a clause.
+    `table` lists what the backend supports.
     """
     return description_of(module).refusal(table)
 
@@ -283,9 +286,9 @@ class Description:
         self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
     def refusal(self, table: "Table") -> str | None:
-        """Return why a backend with this table cannot compute the described module, as a clause; None: it can.
+        """Return why a backend cannot compute the described module, as a clause; None: it can.
 
-        The answer is cached.
+        `table` lists what the backend supports. The answer is cached.
         """
         if id(table) not in self._refusals:
             self._refusals[id(table)] = table, table.refusal(self.graph)
@@ -431,7 +434,10 @@ class _Describer:
         return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
-        """Return the layer graph of a model; `facts`, properties of its modules such as wrappers, is extended."""
+        """Return the description of a model's layers and properties, by which backends are chosen.
+
+        `facts`, properties of its modules such as wrappers, is extended.
+        """
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")
@@ -520,7 +526,7 @@ class _Describer:
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the layer graphs of the layers of an encoder or decoder, by dotted name.
+        """Return the descriptions of the operations of an encoder's or decoder's layers, by dotted name.
 
         `count` is their number in the configuration; layers with shared weights are one.
         """
@@ -533,7 +539,10 @@ class _Describer:
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
-        """Return the layer graph of an encoder or decoder layer; its submodules' dotted names begin with `prefix`."""
+        """Return the description of the operations of an encoder or decoder layer.
+
+        `prefix` begins the dotted names of its submodules.
+        """
         kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
         names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
         sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
@@ -695,7 +704,7 @@ class Table(NamedTuple):
     """
 
     title: str
-    """The backend's name in messages."""
+    """The backend's name, for messages."""
     values: Mapping[str, frozenset[str]]
     """The allowed values by aspect, as in the fields of `Fact`."""
 

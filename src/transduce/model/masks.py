@@ -277,6 +277,6 @@ class PackedBatch(NamedTuple):
     """The decoder's input: the target shifted right by the start symbol, N tokens in total, int64, (1, N)."""
     target_packing: Packing
     labels: Tensor
-    """The token ids to predict, int64, (1, N)."""
+    """The token ids to predict: the targets of all sentences, N tokens in total, int64, (1, N)."""
     present: Tensor | None = None
     """True at labels that count, (N,), if the buffers are larger than their contents; None: all count."""

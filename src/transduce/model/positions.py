@@ -140,7 +140,7 @@ class NoPositions(nn.Module):
     """A module in place of position encodings that adds none; such an encoder does not see the order of tokens."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:  # noqa: ARG002
-        """Return the embeddings unchanged."""
+        """Return the embeddings unchanged, since no positions are added to them."""
         return x
 
 
@@ -186,7 +186,7 @@ class PositionEffect(NamedTuple):
     """
 
     rotation: Rotation | None = None
-    """The rotary embedding of queries and keys."""
+    """The rotary embedding of queries and keys; None: the model has none."""
     first_key: int = 0
     """The index of the first cached key that is near enough to any query; the mask begins with this key."""
 

@@ -127,9 +127,11 @@ class CellState(NamedTuple):
     cell: Tensor | None
     """The cell state of an LSTM; None for a GRU."""
     past: Tensor | None = None
-    """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
+    """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); None without attention to the
+    past.
+    """
     average: Tensor | None = None
-    """The average of past states from which the last step started, (N, D); only for attention to the past."""
+    """The average of past states from which the last step started, (N, D); None without attention to the past."""
 
     def select(self, rows: Tensor) -> "CellState":
         """Return the state of the hypotheses at these row indices, in this order; rows may repeat."""
@@ -316,7 +318,7 @@ class Recurrent(VocabularyModel):
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing.
 
-        Arguments are those of `forward`.
+        `source_ids` is (B, S); `target_input_ids`, (B, T), is the start symbol, then the target's ids.
         """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
@@ -376,7 +378,10 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D)."""
+        """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D).
+
+        `trace` receives the attention weights.
+        """
         cache = self._started(cache, memory, memory_mask)
         x = self.target_embedding(tokens, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)

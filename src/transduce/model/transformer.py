@@ -110,7 +110,8 @@ class DecodingState(Protocol):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
 
-        At the first step there is one hypothesis for each sentence, and its token is the start symbol.
+        At the first step there is one hypothesis for each sentence, and its token is the start symbol. `trace` receives
+        the attention weights.
         """
 
     def reorder(self, parents: Tensor) -> None:
@@ -158,7 +159,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the records of the sentences at these batch indices, in this order."""
+        """Keep only what is recorded of the sentences at these batch indices, in this order; others left the batch."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -248,13 +249,16 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
         """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection.
 
-        Arguments are those of `forward`.
+        `source_ids` is (B, S); `target_input_ids`, (B, T), is the start symbol, then the target's ids.
         """
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S).
+
+        `trace` receives the attention weights.
+        """
         check_ids(source_ids, "source_ids")
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.batch_norm_positions(source_ids)
@@ -475,7 +479,18 @@ class Decoder(VocabularyModel):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the last layer's output (B, T, D) for token ids (B, T); other arguments as in `Transformer.decode`."""
+        """Return the last layer's output for token ids: (B, T) to (B, T, D).
+
+        With a cache, the inputs follow the cached positions and are appended to it.
+
+        Args:
+            ids: token ids, (B, T).
+            mask: a mask over cached positions and inputs, for several hypotheses in one row; None: each position
+                attends to those before it.
+            positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
+            cache: the keys and values of past positions.
+            trace: receives the attention weights.
+        """
         present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
@@ -528,7 +543,8 @@ class PromptState(DecodingState):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
 
-        The first call returns the output after each prompt's last token, (B, 1, D), whatever `tokens` is.
+        The first call returns the output after each prompt's last token, (B, 1, D), whatever `tokens` is. `trace`
+        receives the attention weights.
         """
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None

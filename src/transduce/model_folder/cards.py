@@ -22,7 +22,7 @@ TASK_CARD = "task.json"
 Pooling = Literal["mean", "first", "max"]
 """A way to make one vector of all token states of a text: their mean, their maximum, or the first token's state."""
 POOLINGS = ("mean", "first", "max")
-"""The values of `Pooling`, as options and settings name them."""
+"""The ways to make one vector of all token states of a text, as options and settings name them."""
 
 
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

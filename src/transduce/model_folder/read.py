@@ -171,7 +171,9 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-decoder Transformer, in float32; refuse other models.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -180,7 +182,9 @@ def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of an encoder-decoder, Transformer or recurrent, with the language pairs that it translates.
+    """Read and check the folder of an encoder-decoder, Transformer or recurrent, with its language pairs, in float32.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -191,7 +195,9 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of a decoder-only language model, in float32; refuse other models.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -200,7 +206,9 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
-    """Read the folder of an encoder-only model, such as BERT, as `read_any_model_folder` does; refuse other models.
+    """Read and check the folder of an encoder-only model, such as BERT, in float32; refuse other models.
+
+    With `packed`, such as "int8", prepacked weights of this precision are taken from the folder's cache if it has them.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.

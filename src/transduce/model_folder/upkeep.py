@@ -31,7 +31,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     folder: str
     """The path of the model folder."""
     files: int
-    """Number of files that have the digests in the manifest."""
+    """Number of checked files; all have the digests in the manifest."""
     megabytes: float
     """Size of the files with digests in the manifest, in 10⁶ bytes."""
     tensors: int

@@ -33,6 +33,7 @@ from transduce.model_folder.read import (
 )
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.model_folder.tensor_files import write_tensors
+from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
@@ -108,6 +109,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
+    search: SearchSettings | None = None,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -118,6 +120,7 @@ def write_model_folder(
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
+        search: the model's search settings, for `generate` of transformers; None: unknown.
 
     Raises:
         TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
@@ -131,7 +134,7 @@ def write_model_folder(
             digest = _write_weights(partial_file, weights, config)
             write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
             if tokenizer is not None:
-                _write_tokenizer(folder, tokenizer, config, languages)
+                _write_tokenizer(folder, tokenizer, config, languages, search)
             for name, text in documents.items():
                 write_file(folder / name, text.encode())
             _write_manifest(folder, languages, [digest, *_known_digests(folder)])
@@ -166,9 +169,13 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
 
 
 def _write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
+    folder: Path,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    languages: tuple[str | None, str | None],
+    search: SearchSettings | None,
 ) -> None:
-    if (generation := generation_config(config, tokenizer.target.unk_id)) is not None:
+    if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
         write_json(folder / "generation_config.json", generation)
     tokenizer.save(folder)
     for name, content in tokenizer_files(tokenizer, config, languages).items():

@@ -25,7 +25,7 @@ from transduce.search.selection import (
 )
 
 Phrase = tuple[tuple[int, ...], ...]
-"""Alternative token sequences of one phrase; a hypothesis needs any one of them."""
+"""A phrase that a translation must contain, as alternative token sequences, any one of which suffices."""
 
 
 class WordContinuations(NamedTuple):
@@ -151,7 +151,11 @@ class ConstrainedSelection(Selection):
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Return the best continuations for each number of phrase tokens still missing, and those that end."""
+        """Select the continuations to keep: the best for each number of tokens that required phrases still lack.
+
+        Those that end are selected only if no phrase is missing. Sentences without phrases keep their best
+        continuations.
+        """
         selection = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
             if sentence in self.matchers:

@@ -149,7 +149,7 @@ class Search(Protocol):
     def hypotheses(self) -> Tensor:
         """Return the token ids of the current hypotheses of each sentence still being decoded, best first, (B, W, t).
 
-        `Observer.after_step` describes them.
+        A beam's last one is the best finished hypothesis, if there is one, padded with end symbols.
         """
 
     def abandon(self, sentences: Collection[int]) -> None:

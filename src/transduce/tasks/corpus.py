@@ -40,7 +40,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, is_decodable
+from transduce.text.files import LineNotes, count_noun, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -113,16 +113,22 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """A progress display of preparing a corpus, called with the number of pairs read; used in a ``with`` statement."""
+    """A progress display of preparing a corpus, called with the number of examples; used in a ``with`` statement."""
 
-    def __init__(self, console: Console, pairs: int | None) -> None:
-        """Create the progress display; ``pairs`` is the total number, None if unknown."""
+    def __init__(self, console: Console, total: int | None, noun: str) -> None:
+        """Create the progress display.
+
+        Args:
+            console: the terminal or file to print to.
+            total: the number of examples; None if unknown.
+            noun: the noun for one example, in the singular.
+        """
         self._console = console
-        self._pairs = pairs
+        self._total, self._noun = total, noun
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
         columns = (TextColumn("{task.fields[text]}"), BarColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("prepare", total=pairs, text="preparing the corpus")
+        self._task = self._bar.add_task("prepare", total=total, text="preparing the corpus")
 
     def __enter__(self) -> "PreparationBar":
         self._bar.start()
@@ -132,14 +138,16 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show that `read` pairs have been read so far, and how many per second."""
-        text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
-        self._bar.update(self._task, completed=read, text=text)
+        """Show that `read` examples have been read so far, and how many per second."""
+        count, speed = count_noun(read, self._noun), read / max(self._clock.elapsed_seconds, 1e-9)
+        text = (
+            f"{count} · {speed:,.0f} a second"
+            if self._total is None
+            else f"{count} of {self._total:,} · {speed:,.0f} a second"
+        )
+        self._bar.update(self._task, completed=read, text=localized(text))
         if not self._console.is_terminal and self._clock.is_due():
             self._console.print(localized(f"prepared {text}"), markup=False, soft_wrap=True)
-
-    def _of(self, read: int) -> str:
-        return f"{read:,}" if self._pairs is None else f"{read:,}/{self._pairs:,}"
 
 
 # --- preparation ---
@@ -161,13 +169,20 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     dev: CorpusFiles | None
     """Files of the dev set; None: it is held out of the training text, or the task finds it otherwise."""
     filters: FilterSettings
-    """Rules by which pairs are left out."""
+    """Rules by which pairs of the training text are left out, such as a maximum length."""
     hold_out: HoldOutSettings | None
     """How to hold out a dev set of the training text; None: not at all."""
     marks: tuple[str, ...] = ()
     """Special tokens that the task adds to the vocabulary, which no text contains."""
     writes_text: bool = True
-    """True if the target side is text, False if it is labels."""
+    """True if the target side is text, False if it is labels or trees."""
+    noun: str = ""
+    """The noun for one example in messages, in the singular; empty: the files' noun, "line" or "pair"."""
+
+    @property
+    def example_noun(self) -> str:
+        """The noun for one example in messages, in the singular."""
+        return self.noun or self.files.noun
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
         """Return this text with its line feeds kept, if `keeps`, or read as spaces.
@@ -210,11 +225,11 @@ class DevGroups(NamedTuple):
     """The language pairs, tags and documents of a dev set's sentences: a value for each sentence, or empty."""
 
     directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
+    """The language pair of each sentence, and sentences of a pair are adjacent; empty in a run with one pair."""
     tags: Sequence[str] = ()
-    """The tag of each sentence's corpus, in a run with tags; an empty one: no tag."""
+    """The tag of each sentence's corpus, "" without one; empty in a run without tags."""
     continues: Sequence[bool] = ()
-    """Whether each sentence continues the document of the one before it, in a run with documents."""
+    """Whether each sentence continues the document of the one before it; empty in a run without documents."""
 
 
 class TaskCorpus(msgspec.Struct, frozen=True):
@@ -223,7 +238,7 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
     prepared: PreparedCorpus
-    """The tokenized training pairs."""
+    """The tokenized training pairs, read from files in the run's folder or a prepared one."""
     languages: tuple[str | None, str | None]
     """Language codes of source and target; None for one that is unknown."""
     filters: FilterSettings
@@ -291,7 +306,7 @@ def prepare_corpus(
         measure_corpus(text.dev, notes)
     if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
         notes.repeated_spaces = 0
-    for line in notes.notices():
+    for line in notes.notices(writes_text=text.writes_text):
         display.say(line)
     if text.writes_text and not text.files.is_text_alone:
         for line in language_notices(text.files, languages_of(settings.data)):
@@ -308,7 +323,7 @@ def prepare_corpus(
             display.say(line)
     text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     store_text_file_states(folder, settings.data, text.dev)
-    with PreparationBar(display.console, size.pairs) as bar:
+    with PreparationBar(display.console, size.pairs, text.example_noun) as bar:
         prepared = prepare(
             text.files,
             tokenizer,
@@ -318,7 +333,7 @@ def prepare_corpus(
             workers=choose_workers(size.pairs),
             report_progress=bar,
         )
-    for line in prepared.filters.lines(text.files.noun):
+    for line in prepared.filters.lines(text.example_noun):
         display.say(line)
     if text.dev is not None and (notice := overlap_notice(text.files, text.dev)) is not None:
         display.say(notice)
@@ -384,7 +399,7 @@ def use_prepared_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     write_file(folder / _CARD_COPY, (corpus.folder / CORPUS_CARD_NAME).read_bytes())
-    for line in corpus.filters.lines(text.files.noun):
+    for line in corpus.filters.lines(text.example_noun):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
     result = _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
@@ -510,7 +525,10 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
-    """Return a dev set's pairs and their groups, without undecodable pairs and blank lines between documents."""
+    """Return a dev set's pairs with their language pairs, tags and documents; both are empty without a dev set.
+
+    Undecodable pairs, and blank lines between documents, are left out.
+    """
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
     boundaries = 0

@@ -65,11 +65,11 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The content of an experiment's TOML file: variants of settings to train with several seeds and to compare."""
 
     out: str
-    """The experiment's folder."""
+    """The experiment's folder, which holds the folders and logs of its runs."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
-    """A settings file that all runs start from."""
+    """A settings file that all runs start from; None: there is none."""
     settings: dict[str, Any] = {}
     """Settings of all runs, by dotted names or in tables."""
     variants: tuple[VariantSettings, ...] = ()
@@ -144,7 +144,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
     content: dict[str, Any]
     """All settings of the run, as in a settings file."""
     path: Path
-    """The path of the run's files without their suffix."""
+    """The path that, with suffixes, names the run's files: settings, log, result and output."""
 
     @property
     def folder(self) -> Path:
@@ -163,7 +163,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def result_path(self) -> Path:
-        """The file that describes how the run ended."""
+        """The file that describes how the run's training ended, as JSON."""
         return self.path.with_name(f"{self.path.name}.json")
 
     @property
@@ -173,7 +173,10 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tested_path(self) -> Path:
-        """The file that describes the text, the model and the options that the output is made from."""
+        """The file that describes the text, the model and the options that the run's output was made from.
+
+        So an output of another model or text is not used again.
+        """
         return self.path.with_name(f"{self.path.name}.tested")
 
     @property
@@ -355,22 +358,22 @@ class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of an experiment's runs: how many at once, and where and how they compute."""
 
     jobs: int = 1
-    """Number of runs at once."""
+    """Number of runs that are trained or tested at once."""
     device: str = "auto"
-    """"cpu", "cuda" or "auto"."""
+    """The device of the runs: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     threads: int | None = None
     """Number of threads of a run; None: its share of the cores."""
     precision: str = "auto"
-    """"fp32", "bf16" or "auto"."""
+    """The precision in which models compute for the test set: "fp32", "bf16" or "auto"."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     """A run that failed, with the reason."""
 
     run: str
-    """The path of the run."""
+    """The path of the run's folder."""
     reason: str
-    """The last error message in its log, or else its last line."""
+    """The last error message in the run's log, or else the log's last line."""
 
 
 def run_all(
@@ -525,7 +528,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=child_environment(),
+                    env=child_environment(stops_with_parent=True),
                     start_new_session=True,
                 )
                 self._processes.add(process)

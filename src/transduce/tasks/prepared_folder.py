@@ -40,7 +40,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     format_version: int = _FORMAT_VERSION
     files: CorpusFiles
-    """Files of the text."""
+    """The files of text that the corpus was made from."""
     filters: FilterSettings
     """Rules by which pairs were left out."""
     task: str = "translation"

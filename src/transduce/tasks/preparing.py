@@ -55,11 +55,11 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any]
     """Settings, nested as in a settings file; only the tables `task`, `data` and `tokenizer` are used."""
     out: Path
-    """The folder to write."""
+    """The folder to write the prepared corpus to."""
     tokenizer: Path | None = None
-    """A folder with a tokenizer; None: learn one."""
+    """A folder with the tokenizer to use; None: learn one from the text."""
     shard: tuple[int, int] = (1, 1)
-    """Number of the shard, from 1, and count of shards."""
+    """Number of the shard, from 1, and count of shards; (1, 1): the whole corpus."""
     workers: int | None = None
     """Number of worker processes; None: chosen by cores and pairs."""
     hold_out: bool = True
@@ -102,7 +102,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     shard: str
-    """Number and count of shards, such as "2/4"."""
+    """Number of the shard, from 1, and count of shards, such as "2/4"."""
     pairs: int
     """Number of pairs in the shard that passed the filters."""
     elapsed_seconds: float
@@ -233,7 +233,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
         else:
             tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
             tokenizer.save(partial)
-        with PreparationBar(display.console, size.pairs) as bar:
+        with PreparationBar(display.console, size.pairs, text.example_noun) as bar:
             corpus = write_prepared_corpus(
                 text.files,
                 tokenizer,
@@ -274,7 +274,7 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
             shard=request.shard,
         )
         tokenizer.save(partial)
-        with PreparationBar(display.console, None) as bar:
+        with PreparationBar(display.console, None, task.files.noun) as bar:
             folders = write_parts(
                 part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
@@ -317,7 +317,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
     with atomic_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
         tokenizer.save(partial)
         (partial / CORPUS_FOLDER).mkdir()
-        with PreparationBar(display.console, sum(part.kept for part in parts)) as bar:
+        with PreparationBar(display.console, sum(part.kept for part in parts), request.files.noun) as bar:
             write_corpus(parts, tokenizer, partial / CORPUS_FOLDER, bar)
         card = PreparedCard(files=request.files, filters=request.filters, task=request.task)
         write_prepared_card(partial, card)
@@ -343,9 +343,9 @@ class _CheckedRequest(NamedTuple):
     settings: Settings
     kind: TextKind
     files: CorpusFiles
-    """The files as the user named them."""
+    """The files of training text, as the user named them, before any of them is converted."""
     holds_out: bool
-    """True if a dev set is held out."""
+    """True if a dev set is held out of the training text."""
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:

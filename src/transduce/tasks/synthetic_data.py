@@ -321,7 +321,7 @@ OLD_TEACHER_FOLDER = "taught"
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
     """Translate the sources with the teacher models of `data.distill_from`, then train a model on the translations.
 
-    Both stages can be resumed.
+    Both stages can be resumed. The result says how training ended; None for a dry run.
 
     Raises:
         TransduceError: the teacher cannot translate the text, or training fails as in `train_run`.

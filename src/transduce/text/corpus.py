@@ -48,7 +48,9 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: Format = "auto"
     """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
     languages: tuple[str, str] | None = None
-    """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"."""
+    """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"; None:
+    unknown.
+    """
     strict: bool = False
     """True if a table line without exactly two columns is an error; otherwise such lines are skipped and counted."""
     back_translated: tuple[str, ...] = ()

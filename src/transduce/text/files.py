@@ -53,29 +53,35 @@ class LineNotes:
     carriage_returns: int = 0
     byte_order_marks: int = 0
     line_feeds: int = 0
-    """Texts of JSON lines whose line feeds became spaces."""
+    """The number of texts of JSON lines whose line feeds became spaces."""
     kept_line_feeds: int = 0
-    """Texts of JSON lines whose line feeds were kept."""
+    """The number of texts of JSON lines whose line feeds were kept."""
     skipped_lines: int = 0
     """Lines of tables that are not pairs: headers, and lines without exactly two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
     space_marks: int = 0
-    """Texts with U+2581 (▁), which vocabularies read as a space."""
+    """The number of texts with U+2581 (▁), which vocabularies read as a space."""
     repeated_spaces: int = 0
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
 
-    def notices(self) -> list[str]:
-        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields."""
+    def notices(self, *, writes_text: bool = True) -> list[str]:
+        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields.
+
+        `writes_text` is False for a model that writes no text, such as a classifier.
+        """
         notices = [
             f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
         ]
         if self.line_feeds:
+            count = count_noun(self.line_feeds, "text")
             notices.append(
-                f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
-                "feeds, as it translates each line apart. With --line-feeds (`tokenizer.line_feeds`) they are tokens."
+                f"{count} had line feeds, which became spaces; translation keeps line feeds, as it translates each "
+                "line apart. With --line-feeds (`tokenizer.line_feeds`) they are tokens."
+                if writes_text
+                else f"{count} had line feeds, which became spaces."
             )
         if self.kept_line_feeds:
             notices.append(f"{count_noun(self.kept_line_feeds, 'text')} with line feeds, which are tokens.")
@@ -87,7 +93,7 @@ class LineNotes:
         if self.repeated_spaces:
             notices.append(
                 f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
-                "them, so the model writes single ones."
+                f"them, so the model {'writes' if writes_text else 'reads'} single ones."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
@@ -117,7 +123,10 @@ def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecod
 def decode_lines(
     raw_lines: Iterable[bytes], name: str, notes: LineNotes | None = None, *, keep_undecodable: bool = False
 ) -> Iterator[str]:
-    """Decode lines of UTF-8 bytes as ``read_lines`` does, and yield the texts; errors call the file ``name``."""
+    """Decode lines of UTF-8 bytes, and yield the texts without line feeds; errors call the file ``name``.
+
+    Byte order marks, carriage returns and bytes that are not UTF-8 are treated as by ``read_lines``.
+    """
     decoder = _Decoder(name, notes if notes is not None else LineNotes(), keep_undecodable=keep_undecodable)
     for raw in raw_lines:
         yield decoder.decode_line(raw)
@@ -126,7 +135,8 @@ def decode_lines(
 class LineBlocks:
     """A reader of the lines of a file in blocks, several times as fast as line by line; used in a ``with`` statement.
 
-    Lines, notes and errors are those of ``read_lines``.
+    Lines have no line feeds, and byte order marks and carriage returns before line feeds are removed, as by
+    ``read_lines``.
     """
 
     def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
@@ -221,7 +231,10 @@ class _Decoder:
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
         """Return the texts of the file's next lines, bytes with their line feeds, without the line feeds.
 
-        Errors are those of `decode_line`; decoding many lines at once is faster.
+        It is faster than decoding one line at a time.
+
+        Raises:
+            TransduceError: a line is not UTF-8 and such lines are not kept, or there are too many of them.
         """
         if not raw_lines:
             return []

@@ -84,15 +84,15 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     read: int = 0
     kept: int = 0
     held_out: int = 0
-    """Pairs held out of training for validation if there is no dev set."""
+    """The number of pairs held out of training for validation, which is done if there is no dev set."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """"file:line" of the first pair dropped, by reason."""
+    """The place ("file:line") of the first pair that was dropped, by reason."""
     carriage_returns: int = 0
-    """Carriage returns removed at line ends."""
+    """The number of carriage returns removed at line ends."""
     byte_order_marks: int = 0
-    """Byte order marks removed at file starts."""
+    """The number of byte order marks removed at file starts."""
 
     def __post_init__(self) -> None:
         if _OLD_TOO_LONG in self.dropped:
@@ -105,18 +105,22 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def lines(self, noun: str = "pair") -> list[str]:
         """Return the report as lines of text; `noun` names what was counted, in the singular."""
+        names = {EMPTY: "empty"} if noun in ("line", "sentence") else {}
+        names |= {HELD_OUT: f"same source as a held-out {noun}", DUPLICATE: f"duplicate of an earlier {noun}"}
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
         separators = self.dropped.get(BETWEEN_DOCUMENTS, 0)
         lines = [f"{count_noun(self.read - separators, noun)} read, {self.kept:,} kept{held_out}"]
         if separators:
             lines.append(f"empty lines between documents: {separators:,}")
         lines += [
-            f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
+            f"{count:,} dropped: {names.get(reason, reason)} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
             if count and reason != BETWEEN_DOCUMENTS
         ]
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
-            lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")
+            lines.append(
+                f"many {noun}s have the source of a held-out one: name a dev set (--dev-source) to train on them"
+            )
         if self.carriage_returns:
             lines.append(f"{count_noun(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
@@ -125,7 +129,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths.
+    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths in tokens.
 
     Duplicates are found by `pair_digest` instead.
     """

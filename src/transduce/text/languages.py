@@ -87,9 +87,9 @@ def sentence_script(text: str) -> str | None:
 
 
 def is_written_in(language: str, script: str) -> bool:
-    """Return whether a language may be written in a script, such as "Cyrillic"; some languages have several scripts.
+    """Return whether a language may be written in a script, such as "Cyrillic".
 
-    For those, the result is True.
+    The result is True, whatever the script, for a language that has several.
     """
     return base_code(language) in _UNCERTAIN or script_of(language) == script
 
@@ -432,6 +432,19 @@ _PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 def base_code(language: str) -> str:
     """Return the language of a code in lower case, without its script and region, such as zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
+
+
+def is_unspaced_language(language: str | None) -> bool:
+    """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
+    return language is not None and base_code(language) in UNSPACED_LANGUAGES
+
+
+def sentence_separator(language: str | None) -> str:
+    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
+
+    None, an unknown language, gives a space.
+    """
+    return "" if is_unspaced_language(language) else " "
 
 
 def detect_other_language(text: str, language: str) -> str | None:

@@ -36,7 +36,7 @@ class Columns(NamedTuple):
     names: tuple[str, str] | None = None
     """The columns of source and target; None: columns named by the languages, or with usual names such as `source`."""
     languages: tuple[str, str] | None = None
-    """Source and target language, if they are known."""
+    """Source and target language; None: they are not known."""
     report: Callable[[tuple[str, str]], object] = tuple
     """A function that is called with the columns, or the languages of TMX, that were found."""
     weight: str | None = None

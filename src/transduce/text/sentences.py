@@ -64,9 +64,10 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield the parts of a span, each as long as fits, split at sentence ends, commas, spaces, or anywhere.
+    """Yield the parts of a span, split at sentence ends, commas, spaces, or anywhere, each as long as `fits` permits.
 
-    `level` is the index of the kind of split point that is tried first.
+    `fits(text)` returns whether a text is short enough. `level` is the index of the kind of split point that is tried
+    first. A single character is a part, even if it does not fit.
     """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):

@@ -17,15 +17,15 @@ class TaggedSentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The words of a sentence with their tags."""
 
     words: tuple[str, ...]
-    """The words."""
+    """The words, in the order of the sentence."""
     tags: tuple[str, ...]
     """The tag of each word; empty if the tags are not known."""
 
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-"""Suffixes of files of JSON lines; all others hold columns."""
+"""Suffixes of files of tagged sentences as JSON lines; files with other suffixes hold columns, a word in each line."""
 COLUMN_SUFFIXES = (".conll", ".conllu", ".conllup", ".iob", ".bio", ".bioes")
-"""Suffixes of files that certainly hold a word in each line."""
+"""Suffixes of files that certainly hold a word with its tags in each line, such as CoNLL's."""
 _UD_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _NAMED_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 # The row that separates documents in the files of CoNLL-2003.
@@ -72,9 +72,9 @@ class _Row(NamedTuple):
     number: int
     """The line's number, from 1."""
     cells: list[str]
-    """The columns; empty for an empty line."""
+    """The line's columns, as texts; empty for an empty line."""
     is_marked: bool
-    """True if the line starts with `#`."""
+    """True if the line starts with `#`, as comments do."""
 
 
 class _ColumnReader:
@@ -104,7 +104,10 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the column of words and of the column of tags, which may be None."""
+        """Return the indices of the column of words and of the column of tags, which may be None.
+
+        `columns` names or numbers both; None: they are found by their names, or the first and the last column.
+        """
         width = len(self._first.cells)
         if columns is None and self._names:
             columns = ("FORM", "UPOS") if "UPOS" in self._names else ("FORM", self._names[-1])
@@ -241,14 +244,14 @@ _OUTSIDE = "O"
 
 
 class Span(NamedTuple):
-    """A span of words, such as a name."""
+    """A span of consecutive words of a sentence that tags describe, such as a name: its kind and its range."""
 
     kind: str
-    """The kind, such as PER."""
+    """The kind of the span, such as PER for a person."""
     start: int
-    """Index of the first word."""
+    """Index of the span's first word in the sentence."""
     end: int
-    """Index after the last word."""
+    """Index after the span's last word."""
 
 
 def describe_spans(tags: Iterable[str]) -> bool:

@@ -29,12 +29,12 @@ from transduce.training.settings import BestBy, Kernels, ResolvedTraining
 # --- tensors cut by rows, one part in each process or in each file of a checkpoint ---
 
 
-class Rows(msgspec.Struct, frozen=True):
+class RowRange(msgspec.Struct, frozen=True):
     """The range of rows of a complete tensor that one file or process holds, if a model is divided among processes."""
 
     start: int
     whole: list[int]
-    """The shape of the complete tensor."""
+    """The shape of the complete tensor, of which the range is a part."""
 
 
 class Sliceable(Protocol):
@@ -45,7 +45,7 @@ class Sliceable(Protocol):
         """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the complete tensor's rows."""
+        """Return a range of the complete tensor's rows, (rows, …), read from disk if the tensor is in a file."""
 
 
 class _Part(NamedTuple):
@@ -84,7 +84,7 @@ def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name, encoded in (file.metadata() or {}).items():
-                rows = msgspec.json.decode(encoded, type=Rows)
+                rows = msgspec.json.decode(encoded, type=RowRange)
                 length = file.get_slice(name).get_shape()[0]
                 tensor = tensors.setdefault(name, StoredTensor(name, rows.whole))
                 tensor.parts.append(_Part(path, rows.start, rows.start + length))
@@ -152,19 +152,20 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     best_by: BestBy | None = None
     """The metric that `best_value` measures; None in checkpoints that did not store it."""
     validations_without_better: int
-    """Validations since `best_step`."""
+    """The number of validations since the best one, at `best_step`; training stops when they reach the patience."""
     perfect_validations: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     best_highest: float | None = None
-    """The highest value since the last significant improvement; None in checkpoints that did not store it."""
+    """The highest selection metric since its last significant improvement; None in checkpoints that did not store it.
+    """
     lowest_loss: float | None = None
     """The lowest dev loss so far; None in checkpoints that did not store it."""
     best_contributions: list[float] = []
     """The contribution of each dev sentence to `best_value`, by which later differences are judged."""
     elapsed_seconds: float
-    """Training time over all processes that have continued this run."""
+    """Seconds of training by the wall clock, over all processes that have continued this run one after another."""
     overhead_seconds: float = 0.0
-    """The time of preparations, which counts against `training.minutes`, over the same processes."""
+    """Seconds of preparations, which count against `training.minutes`, over the same processes."""
     time_plan: list[tuple[int, int, int]] = []
     """The decisions of the clock so far in a run with `training.minutes` (training/schedule.py)."""
     validation_due: bool = False
@@ -172,7 +173,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropout_off: bool = False
     """Whether dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
-    """Sums over the steps since the last report."""
+    """Sums, such as of losses, over the steps since the last report, for the next report."""
     loss_window: LossWindow = msgspec.field(default_factory=LossWindow, name="losses")
     """The window of recent losses that detects loss spikes."""
     environment: Environment | None = msgspec.field(default=None, name="surroundings")
@@ -189,7 +190,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
       Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
       statistics as one more kind, by buffer name.
     """
-    rows: dict[str, Rows] | None = None
+    rows: dict[str, RowRange] | None = None
     """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
     complete.
     """
@@ -520,7 +521,8 @@ class Best(msgspec.Struct, frozen=True):
     perfect: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
     highest: float = -_WORST
-    """The highest value since the last significant improvement; the best validation may have a slightly lower one."""
+    """The highest selection metric since its last significant improvement; the best validation's may be slightly lower.
+    """
     lowest_loss: float = _WORST
     """The lowest dev loss so far."""
     contributions: list[float] = []

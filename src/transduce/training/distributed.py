@@ -36,7 +36,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """True if this process prepares data, validates, reports and saves."""
+        """True for the process with rank 0, which alone prepares data, validates, reports and saves."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:

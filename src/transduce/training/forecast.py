@@ -54,7 +54,7 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     epochs: float
     parameters: int
-    """Number of parameters."""
+    """Number of parameters of the model."""
     points: tuple[CurvePoint, ...]
     """The validations, in their order."""
     bleu: float
@@ -67,11 +67,11 @@ class ScoreForecast(msgspec.Struct, frozen=True, kw_only=True):
     """A forecast of the final BLEU on the dev set, with an interval."""
 
     bleu: float
-    """The forecast."""
+    """The BLEU that is forecast, from 0 to 100."""
     low: float
     """The lower end of the interval, which covers the final score in 85 % of cases."""
     high: float
-    """The upper end of the interval."""
+    """The upper end of the interval, which covers the final score in 85 % of cases."""
 
     def __str__(self) -> str:
         return (
@@ -84,7 +84,7 @@ class _Example(NamedTuple):
     corpus: str
     features: NDArray[np.float64]
     gain: float
-    """The logit of the final BLEU minus that of the validation."""
+    """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is forecast from."""
     position: NDArray[np.float64]
 
 
@@ -118,7 +118,7 @@ class _LearningCurves:
             corpus: _fit([each for each in self.examples if each.corpus != corpus])
             for corpus in sorted({each.corpus for each in self.examples})
         }
-        """The coefficients of a fit without each corpus."""
+        """By corpus, the coefficients of a fit without its runs, by whose errors on these the interval is found."""
 
     @staticmethod
     @cache
@@ -234,19 +234,19 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Number of steps; in a run with a time budget, how many fit into it at the measured rate."""
     seconds: float
-    """The time of the whole command, from its start to its end."""
+    """The seconds that the whole command takes, from its start to its end."""
     step_seconds: float
-    """The mean time of a step."""
+    """The mean seconds of a step."""
     validations: int
-    """Number of validations."""
+    """Number of validations of the whole run."""
     validation_seconds: float
-    """The time of a validation of a trained model."""
+    """The seconds of a validation of a trained model, whose translations are as long as the references."""
     peak_memory: int | None
     """The largest resident memory of the process in bytes; None if the system does not report it."""
     peak_gpu_memory: int | None = None
     """The largest memory that PyTorch takes on the GPU, in bytes; None on a CPU."""
     score: ScoreForecast | None = None
-    """The score on the dev set at the end, if it was forecast."""
+    """The forecast of the score on the dev set at the end; None: it was not forecast."""
 
     def __str__(self) -> str:
         memory = "" if self.peak_memory is None else f", {format_bytes(self.peak_memory)} of memory at most"

@@ -38,7 +38,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     projections: tuple[str, ...] = PROJECTIONS
     """The projections of each layer to adapt; a model need not have all of them."""
     seed: int = 1
-    """The random seed of the initial values."""
+    """The random seed of the initial values of the narrow matrices."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -172,7 +172,7 @@ def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the low-rank updates of an adapted model by stored ones, as `low_rank_weights` returns them.
+    """Replace the low-rank updates of an adapted model, in place, by stored ones of equal names and shapes.
 
     Raises:
         TransduceError: the updates belong to another model or to other settings.

@@ -64,7 +64,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of the 64 steps with the lowest mean loss."""
+    """The last step of the 64 whose mean loss is the lowest of the run."""
 
     def limit(self) -> float:
         """Return the highest loss of a step that is accepted; infinity while the window is too short.
@@ -131,7 +131,7 @@ class Origin(msgspec.Struct, frozen=True):
     """The origin of a non-finite loss or gradient, found by computing the batch once more."""
 
     module: str | None = None
-    """The name of the first module whose output was not finite."""
+    """The name of the first module whose output was not finite; None: all outputs were finite."""
     parameters: list[str] = []
     """The names of the first parameters whose gradient was not finite."""
 
@@ -141,11 +141,11 @@ class SkippedStep(NamedTuple):
 
     step: int
     parts: Sequence[MicroBatch]
-    """The micro-batches of this process."""
+    """The micro-batches of the step that this process computed."""
     loss: float
     """Mean loss per target token over all micro-batches of all processes."""
     limit: float
-    """The highest loss that would have been accepted."""
+    """The highest mean loss per target token that would have been accepted, in nats."""
     gradient_norm: float
     learning_rate: float
 

@@ -39,7 +39,7 @@ class Weight(NamedTuple):
     """The shape of a parameter that Muon updates: one or several matrices, stacked by rows."""
 
     local_shape: torch.Size
-    """The shape of the part that this process holds."""
+    """The shape of the rows of the parameter that this process holds."""
     rows: tuple[int, ...]
     """The number of rows of each matrix."""
 
@@ -109,7 +109,11 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 class Muon:
-    """The Muon optimizer of matrices that are stored one after another in one vector."""
+    """The Muon optimizer (Jordan et al. 2024) of matrices that are stored one after another in one vector.
+
+    Each matrix moves by the momentum of its gradients, orthogonalized: all singular values of an update are about
+    equal.
+    """
 
     def __init__(
         self,
@@ -208,7 +212,7 @@ class Muon:
             _orthogonalize_in_place(matrices, scale, self._dtype)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return the optimizer state that a checkpoint stores besides the weights, by name."""
+        """Return the optimizer state that a checkpoint stores besides the weights, by name: the momentum."""
         return {"momentum": self.momentum}
 
 

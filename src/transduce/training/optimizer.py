@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from transduce.acceleration import is_recording
 from transduce.model.backend import (
     AdamScalars,
     TrainingKernels,
@@ -25,7 +24,7 @@ from transduce.model.backend import (
 )
 from transduce.model.initialization import layer_matrices
 from transduce.process_environment import release_freed_memory
-from transduce.training.checkpoint import Rows, Sliceable
+from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
@@ -75,12 +74,15 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """Prepare for a backward pass; if `last`, each chunk is summed over processes as soon as it is complete."""
+        """Prepare for a backward pass; in the last one of a step, each chunk of the gradient is summed over processes.
+
+        The sum of a chunk starts as soon as the chunk is complete, while the backward pass goes on.
+        """
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """Finish a backward pass; after the last micro-batch of a step, wait for all chunks' sums over processes."""
+        """Finish a backward pass; after the last of a step, wait for the sums of all gradient chunks over processes."""
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -104,6 +106,11 @@ class GradientReduction:
                 work = dist.all_reduce(self.gradient[start:stop], async_op=True)
                 assert work is not None
                 self._works.append(work)
+
+
+def is_recording(device: torch.device) -> bool:
+    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
@@ -287,7 +294,7 @@ class FlatUpdate:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self.adam.updates
 
     @updates.setter
@@ -429,9 +436,15 @@ class Optimizer(Protocol):
         """Collect the gradient of the micro-batch whose backward pass has finished."""
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update the weights from the gradients of the step and return the gradient's norm per token.
+        """Update the weights from the gradients of the step.
 
-        Arguments are those of `FlatOptimizer.step`. If the norm is not finite, nothing is updated.
+        Args:
+            tokens: target tokens of the whole step, over all micro-batches and processes, each times its weight.
+            rate: the learning rate.
+            weight_decay: matrices are multiplied by 1 - rate × weight_decay before the update.
+
+        Returns:
+            The norm of the gradient per token before clipping. If it is not finite, nothing was updated.
         """
 
     def discard_gradient(self) -> None:
@@ -439,13 +452,13 @@ class Optimizer(Protocol):
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the master weights, moments and moving average that this process holds, by kind and name."""
 
     @property
-    def rows(self) -> dict[str, Rows] | None:
+    def rows(self) -> dict[str, RowRange] | None:
         """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
@@ -550,7 +563,7 @@ class FlatOptimizer:
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

@@ -92,9 +92,9 @@ class PackedSize(NamedTuple):
 
     sentences: int
     source: int
-    """M, the number of source tokens."""
+    """M, the number of source tokens of the whole batch, including any padding."""
     target: int
-    """N, the number of target tokens."""
+    """N, the number of target tokens of the whole batch, including any padding."""
     max_lengths: tuple[int, int]
     """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
@@ -170,7 +170,7 @@ class _Side(NamedTuple):
     """The tokens of one side of a batch, sources or targets, without padding."""
 
     offsets: Ids
-    """The offset of each token in the flattened padded batch."""
+    """The offset of each token in the padded batch (B, L), flattened."""
     counts: Ids
     """The number of tokens of each sentence, (B,)."""
 
@@ -296,7 +296,10 @@ class PackedLoss:
         return self._records and batch.weights is None and not _Recording.is_watched
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
-        """Pack a batch without padding; `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs."""
+        """Pack a batch without padding; the result is None if the batch has an empty sentence or inner padding.
+
+        `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs.
+        """
         config = self._model.config
         max_length = config.max_positions if config.positions == "learned" else 1 << 30
         capacity_for = max_length if with_capacity else None

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from transduce.model.known_classes import register_wrapper
-from transduce.training.checkpoint import Rows, Sliceable
+from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatUpdate, trainable_parameters, vector_norm
@@ -69,7 +69,10 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
 
 
 class ShardedOptimizer:
-    """An optimizer like `FlatOptimizer` for a model that `shard` has divided; each process updates its own rows."""
+    """An optimizer for a model whose parameters are divided among processes (FSDP), each of which updates its own rows.
+
+    It has the methods of `FlatOptimizer`, for which every process holds the whole model.
+    """
 
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
@@ -123,13 +126,13 @@ class ShardedOptimizer:
         """Return named views of this process's rows of master weights, moments and moving average."""
         return self._update.state()
 
-    def _own_rows(self, full: torch.Size) -> Rows:
+    def _own_rows(self, full: torch.Size) -> RowRange:
         each = -(-full[0] // self.processes.count)
-        return Rows(min(self.processes.rank * each, full[0]), list(full))
+        return RowRange(min(self.processes.rank * each, full[0]), list(full))
 
     @property
     def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
+        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

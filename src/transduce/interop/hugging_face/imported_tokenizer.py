@@ -122,7 +122,7 @@ class ImportedVocabulary(Vocabulary):
         return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
-        """Return whether an id belongs to a token of text, not to a special token or to no token."""
+        """Return whether an id is of a token of text: not of a special token, the unknown token or no token at all."""
         return id in self._tokens and id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
@@ -207,7 +207,7 @@ class ImportedTokenizer(Tokenizer):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that determines the token ids."""
+        """The SHA-256 (hexadecimal) of everything that determines the token ids, by which tokenizers are compared."""
         return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002

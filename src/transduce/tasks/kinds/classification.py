@@ -135,6 +135,7 @@ class ClassificationKind(LabelChoices, TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
+    example, counted = "text", "texts"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
@@ -163,7 +164,7 @@ class ClassificationKind(LabelChoices, TextKind):
         filters = msgspec.structs.replace(
             data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
-        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False, noun=self.example)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus, and check that the vocabulary can spell the labels."""
@@ -220,7 +221,7 @@ class ClassificationKind(LabelChoices, TextKind):
         choice_log.record("task.class_weights", None, Choice(shown, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the loss function: cross-entropy of the classes."""
+        """Return the function from a batch to its loss: cross-entropy of the classes."""
         return ClassificationObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     @override

@@ -133,7 +133,7 @@ class LabelChoices(EncoderChoices):
     """A mixin with the defaults that classification and tagging share, most of them for training from random values."""
 
     muon_factor: ClassVar[float]
-    """The peak learning rate of Muon times `d_model`."""
+    """The number that, divided by `d_model`, is the default peak learning rate of the optimizer Muon."""
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""

@@ -72,11 +72,11 @@ class CardTexts(NamedTuple):
     title: str
     """The heading of the card."""
     pipeline_tag: str
-    """Hugging Face's name for what the model does."""
+    """Hugging Face's name for what the model does, such as "translation"."""
     model: str
     """A description of the model and its training data, without a period."""
     usage: str
-    """A command that uses the model."""
+    """A command that uses the model, in which THIS_FOLDER stands for its folder."""
     score_heading: str = ""
     """The heading of the report on the dev set; empty: the report is a sentence."""
     names_class: bool = True
@@ -158,7 +158,7 @@ class Validation(ABC):
     """A base class of dev sets that measure the quality of a model's weights."""
 
     model: nn.Module
-    """The model that receives the weights."""
+    """The model that is measured; each validation loads the weights to measure into it."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Load weights into the model and measure it on the dev set; the event has the metrics and seconds taken."""
@@ -194,7 +194,7 @@ def validation_event(
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder, device and number of threads of a run."""
+    """The folder of a run, and the device and number of threads with which it computes."""
 
     folder: Path
     """The run's folder."""
@@ -202,6 +202,8 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch device, such as "cpu" or "cuda"."""
     threads: int
     """Number of compute threads."""
+    evaluation_seconds: float | None = None
+    """The time for the final evaluation of a run with a time budget; None: unlimited."""
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,13 +212,13 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     """The user's settings."""
     folder: Path
-    """The run's folder."""
+    """The run's folder, to which the task writes the corpus and the tokenizer."""
     display: ProgressDisplay
-    """The display of what is read and left out."""
+    """The display on which a task tells the user what it reads and leaves out."""
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
     """A function that chooses the tokenizer's settings from the size of the corpus."""
     tokenizer: Tokenizer | None
-    """An existing tokenizer to use instead of learning one."""
+    """The base model's tokenizer, to use instead of learning one; None: learn one, or use the user's own vocabulary."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +227,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     measured: str
     """The measured quality, as a sentence."""
     hint: str
-    """A hint on how to use the model."""
+    """A hint on how to use the model, with an example of a command."""
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
     search: SearchSettings | None = None
@@ -268,10 +270,14 @@ class TaskKind(ABC, Generic[C]):
     """The metrics that `training.best_by` can select the best model by."""
     reads_text: ClassVar[bool] = True
     """True if the task's models read tokens, not numbers."""
+    example: ClassVar[str] = "pair"
+    """What an example that the task learns from is called, in the singular."""
+    counted: ClassVar[str] = "tokens"
+    """What the loss and the speed of training count."""
     may_be_recorded: ClassVar[bool] = False
-    """True if training steps support `training.record`."""
+    """True if training steps may be recorded as CUDA graphs and replayed (`training.record`)."""
     label_smoothing: ClassVar[float] = 0.1
-    """Default of `training.label_smoothing`."""
+    """The default of the setting `training.label_smoothing` in this task."""
     task_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `task.*` that this task uses."""
     scales_rate_with_batch: ClassVar[bool] = True
@@ -280,6 +286,8 @@ class TaskKind(ABC, Generic[C]):
     """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
+    names_languages: ClassVar[bool] = False
+    """True if the choice log names the languages of source and target."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
     accepts_text_noise: ClassVar[bool] = False
@@ -409,7 +417,7 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
         """Choose the model's preset by the number of pairs, or, in some tasks, of target tokens in an epoch."""
-        return choose_preset(pairs)
+        return choose_preset(pairs, self.example)
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
         """Return the number of tokens in an epoch, as `training.batch_tokens` counts them."""
@@ -417,7 +425,7 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
         """Choose the number of training steps; `batch_tokens` counts target tokens unless the task counts others."""
-        return choose_steps(pairs, epoch_tokens, batch_tokens)
+        return choose_steps(pairs, epoch_tokens, batch_tokens, self.example)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
         """Choose `training.batch_tokens`, by default the number of target tokens in a batch."""
@@ -445,7 +453,9 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the metric that selects the best model; `translated` counts the dev sentences to translate."""
-        return choose_best_by(translated)
+        if self.writes_translations:
+            return choose_best_by(translated)
+        return Choice("loss", f"the measure of `task.kind` {self.name}")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:
         """Choose the precision; `default` is what the machine computes fastest."""
@@ -479,7 +489,10 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def plan(self, corpus: C, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> Plan[Any]:
-        """Return the plan of the training batches of process r of n; `rank_and_count` is (r, n)."""
+        """Return the plan of the training batches of process r of n, an object that provides each epoch's batches.
+
+        `rank_and_count` is (r, n).
+        """
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
@@ -513,7 +526,7 @@ class TaskKind(ABC, Generic[C]):
 
     def describe_size(self, corpus: C) -> str:
         """Return the size of the training data as text, for messages."""
-        return count_noun(corpus.pairs, "pair")
+        return count_noun(corpus.pairs, self.example)
 
     # --- the model folder ---
 
@@ -625,7 +638,10 @@ class TextKind(TaskKind[TaskCorpus]):
         return ()
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with all special tokens; the arguments are those of `rewrite`.
+        """Return the text to prepare, with all special tokens; other formats are first converted to files of lines.
+
+        These are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run uses
+        them.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.

@@ -117,13 +117,15 @@ class LanguageModelKind(TextKind):
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
     task_settings = ("context",)
+    example = "line"
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to files with one text per line, and return settings that name these files.
 
-        Arguments are those of `TextKind.rewrite`.
+        They are written to `folder`. With `overwrite`, for a new run, existing ones are replaced; a resumed run only
+        writes missing files of dev texts.
         """
         text_only(settings.data, "language model")
         return write_texts(settings.data, folder, overwrite=overwrite)
@@ -227,7 +229,7 @@ class LanguageModelKind(TextKind):
     def validation(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> LanguageModelDevSet:
-        """Return the dev set: consecutive windows of the dev text."""
+        """Return the dev set: consecutive windows of the dev text, for the loss per token and per character."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
         batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))

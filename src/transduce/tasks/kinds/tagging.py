@@ -274,6 +274,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     label_smoothing = 0.0
     task_settings = ("context",)
     search_advice = "leave it out"
+    example, counted = "sentence", "words"
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that tagging does not use, such as target files.
@@ -409,7 +410,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return _texts(corpus.training, corpus, resolved)
 
     def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
-        """Return the dev set with all dev sentences."""
+        """Return the dev set with all dev sentences, which measures loss, accuracy and, if tags describe spans, F1."""
         return TaggedDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: TaggedCorpus) -> str:
@@ -423,7 +424,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     # --- the model folder ---
 
     def documents(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return {file name: content} of the task card, which stores the names of the tags and the maximum length."""
+        """Return {file name: content} of the task card: the tags and the maximum length of a sentence in tokens."""
         length = text_length(resolved.model, resolved.task.context)
         return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
 

@@ -298,6 +298,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     label_smoothing = 0.0
     task_settings = ("series",)
     search_advice = "leave it out"
+    counted = "numbers"
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that only concern text, such as those of the tokenizer.

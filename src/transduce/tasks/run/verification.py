@@ -43,7 +43,7 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     repeatable: bool | None
     """True if two uninterrupted runs are equal; None if this was not tested, because the resumed run is equal."""
     surroundings: Environment
-    """The machine and libraries that the results depend on."""
+    """The device, instruction set, threads and PyTorch version that the results depend on."""
     notes: list[str]
     """Remarks for the user on settings that were changed for the test."""
 
@@ -162,7 +162,7 @@ class _Verification:
         command += ["--device", self.request.device, *common_words()]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
         log = self.folder / "output.log"
-        environment = child_environment()
+        environment = child_environment(stops_with_parent=True)
         with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:
                 while not ready(run) and process.poll() is None:

@@ -57,10 +57,10 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Largest number of tokens that a language model (masked or not), a classifier or a tagger sees at a time."""
 
     noise: NoiseSettings | None = None
-    """Denoising: how the text is noised."""
+    """Denoising: how the text is noised; None: by the defaults."""
 
     masking: MaskingSettings | None = None
-    """Masked language model: which tokens are hidden, and how."""
+    """Masked language model: which tokens are hidden, and how; None: as in BERT."""
 
     next_sentence: bool | None = None
     """Masked language model: also learn whether one stretch of text follows another; None: true."""
@@ -78,7 +78,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     1. `balanced` gives all classes the same share: texts / (classes × texts of the class). None: 1."""
 
     series: SeriesSettings | None = None
-    """Time series: which columns are read, and what is forecast."""
+    """Time series: which columns are read, and what is forecast; None: by the defaults."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -577,7 +577,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
 
     init_from: str | None = None
-    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings."""
+    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings, and
+    also its search settings where `search.*` sets nothing; None: random weights.
+    """
 
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
@@ -628,7 +630,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     tokenizer: TokenizerSettings | None
     """Settings of the tokenizer; None for a task without text."""
     vocabulary: VocabularySettings = VocabularySettings()
-    """The user's settings of the vocabulary."""
+    """The user's settings of the vocabulary, with what `tokenizer` lacks, such as files of further text."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining
