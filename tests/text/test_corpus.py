@@ -207,14 +207,16 @@ def test_malformed_lines_of_pair_files_are_refused_with_their_number(write_bytes
         list(read_pairs(CorpusFiles(source=(path,), languages=("zh", "en"), strict=True)))
 
     with pytest.raises(
-        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or keep only these two columns"
+        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or choose two columns by number"
     ):
         read("a.tsv", "a\tb\na\tb\tc\n")
     with pytest.raises(TransduceError, match=r"a\.tsv:1: a TSV line needs 2 columns.* has 1"):
         read("a.tsv", "a\n")
     with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object \(.+\): fix it"):
         read("a.jsonl", '{"zh": ')
-    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object"):
+    with pytest.raises(
+        TransduceError, match=r"a\.jsonl:1: JSON lines have an object on each line, but this line begins a list"
+    ):
         read("a.jsonl", "[1, 2]")
     with pytest.raises(
         TransduceError,

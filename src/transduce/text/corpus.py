@@ -26,7 +26,7 @@ from transduce.text.vocabulary import replace_lone_surrogates
 BLOCK_LINES = 8_192
 
 Format = Literal["auto", "lines", "tsv", "jsonl"]
-_FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
 class Pair(NamedTuple):
@@ -459,8 +459,8 @@ def _unquoted(column: str) -> str:
 
 def _wrong_columns(where: str, count: int) -> TransduceError:
     return TransduceError(
-        f"{where}: a TSV line needs 2 columns, source and target, but this one has {count}: fix it, or keep only these "
-        "two columns of the file."
+        f"{where}: a TSV line needs 2 columns, source and target, but this one has {count}: fix it, or choose two "
+        "columns by number in `data.columns`, such as 1 and 2."
     )
 
 
@@ -587,6 +587,11 @@ def read_record(line: str, where: str) -> dict[str, object]:
         return msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        if line.lstrip().startswith("["):
+            raise TransduceError(
+                f"{where}: JSON lines have an object on each line, but this line begins a list: write each of the "
+                "list's objects on a line of its own."
+            ) from None
         record = _record_with_surrogates(line)
         if record is None:
             raise TransduceError(f"{where}: the line is not a JSON object ({reason}): fix it.") from None

@@ -378,7 +378,8 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         )
         return
     names = " ".join(language or "?" for language in found) if any(found) else "unknown"
-    reason = "the files' suffixes" if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
+    by_names = "the files' suffixes" if found == languages_of(settings.data) else "the names of the columns"
+    reason = by_names if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
     choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
