@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import transduce
+from transduce.commands.line_warnings import resolve_languages
 from transduce.commands.main import main
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.translate import portions, target_path, write_translated
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
-from transduce.inference.line_warnings import resolve_languages
 from transduce.inference.translator import Translator
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n"

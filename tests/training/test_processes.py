@@ -200,8 +200,8 @@ def test_gradient_all_reduces_start_during_the_backward_pass_of_kernels(
             for last in (False, True):  # the second of two micro-batches is the last of its step
                 if reduction is not None:
                     reduction.begin(last=last)
-                factors = model.logit_factors(model.hidden(ids, ids))
-                projected_cross_entropy(*factors, ids, pad_id=0, label_smoothing=0.1).total.backward()
+                hidden, weight = model.hidden(ids, ids), model.output_weight
+                projected_cross_entropy(hidden, weight, ids, pad_id=0, label_smoothing=0.1).total.backward()
                 if reduction is not None:
                     assert sorted(begun.sizes) == sorted(p.numel() for p in parameters) * last  # before it is over
                     reduction.finish()

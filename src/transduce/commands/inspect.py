@@ -256,7 +256,7 @@ def _report_input(translator: "Translator", text: str) -> None:
     That is the case for several sentences, which translation divides, and for parts that translation copies. Letters
     that the vocabulary lacks and a wrong language are reported too.
     """
-    from transduce.inference.line_warnings import LineWarnings, unknown_letters
+    from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
     warnings = LineWarnings(
         translator.source_language,

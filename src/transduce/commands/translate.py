@@ -41,8 +41,8 @@ from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.commands.line_warnings import LineWarnings
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
-    from transduce.inference.line_warnings import LineWarnings
     from transduce.inference.translator import Translator
 
 _MAX_DAMAGED = 5  # damaged lines that are reported individually
@@ -290,7 +290,7 @@ def translate_with_warnings(
         portions: the groups of lines.
     """
 
-    from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
+    from transduce.commands.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
     def make_warnings() -> "LineWarnings":
         folder = Path(folders[0])

@@ -236,7 +236,7 @@ class _UnitWarnings:
     """Collects warnings about the translations of a document's texts, which are numbered from 1; `str` lists them."""
 
     def __init__(self, translator: "Translator") -> None:
-        from transduce.inference.line_warnings import LineWarnings, unknown_letters
+        from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
         self._warnings = LineWarnings(
             translator.source_language,

@@ -28,7 +28,7 @@ from transduce.kernels.prepacked import (
     InferenceModel,
     LinearUse,
     MakeLinear,
-    PackedModel,
+    PackedLayers,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
@@ -138,7 +138,7 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
     return cast(_Quantizable, prepack(model, make))
 
 
-def outline_quantized(model: nn.Module) -> PackedModel | None:
+def outline_quantized(model: nn.Module) -> PackedLayers | None:
     """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
 
     `model` is on the meta device, and must not be used afterwards.
@@ -146,7 +146,7 @@ def outline_quantized(model: nn.Module) -> PackedModel | None:
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         return (
-            PackedModel(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+            PackedLayers(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
         )
     except TransduceError:
         return None
@@ -249,9 +249,9 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativeState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
-        return NativeState(prepacked, programs, source_ids)
+        return NativeState(prepacked, kernels, source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -274,9 +274,9 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import encode_texts
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedEncoder)
-        states = encode_texts(prepacked, programs, ids, token_types)
+        states = encode_texts(prepacked, kernels, ids, token_types)
         if states is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
     return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
@@ -291,9 +291,9 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedDecoder)
-        return NativePromptState(prepacked, programs, prompt_ids, lengths)
+        return NativePromptState(prepacked, kernels, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 

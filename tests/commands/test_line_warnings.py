@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import transduce
+from transduce.commands.line_warnings import LineWarnings, UnknownLetters, unknown_letters
 from transduce.commands.main import main
-from transduce.inference.line_warnings import LineWarnings, UnknownLetters, unknown_letters
 from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.translation import Alternative, Translation
 from transduce.text import CorpusFiles, TokenizerSettings, read_pairs
