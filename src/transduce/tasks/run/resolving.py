@@ -579,7 +579,7 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
         return
     with torch.device("meta"):
         model = build_any_model(config)
-    reason = why_no_whole_layers(model, DTYPES[training.precision], device)
+    reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
     if reason is not None:
         choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
 
