@@ -70,7 +70,7 @@ def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
     )
 
 
-def test_the_command_warns_and_translates_all_the_same(
+def test_translate_warns_about_lines_and_still_translates_them(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     options = ["--device", "cpu", "--threads", "1", "--precision", "fp32", "--max-length", "12"]

@@ -355,7 +355,7 @@ def test_the_choice_log_reports_what_will_decode_the_model(changes: dict[str, An
         ({"attention_window": 5}, "`model.attention_window` is set"),
     ],
 )
-def test_the_choice_log_reports_what_will_train_the_model(changes: dict[str, Any], reason: str | None) -> None:
+def test_the_choice_log_reports_why_layers_do_not_run_as_a_whole(changes: dict[str, Any], reason: str | None) -> None:
     if why_no_kernels(1) is not None:
         pytest.skip("this processor has no kernels")
     account = ChoiceLog()

@@ -296,7 +296,9 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
         search_settings(options, folder)
     if not folders:
         names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
-        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
+        refuse_options(
+            options, names_of_models, "`{option}` sets how to translate, but A and B are translations: leave it out."
+        )
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:

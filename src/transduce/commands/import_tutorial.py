@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.atomic_io import name_path_in_errors
 from transduce.commands.options import TUTORIAL_STYLES, check_folder, option_of
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.ui_language import localized
@@ -139,7 +139,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
     if table is None:
         raise TransduceError(
             f"{options.file} has neither {names.source} nor token_embedding_table.weight, the embeddings of the style "
-            f"karpathy: choose another --style; the first weights are {', '.join(list(weights)[:5])}."
+            f"karpathy: choose another --style; the first weights are {shown_names(weights, 5)}."
         )
     tokenizer = _language_tokenizer(options.words, len(table))
     vocabulary = tokenizer.target
@@ -343,7 +343,7 @@ def _config(
     if names.source not in weights:
         raise TransduceError(
             f"{options.file} has no {names.source}, the source embeddings of the style {options.style}: pass the names "
-            f"with --embeddings; the first weights are {', '.join(list(weights)[:5])}."
+            f"with --embeddings; the first weights are {shown_names(weights, 5)}."
         )
     d_model = weights[names.source].shape[1]
     inner = [name for name in weights if name.endswith(_INNER[options.style])]

@@ -258,14 +258,14 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
     Args:
         options: the options of a command.
         names: names of the options to refuse, which are None if they are not set.
-        reason: why, as the end of the message after the option.
+        reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
         if vars(options)[name] is not None:
-            raise TransduceError(f"`{option_of(name)}` {reason}")
+            raise TransduceError(reason.format(option=option_of(name)))
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":

@@ -232,14 +232,14 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
 
     if options.sample:
         refuse_options(
-            options, BEAM_OPTIONS, "sets how to search, but --sample does not search: leave one of them out."
+            options, BEAM_OPTIONS, "`{option}` sets how to search, but --sample does not search: leave one of them out."
         )
     search = search_settings(options, folder)
     sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
         sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
     else:
-        refuse_options(options, SAMPLING_OPTIONS, "sets how to sample: add --sample, or leave it out.")
+        refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.redecode and (draws or search.n_best > 1):

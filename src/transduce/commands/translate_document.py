@@ -120,7 +120,9 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
     if file is None and options.format not in (None, "txt"):
         raise TransduceError("--format describes a file, but the input is standard input: name the file.")
     if found is None:
-        refuse_options(options, _SETTINGS, "applies to documents, but the input is lines of text: leave it out.")
+        refuse_options(
+            options, _SETTINGS, "`{option}` applies to documents, but the input is lines of text: leave it out."
+        )
     return found
 
 

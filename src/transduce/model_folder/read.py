@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -56,8 +56,6 @@ DIRECTIONS = "directions.json"
 CONTEXT = "context.json"
 SETTINGS_FILE = "settings.toml"
 """The name of the file with the settings of the run that made a model folder, or of an imported model."""
-
-_MAX_SHOWN = 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -598,17 +596,12 @@ def _read_weights(
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:
         raise TransduceError(
-            f"{path} does not hold the weights of its config.json: missing {_shorten_list(missing)}, "
-            f"unexpected {_shorten_list(sorted(present - expected))}."
+            f"{path} does not hold the weights of its config.json: missing {shown_names(missing)}; "
+            f"unexpected {shown_names(sorted(present - expected))}."
         )
     weights = {name: _restore(file, locations[name], outline[name].dtype) for name in names}
     _check_shapes(path, weights, outline)
     return weights
-
-
-def _shorten_list(names: list[str]) -> str:
-    """Return a list of names as text for a message: the first 20, and how many more there are; "none" if empty."""
-    return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
 def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:

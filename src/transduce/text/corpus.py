@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.text.files import (
     LineBlocks,
     LineNotes,
@@ -576,7 +576,7 @@ def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, n
 
 
 def _keys(record: dict[str, object]) -> str:
-    return ", ".join(f'"{key}"' for key in record) or "none"
+    return shown_names((f'"{key}"' for key in record), 20)
 
 
 def read_record(line: str, where: str) -> dict[str, object]:

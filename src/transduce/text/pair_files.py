@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.corpus import Format, find_layout, format_of, is_header, parse_weight, read_record
 from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
 
@@ -244,7 +244,7 @@ def are_languages(names: tuple[str, str]) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
+    return shown_names(map(repr, names), 20)
 
 
 # --- formats ---
@@ -325,7 +325,7 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
     if (Path(path) / "dataset_dict.json").is_file():
         parts = sorted(each.name for each in Path(path).iterdir() if each.is_dir())
         raise TransduceError(
-            f"{path} holds the datasets {', '.join(parts)}: name one of them, such as {Path(path) / parts[0]}."
+            f"{path} holds the datasets {shown_names(parts)}: name one of them, such as {Path(path) / parts[0]}."
             if parts
             else f"{path} holds no dataset: write it again."
         )
@@ -370,7 +370,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "
-            f"{', '.join(sorted(found)) or 'none'}: name two of these by `data.languages`."
+            f"{shown_names(sorted(found), 40)}: name two of these by `data.languages`."
         )
 
 
@@ -393,8 +393,8 @@ def _texts(element: ElementTree.Element) -> Iterator[str]:
 def _guess_languages(found: list[str], header_language: str | None, path: str) -> tuple[str, str]:
     if len(found) != 2:
         raise TransduceError(
-            f"{path} has texts in {', '.join(sorted(found)) or 'no language'}: name source and target by "
-            "`data.languages`."
+            f"{path} has texts in {shown_names(sorted(found), 40) if found else 'no language'}: name source and target "
+            "by `data.languages`."
         )
     source = (header_language or "").casefold()
     first = next((language for language in found if source and language.split("-")[0] == source.split("-")[0]), None)
