@@ -44,7 +44,7 @@ class LineWarnings:
         unknown_characters: Callable[[str], UnknownLetters] | None = None,
         noun: str = "line",
     ) -> None:
-        """Create a collector that has no line numbers yet.
+        """Create an empty collector of the numbers of lines whose translation has a problem.
 
         Args:
             source_language: language code of the source; None: unknown.

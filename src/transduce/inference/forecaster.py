@@ -92,7 +92,9 @@ class Forecaster:
 
     @torch.inference_mode()
     def forecast_windows(self, past: Numbers, steps: int, *, samples: int = 0, seed: int = 1) -> Forecast:
-        """Forecast several windows at once, (B, S, C) to (B, T, C); only the last points of each window are read.
+        """Forecast several windows at once, (B, S, C) to values (B, T, C); only the last points of each are read.
+
+        With `samples`, the values are the mean of sampled trajectories; their 10 % and 90 % quantiles come with it.
 
         Args:
             past: past values of each window, newest last.

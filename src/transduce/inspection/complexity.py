@@ -336,9 +336,9 @@ def training_flops(preset: str) -> float:
 
 
 def measure_flops(size: int = 1_024) -> float:
-    """Return the float32 operations a second of a square matrix multiplication with all of PyTorch's threads.
+    """Return the float32 operations a second of a (size, size) matrix product with all of PyTorch's threads.
 
-    Processor time, in the sum of the threads, is measured, so that other programs do not count.
+    Processor time, divided by the number of threads, is measured, so that other programs do not count.
     """
     one, other = torch.randn(size, size), torch.randn(size, size)
     one @ other

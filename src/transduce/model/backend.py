@@ -321,9 +321,9 @@ class TrainingKernels(Protocol):
     def apply_update(
         self, vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float
     ) -> None:
-        """Apply an optimizer's update, other than Adam's, to the master weights.
+        """Replace the master weights by master · shrink - rate · move, for optimizers other than Adam.
 
-        Their moving average and bfloat16 copy are refreshed.
+        The gradient is set to zero, and the moving average and the bfloat16 copy of the weights are refreshed.
 
         Args:
             vectors: the vectors to change.

@@ -533,7 +533,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self, counted: str = "tokens") -> str:
-        """Return the mean loss and the speed since the last report for the progress bar; "" if none changed weights.
+        """Return the mean loss and the speed since the last report, for the progress bar; "" if all steps were skipped.
 
         `counted` names what the loss and the speed count.
         """

@@ -100,9 +100,9 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update this process's rows, and return the norm over all rows of the gradient per token.
+        """Update this process's rows from the gradient of the step, and return the norm of the gradient per token.
 
-        Nothing is updated if the norm is not finite.
+        The norm is that of all processes' rows, before clipping. If it is not finite, the gradient is discarded.
         """
         squares = vector_norm(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens

@@ -62,9 +62,9 @@ class Tile(NamedTuple):
 
     @property
     def zero_point(self) -> int:
-        """The zero point that is added to quantized activations, so that they are unsigned; 0 for `words`.
+        """The number that makes quantized activations unsigned when added; 0 in the format `words`, which is signed.
 
-        Only integer formats have one (KeyError for others).
+        Raises KeyError for the floating-point formats `pairs` and `floats`.
         """
         return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
 
