@@ -378,7 +378,8 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         )
         return
     names = " ".join(language or "?" for language in found) if any(found) else "unknown"
-    reason = "the files' suffixes" if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
+    by_names = "the files' suffixes" if found == languages_of(settings.data) else "the names of the columns"
+    reason = by_names if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
     choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
@@ -578,7 +579,7 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
         return
     with torch.device("meta"):
         model = build_any_model(config)
-    reason = why_no_whole_layers(model, DTYPES[training.precision], device)
+    reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
     if reason is not None:
         choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
 
