@@ -19,7 +19,8 @@ from transduce.ui_language import CATALOGS, LANGUAGES, NUMBER
 
 SOURCE = Path(__file__).parents[1] / "src" / "transduce"
 
-# Files without messages for users: compiled code, machine-readable formats, and the server's answers in English.
+# Files without messages for users but errors: compiled code, machine-readable formats, and the server's answers in
+# English.
 WITHOUT_MESSAGES = (
     "kernels/cpu/",
     "kernels/cuda/",
@@ -92,10 +93,16 @@ def messages() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         file = path.relative_to(SOURCE).as_posix()
-        if not file.startswith(WITHOUT_MESSAGES):
-            for text in _messages_of(ast.parse(path.read_text("utf-8"))):
-                found.setdefault(text, file)
+        find = _errors_of if file.startswith(WITHOUT_MESSAGES) else _messages_of
+        for text in find(ast.parse(path.read_text("utf-8"))):
+            found.setdefault(text, file)
     return found
+
+
+def _errors_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name_of(node.func) == "TransduceError":
+            yield from (text for argument in node.args[:1] for text in texts_of(argument) if has_words(text))
 
 
 def _messages_of(tree: ast.Module) -> Iterator[str]:

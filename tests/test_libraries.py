@@ -1,14 +1,16 @@
-"""Test that libraries release memory, and that released pages are read again correctly."""
+"""Test that libraries release memory and read it again correctly, and that child processes end with their parent."""
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from transduce.process_environment import release_library
+from transduce.process_environment import child_environment, release_library
 
 
 def _resident_kilobytes(name: str) -> int:
@@ -88,7 +90,7 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this is of GNU's C library")
 @pytest.mark.parametrize("said", [{}, {"MALLOC_TOP_PAD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=65536"}])
-def test_freed_memory_is_used_again_unless_a_user_set_how_it_is_kept(said: dict[str, str]) -> None:
+def test_freed_memory_is_reused_unless_malloc_is_configured_by_the_user(said: dict[str, str]) -> None:
     """If the allocator returned freed memory to the system, reusing each page would cause a page fault."""
     if said and _LARGE_PAGES.exists() and "[always]" in _LARGE_PAGES.read_text(encoding="utf-8"):
         pytest.skip("this system's pages are large, so that there are few")
@@ -96,3 +98,34 @@ def test_freed_memory_is_used_again_unless_a_user_set_how_it_is_kept(said: dict[
     done = subprocess.run([sys.executable, "-c", _FREED], env=clean | said, capture_output=True, text=True, check=True)
     faults = int(done.stdout)
     assert (faults > _PAGES_OF_A_STEP / 2) if said else (faults < _PAGES_OF_A_STEP / 10), faults
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not replace the parent of a process")
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    child = f"""
+import os, signal, sys, time
+from transduce.process_environment import stop_with_parent
+signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / "ended")!r}, "w").close(), os._exit(0)))
+stop_with_parent()
+assert "TRANSDUCE_PARENT" not in os.environ
+open({str(tmp_path / "started")!r}, "w").close()
+time.sleep(120)
+"""
+    parent = f"""
+import subprocess, sys
+from transduce.process_environment import child_environment
+command = [sys.executable, "-c", {child!r}]
+subprocess.Popen(command, env=child_environment(stops_with_parent=True), start_new_session=True).wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], env=child_environment())
+
+    def wait_for(name: str) -> None:
+        give_up_at = time.monotonic() + 60.0
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < give_up_at, name
+            time.sleep(0.05)
+
+    wait_for("started")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for("ended")

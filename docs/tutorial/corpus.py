@@ -37,6 +37,6 @@ def word_list(sentences):
 
 source_words = word_list(source for source, _ in texts)
 target_words = word_list(target for _, target in texts)
-pairs = [([source_words[word] for word in s], [target_words[word] for word in t]) for s, t in texts]
+pairs = [([source_words[word] for word in [*s, "E"]], [target_words[word] for word in t]) for s, t in texts]
 random.Random(1).shuffle(pairs)
 test_pairs, train_pairs = pairs[:100], pairs[100:]

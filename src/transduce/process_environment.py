@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,10 +47,35 @@ def module_command(name: str) -> list[str]:
     return [sys.executable, "-P", "-m", name]
 
 
-def child_environment() -> dict[str, str]:
-    """Return the environment for a Python subprocess in which this package is found before any other of its name."""
+def child_environment(*, stops_with_parent: bool = False) -> dict[str, str]:
+    """Return the environment for a Python subprocess in which this package is found before any other of its name.
+
+    With `stops_with_parent`, a `transduce` command in the subprocess ends when this process has ended, even by SIGKILL.
+    """
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    parent = {_PARENT: str(os.getpid())} if stops_with_parent else {}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | parent
+
+
+_PARENT = "TRANSDUCE_PARENT"  # the id of the process that must outlive this one
+_SECONDS_BETWEEN_CHECKS = 1.0
+
+
+def stop_with_parent() -> None:
+    """Send SIGTERM to this process when its parent ends, if the environment asks for it: training then saves.
+
+    Where the system does not replace the parent of such a process (Windows), it goes on.
+    """
+    parent = os.environ.pop(_PARENT, "")
+    if not parent.isdigit():
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
 
 
 # --- environment variables and memory ---

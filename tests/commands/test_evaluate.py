@@ -46,7 +46,7 @@ def test_evaluate_as_json(capsys: Capture, trained: Path, toy_corpus: Path, tmp_
     assert printed["sentences"] == 50
 
 
-def test_evaluate_with_a_glossary_says_so(
+def test_evaluate_applies_and_reports_a_glossary(
     capsys: Capture, trained: Path, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     sources, references = write_lines("in.zh", ["我吃鱼。"]), write_lines("ref.en", ["we eat milk ."])

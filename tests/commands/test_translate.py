@@ -94,7 +94,7 @@ def test_a_workers_mistake_is_one_sentence(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows ends processes otherwise")
-def test_a_killed_translation_goes_on_to_the_same_output(
+def test_a_killed_translation_resumes_to_the_same_output(
     capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, toy_corpus: Path
 ) -> None:
     lines = (toy_corpus / "train.zh").read_text("utf-8").split("\n")[:-1] * 2
@@ -298,7 +298,7 @@ def test_lines_too_short_for_a_glossary_term_are_reported(
     assert main(["translate", str(trained), str(file), *options]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
     assert told[0] == "glossary: 1 term in the sources, 0 of them in the translations; missing"
-    assert told[1] == "  line 2: `茶` as `the water` or `apples`"
+    assert told[1] == "  line 2 lacks `the water` or `apples` for `茶`"
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 

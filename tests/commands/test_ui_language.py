@@ -14,9 +14,11 @@ import pytest
 
 import transduce
 from transduce import ui_language
+from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
-from transduce.inference.line_warnings import LineWarnings, UnknownLetters
+from transduce.exchange.exporters import _check_fits
+from transduce.model.config import ModelConfig
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
@@ -96,7 +98,7 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
 
 
 @pytest.mark.parametrize("activation", ["", "source .venv/bin/activate; "])
-def test_what_the_demonstration_suggests_is_in_chinese(activation: str) -> None:
+def test_suggestions_of_the_demonstration_are_in_chinese(activation: str) -> None:
     command = f'{activation}transduce inspect models/demo "我爱你"'
     found = Catalog(TRANSLATED).find(f"Next, look into a translation: {command}")
     assert found == f"下一步，看看一句译文是怎样得来的：{command}"
@@ -176,6 +178,14 @@ def test_an_error_is_shown_in_chinese_and_keeps_its_english_text() -> None:
     with pytest.raises(TransduceError, match="模型文件夹里应有") as caught:
         transduce.load(str(ROOT / "docs"))
     assert caught.value.args[0].startswith("A model folder holds a config.json")
+
+
+def test_refusals_of_exports_are_in_chinese() -> None:
+    config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, attention_window=3)
+    with use_ui_language("zh"), pytest.raises(TransduceError) as refused:
+        _check_fits("ctranslate2", "CTranslate2", config)
+    with use_ui_language("zh"):
+        assert str(refused.value) == "CTranslate2 无法计算带有 `model.attention_window` = 3 的模型：请改为导出成 onnx。"
 
 
 @pytest.mark.parametrize(

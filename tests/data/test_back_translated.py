@@ -95,7 +95,7 @@ def test_the_number_of_workers_changes_no_file(files: CorpusFiles, tmp_path: Pat
         assert path.read_bytes() == (folders[1] / path.name).read_bytes()
 
 
-def test_where_a_machine_wrote_all_sources_nothing_is_held_out(files: CorpusFiles, tmp_path: Path) -> None:
+def test_nothing_is_held_out_if_all_pairs_are_back_translated(files: CorpusFiles, tmp_path: Path) -> None:
     tokenizer = learn(files, BACK_TRANSLATED)
     alone = CorpusFiles(source=files.source[1:], target=files.target[1:], back_translated=files.back_translated)
     corpus = prepare(alone, tokenizer, FilterSettings(), tmp_path / "c", hold_out=HOLD_OUT)

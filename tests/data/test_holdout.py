@@ -44,7 +44,7 @@ def test_the_choice_does_not_depend_on_the_order() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(9, 1), (60, 6), (300, 30), (1_000, 100), (5_000, 150)])
-def test_of_few_pairs_a_tenth_is_held_out(count: int, expected: int) -> None:
+def test_a_tenth_of_few_pairs_is_held_out(count: int, expected: int) -> None:
     assert len(run(numbered(count), HoldOutSettings())[1]) == expected
 
 
@@ -62,7 +62,7 @@ def test_no_source_is_both_held_out_and_trained_on() -> None:
 
 
 @pytest.mark.parametrize(("sources", "copies", "expected"), [(600, 33, 61), (300, 17, 31), (5, 200, 1), (2, 10, 1)])
-def test_of_repeated_sources_few_are_held_out(sources: int, copies: int, expected: int) -> None:
+def test_few_repeated_sources_are_held_out(sources: int, copies: int, expected: int) -> None:
     pairs = [Pair(f"source {number}", str(copy), number) for copy in range(copies) for number in range(sources)]
     training, held, further = run(pairs, HoldOutSettings())
     assert len(held) == expected

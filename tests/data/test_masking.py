@@ -37,7 +37,7 @@ def test_every_position_is_hidden_as_often_and_other_keys_hide_others() -> None:
     assert (first == (hide(ids, np.ones_like(ids, bool), key=1).labels != PAD)).all()
 
 
-def test_what_may_not_be_hidden_stays_and_one_token_at_least_is_hidden() -> None:
+def test_special_tokens_stay_and_at_least_one_token_is_masked() -> None:
     ids = np.array([[2, 7, 3, 0, 0], [2, 7, 8, 9, 3], [2, 3, 0, 0, 0]])
     may_hide = ids > 3
     for key in range(50):

@@ -199,7 +199,7 @@ def test_a_corpus_whose_pairs_are_all_dropped_is_refused(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_dropped_is_reported_by_the_file_that_has_it(
+def test_dropped_pairs_are_reported_with_their_file_and_line(
     tokenizer: Tokenizer, tmp_path: Path, workers: int
 ) -> None:
     sources, targets = ([f"der hund {number}" for number in range(20_000)] for _ in range(2))

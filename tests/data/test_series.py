@@ -51,7 +51,7 @@ def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines
         (["a,b", '"1,2'], r"csv:2: this line of a table cannot be read"),
     ],
 )
-def test_what_is_no_table_of_numbers_is_refused_with_its_location(
+def test_malformed_tables_are_refused_with_their_location(
     lines: list[str], message: str, write_lines: WriteLines
 ) -> None:
     with pytest.raises(TransduceError, match=message):

@@ -283,9 +283,7 @@ def test_a_part_may_be_empty(write_lines: WriteLines, tokenizer: Tokenizer, tmp_
     assert PreparedCorpus.open(tmp_path / "merged", tokenizer).pairs == 1  # the other one is held out
 
 
-def test_a_corpus_that_is_prepared_anew_is_not_read_on(
-    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_corpus_rewritten_while_in_use_is_an_error(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """A run would learn from other pairs, cut by another vocabulary perhaps, and nobody would know."""
     found = prepare(files, tokenizer, FILTERS, tmp_path / "corpus")
     found.read(0, 5)
@@ -296,7 +294,9 @@ def test_a_corpus_that_is_prepared_anew_is_not_read_on(
         found.read_range_lengths([(0, 5)])
 
 
-def test_a_file_that_shrinks_while_it_is_read(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_corpus_file_that_shrinks_while_it_is_read_is_an_error(
+    files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     found = prepare(files, tokenizer, FILTERS, tmp_path / "whole")
     (tmp_path / "whole" / "source.offsets").write_bytes(b"12345678")
     with pytest.raises(TransduceError, match=r"source\.offsets has become shorter while it was read"):

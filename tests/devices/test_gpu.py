@@ -3,6 +3,7 @@
 Results must equal those of the CPU. No operation may mix tensors of both devices, and the CPU may wait only rarely.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,13 +33,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned": {
         "model.positions": "learned", "model.max_positions": 64, "model.zero_padding_row": False,
         "model.tie_source_target": False, "model.tie_output": False, "model.share_layers": True,
+        "model.num_encoder_layers": 2, "model.num_decoder_layers": 2,
     },
     "rotary": {"model.positions": "rotary", "model.num_heads": 2, "model.num_key_value_heads": 1},
     "relative": {"model.positions": "relative", "model.output_bias": True},
     "window": {"model.attention_window": 3},
     "additive": {"model.attention_score": "additive"},
     "general": {"model.attention_score": "general", "model.attention_kind": "hard"},
-    "lstm": {"model.kind": "recurrent", "model.input_feeding": True},
+    "lstm": {"model.kind": "recurrent", "model.input_feeding": True, "model.num_decoder_layers": 2},
     "gru": {"model.kind": "recurrent", "model.recurrent_cell": "gru", "model.recurrent_attention": "bahdanau"},
     "seq2seq": {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.recurrent_context_to": "both"},
     "intra-attention": {"model.kind": "recurrent", "model.recurrent_self_attention": True},
@@ -65,9 +67,18 @@ STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 
 def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, str] | None) -> Results:
     """Run jobs on each device, and return the results by device."""
+    specification = importlib.util.spec_from_file_location("trials", TRIALS)
+    assert specification is not None
+    assert specification.loader is not None
+    trials = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(trials)
     return {
-        device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
-        for device in ("cpu", "pretend", *(["cuda"] if on_gpu else []))
+        # As JSON, as the results of the other devices are.
+        "cpu": json.loads(json.dumps(trials.run_jobs(jobs("cpu")[0]))),
+        **{
+            device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
+            for device in ("pretend", *(["cuda"] if on_gpu else []))
+        },
     }
 
 
@@ -111,7 +122,7 @@ def approximately(value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained_everywhere(
+def training_results(
     toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
 ) -> Results:
     """Train every variant for three steps on the CPU and on the devices, and return the results.
@@ -125,6 +136,8 @@ def trained_everywhere(
     settings = toy_settings | {
         "data.dev_source": [str(dev / "data.dev_source")],
         "data.dev_target": [str(dev / "data.dev_target")],
+        "model.num_encoder_layers": 1,
+        "model.num_decoder_layers": 1,
         "model.dropout": 0.0,
         "training.steps": 3,
         "training.validate_every": 3,
@@ -155,8 +168,8 @@ def trained_everywhere(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*VARIANTS, "resumed"])
-def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: str, device: str) -> None:
-    expected, found = (result_of(trained_everywhere, each, name) for each in ("cpu", device))
+def test_training_results_equal_those_of_the_cpu(training_results: Results, name: str, device: str) -> None:
+    expected, found = (result_of(training_results, each, name) for each in ("cpu", device))
     assert found == (
         {"step": 3, "best": pytest.approx(expected["best"], rel=0.02)} if name == "bf16" else approximately(expected)
     )
@@ -164,13 +177,13 @@ def test_training_goes_as_on_the_processor(trained_everywhere: Results, name: st
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["recorded", "recorded-resumed"])
-def test_recorded_training_goes_as_on_the_processor(trained_everywhere: Results, name: str) -> None:
-    found, expected = (result_of(trained_everywhere, device, name) for device in ("cuda", "cpu"))
+def test_recorded_training_results_equal_those_of_the_cpu(training_results: Results, name: str) -> None:
+    found, expected = (result_of(training_results, device, name) for device in ("cuda", "cpu"))
     assert found == approximately(expected)
 
 
 @pytest.fixture(scope="module")
-def searched_everywhere(
+def search_results(
     toy_corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None
 ) -> Results:
     """Translate some sentences by every search on the CPU and on the devices, and return the results."""
@@ -185,25 +198,25 @@ def searched_everywhere(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*SEARCHES, "stream", "score"])
-def test_search_finds_what_the_processor_finds(searched_everywhere: Results, name: str, device: str) -> None:
+def test_search_results_equal_those_of_the_cpu(search_results: Results, name: str, device: str) -> None:
     if device == "cuda" and name == "sampled":
         pytest.skip("a GPU draws other numbers")
-    expected, found = (result_of(searched_everywhere, each, name) for each in ("cpu", device))
+    expected, found = (result_of(search_results, each, name) for each in ("cpu", device))
     assert found == approximately(expected)
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_search_synchronizes_with_the_device_rarely(searched_everywhere: Results, name: str) -> None:
+def test_search_synchronizes_with_the_device_rarely(search_results: Results, name: str) -> None:
     before, each_step, each_leaving = WAITS[name]
-    waits = searched_everywhere["pretend"][name]["waits"]
+    waits = search_results["pretend"][name]["waits"]
     place, times = STEPS["greedy" if name.startswith("greedy") else "beam"]
     steps, sentences = waits[f"transduce/search/{place}"] // times, 7
     assert 0 < steps <= sum(waits.values()) <= before + steps * each_step + sentences * each_leaving
 
 
 @pytest.mark.parametrize(("name", "most"), [("adam", 5), ("muon", 5), ("rotary", 5), ("window", 5), ("bf16", 5)])
-def test_a_training_step_synchronizes_with_the_device_rarely(trained_everywhere: Results, name: str, most: int) -> None:
-    found = trained_everywhere["pretend"][name]["waits"]
+def test_a_training_step_synchronizes_with_the_device_rarely(training_results: Results, name: str, most: int) -> None:
+    found = training_results["pretend"][name]["waits"]
     waits = {place: count for place, count in found.items() if "/training/" in place}
     rare = ("training/checkpoint.py", "training/loop.py:_validate")
     often = {place: count for place, count in waits.items() if not any(each in place for each in rare)}
@@ -268,7 +281,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def tasks_everywhere(
+def task_results(
     sources: dict[str, Path],
     toy_settings: dict[str, Any],
     trained: Path,
@@ -301,6 +314,6 @@ def tasks_everywhere(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*TASKS, *(f"{name}, used" for name, each in TASKS.items() if each[1]), "lora"])
-def test_other_tasks_go_as_on_the_processor(tasks_everywhere: Results, name: str, device: str) -> None:
-    expected, found = (result_of(tasks_everywhere, each, name) for each in ("cpu", device))
+def test_results_of_other_tasks_equal_those_of_the_cpu(task_results: Results, name: str, device: str) -> None:
+    expected, found = (result_of(task_results, each, name) for each in ("cpu", device))
     assert found == approximately(expected)

@@ -1,11 +1,20 @@
 """Test that the tutorial's pages run, build the same model as transduce's, and agree with its files and notebooks."""
 
+import contextlib
 import importlib.util
 import json
+import re
+import shlex
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.search.settings import SearchSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -30,7 +39,34 @@ def test_all_pages_run_and_the_model_translates_numbers(tmp_path: Path) -> None:
     printed = generator().run_pages(tmp_path)  # the blocks assert what they claim
     assert list(printed) == [page.stem for page in PAGES]
     assert len(PAGES) == 6
-    assert "the same translations\n" in printed["6-search"][-1]
+    assert "the same translations\n" in printed["6-search"]
+    _check_folder(tmp_path)
+
+
+def _check_folder(folder: Path) -> None:
+    """Run the last page's command in the folder of its files, and compare the translations with the tutorial's own."""
+    (command,) = re.findall(
+        r"^transduce (import-tutorial .*)\n +(.*)$", (TUTORIAL / "6-search.md").read_text("utf-8"), re.M
+    )
+    with contextlib.chdir(folder):
+        assert main(shlex.split("".join(command).replace("\\", " "))) == 0
+    translator = transduce.load(
+        folder / "models/numbers", task="translation", precision="fp32", device="cpu", threads=1
+    )
+    assert (translator.source_language, translator.target_language) == ("zh", "en")
+    corpus, listing = sys.modules["corpus"], sys.modules["transformer"]
+    model = listing.Transformer(len(corpus.source_words), len(corpus.target_words))
+    model.load_state_dict(torch.load(folder / "numbers.pt"))
+    model.eval()
+    source_words, target_words = list(corpus.source_words), list(corpus.target_words)
+    for source, _ in corpus.test_pairs:
+        text = " ".join(source_words[id] for id in source[:-1])
+        *expected, end = listing.greedy(model, source)
+        assert end == listing.END
+        greedy = translator(text, search=SearchSettings(beam_size=1))
+        assert greedy.text == " ".join(target_words[id] for id in expected)
+        beam = [target_words[id] for id in listing.beam_search(model, source) if id != listing.END]
+        assert translator(text).text == " ".join(beam)
 
 
 def test_the_files_are_the_marked_blocks_of_the_pages() -> None:

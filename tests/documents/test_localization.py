@@ -97,7 +97,7 @@ def test_fuzzy_translations_stay_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("setting", ["overwrite", "overwrite_fuzzy"])
-def test_the_flag_goes_with_the_translation_that_it_marks(setting: str) -> None:
+def test_overwriting_a_fuzzy_translation_removes_its_flag(setting: str) -> None:
     document = read_document("a.po", FUZZY.encode(), DocumentSettings(**{setting: True}), Limits())  # type: ignore[arg-type]
     assert document.kept_fuzzy == 0
     result = translated(FUZZY, "a.po", **{setting: True})

@@ -134,7 +134,7 @@ def test_marks_within_marks_and_beside_words() -> None:
     assert translated == "  das <a href='x'>große <b>rote</b> Haus</a> &amp; der Garten\n"
 
 
-def test_spaces_within_marks_are_left_out_of_them() -> None:
+def test_spaces_inside_inline_tags_are_moved_outside() -> None:
     known, parts = {"the red house": "das rote Haus"}, {"red": "rote"}
     assert translate("the<b> red </b>house", known, parts) == "das <b>rote</b> Haus"
     assert translate("<p> <b> red </b>\n</p>", {"red": "rot"}, {"red": "rot"}) == "<p> <b> rot </b>\n</p>"
@@ -239,7 +239,7 @@ def test_words_are_kept_apart_that_the_source_writes_together() -> None:
     )
 
 
-def test_texts_that_were_parts_of_a_text_without_spaces_have_one_between_them() -> None:
+def test_translations_of_adjacent_unspaced_texts_are_separated_by_a_space() -> None:
     known = {"我们买茶": "We buy tea.", "今天": "Today.", "你看见猫": "You see cats."}
     document = "<a>我们买茶</a><a>今天</a><a>你看见猫</a>"
     assert translate(document, known) == "<a>We buy tea.</a> <a>Today.</a> <a>You see cats.</a>"

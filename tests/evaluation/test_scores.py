@@ -77,12 +77,12 @@ def assert_same(report: ScoreReport, results: list[dict[str, object]]) -> None:
     assert 1 < report.bleu.value < 99
 
 
-def test_english_is_what_the_sacrebleu_command_says(tmp_path: Path) -> None:
+def test_english_scores_equal_the_sacrebleu_commands(tmp_path: Path) -> None:
     results = run_sacrebleu(tmp_path, ENGLISH_OUTPUT, ENGLISH)
     assert_same(score(ENGLISH_OUTPUT, ENGLISH, target_language="en"), results)
 
 
-def test_lowercase_without_tokenizer_is_what_the_sacrebleu_command_says(tmp_path: Path) -> None:
+def test_lowercase_scores_without_tokenizer_equal_the_sacrebleu_commands(tmp_path: Path) -> None:
     output = [line.upper() for line in ENGLISH_OUTPUT]
     options = ["--tokenize", "none", "--lowercase", "--chrf-lowercase"]
     report = score(output, ENGLISH, target_language="en", tokenize="none", lowercase=True)
@@ -90,7 +90,7 @@ def test_lowercase_without_tokenizer_is_what_the_sacrebleu_command_says(tmp_path
     assert report.exact_match == 1
 
 
-def test_a_real_chinese_test_set_is_what_the_sacrebleu_command_says(tmp_path: Path, data_folder: Path) -> None:
+def test_scores_of_a_chinese_test_set_equal_the_sacrebleu_commands(tmp_path: Path, data_folder: Path) -> None:
     references = read_corpus(data_folder / "tatoeba-zh-en" / "test.zh.gz")
     output = shorten(references, "")
     results = run_sacrebleu(tmp_path, output, references, "--tokenize", "zh")
@@ -119,7 +119,7 @@ def test_language_codes_of_every_form_are_accepted(code: str | None) -> None:
 
 
 @pytest.mark.parametrize("language", ["klingon", "english", ""])
-def test_what_is_no_code_of_a_language_is_reported(language: str) -> None:
+def test_malformed_language_codes_cause_a_warning(language: str) -> None:
     (warning,) = score(ENGLISH_OUTPUT, ENGLISH, target_language=language).warnings
     assert warning == (
         f"BLEU was counted with the tokenizer '13a', as {language!r} is not a language code such as zh or en: "
@@ -267,7 +267,7 @@ def test_iterators_of_lines_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("name", ["target_language", "tokenize"])
-def test_what_is_no_language_is_reported(name: str) -> None:
+def test_languages_and_tokenizers_of_wrong_type_are_refused(name: str) -> None:
     options: dict[str, Any] = {"target_language": "en"} | {name: 3}
     with pytest.raises(TransduceError, match=f"`{name}` must be a text or None, but is 3"):
         score(["a"], ["a"], **options)

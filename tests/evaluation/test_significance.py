@@ -70,21 +70,23 @@ MUCH_BETTER = corrupt(REFERENCES, 0.15, seed=4)
 
 
 @pytest.fixture(scope="module")
-def slight() -> Comparison:
+def slight_difference() -> Comparison:
     return compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en")
 
 
-def test_values_are_those_of_score(slight: Comparison) -> None:
+def test_values_are_those_of_score(slight_difference: Comparison) -> None:
     for system, bleu, chrf in (
-        (SYSTEM_A, slight.bleu.value_a, slight.chrf.value_a),
-        (SLIGHTLY_BETTER, slight.bleu.value_b, slight.chrf.value_b),
+        (SYSTEM_A, slight_difference.bleu.value_a, slight_difference.chrf.value_a),
+        (SLIGHTLY_BETTER, slight_difference.bleu.value_b, slight_difference.chrf.value_b),
     ):
         report = score(system, REFERENCES, target_language="en")
         assert report.bleu.value == pytest.approx(bleu)
         assert report.chrf.value == pytest.approx(chrf)
-        assert report.bleu.signature == slight.bleu.signature
-        assert report.chrf.signature == slight.chrf.signature
-    assert slight.bleu.difference == pytest.approx(slight.bleu.value_b - slight.bleu.value_a)
+        assert report.bleu.signature == slight_difference.bleu.signature
+        assert report.chrf.signature == slight_difference.chrf.signature
+    assert slight_difference.bleu.difference == pytest.approx(
+        slight_difference.bleu.value_b - slight_difference.bleu.value_a
+    )
 
 
 @pytest.mark.parametrize(("metric", "formula"), [(BLEU, bleu_from_counts), (CHRF, chrf_from_counts)])
@@ -142,10 +144,10 @@ def test_an_inconclusive_difference_names_the_number_of_sentences_needed() -> No
     assert row.verdict.endswith(" sentences would be needed to decide, not 60.")
 
 
-def test_the_verdict_counts_the_draws_behind_p(slight: Comparison) -> None:
-    as_large = round(slight.bleu.p_randomisation * 1001) - 1
+def test_the_verdict_counts_the_draws_behind_p(slight_difference: Comparison) -> None:
+    as_large = round(slight_difference.bleu.p_randomisation * 1001) - 1
     assert 0 < as_large < 1000
-    assert f": {as_large:,} of 1,000 random exchanges of their translations" in slight.bleu.verdict
+    assert f": {as_large:,} of 1,000 random exchanges of their translations" in slight_difference.bleu.verdict
 
 
 def test_sentences_needed_by_hand() -> None:
@@ -169,20 +171,22 @@ def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return bleu, chrf
 
 
-def test_approximate_randomisation_is_sacrebleus(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_approximate_randomisation_is_sacrebleus(
+    slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bleu, chrf = sacrebleu_results("ar", monkeypatch)
     # The same draws, and none ties with the observed difference: not near, but equal.
-    assert slight.bleu.p_randomisation == pytest.approx(bleu.p_value, abs=1e-12)
-    assert slight.chrf.p_randomisation == pytest.approx(chrf.p_value, abs=1e-12)
-    assert 0.002 < slight.bleu.p_randomisation < 0.5
+    assert slight_difference.bleu.p_randomisation == pytest.approx(bleu.p_value, abs=1e-12)
+    assert slight_difference.chrf.p_randomisation == pytest.approx(chrf.p_value, abs=1e-12)
+    assert 0.002 < slight_difference.bleu.p_randomisation < 0.5
 
 
-def test_bootstrap_agrees_with_sacrebleus(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_agrees_with_sacrebleus(slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     for theirs, metric, formula, row in zip(
         sacrebleu_results("bs", monkeypatch),
         (BLEU(references=[REFERENCES]), CHRF(references=[REFERENCES])),
         (bleu_from_counts, chrf_from_counts),
-        (slight.bleu, slight.chrf),
+        (slight_difference.bleu, slight_difference.chrf),
         strict=True,
     ):
         counts_a, counts_b = count_sentences(metric, SYSTEM_A), count_sentences(metric, SLIGHTLY_BETTER)
@@ -225,9 +229,11 @@ def test_the_seed_decides_everything() -> None:
     assert first.bleu.interval_low != other.bleu.interval_low
 
 
-def test_resampling_in_portions_gives_the_same_result(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resampling_in_portions_gives_the_same_result(
+    slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(significance, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
-    assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
+    assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight_difference
 
 
 def test_one_sentence_proves_nothing() -> None:
@@ -283,28 +289,32 @@ def test_systems_that_do_not_translate_yet_are_named() -> None:
         assert compare(nothing, better, references, target_language="en", resamples=100).warnings == ()
 
 
-def test_the_report_is_an_aligned_table_with_verdicts_and_signatures(slight: Comparison) -> None:
-    lines = str(slight).split("\n")
+def test_the_report_is_an_aligned_table_with_verdicts_and_signatures(slight_difference: Comparison) -> None:
+    lines = str(slight_difference).split("\n")
     assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomization p bootstrap"
-    values = [f"{slight.bleu.value_a:.2f}", f"{slight.bleu.value_b:.2f}", f"{slight.bleu.difference:+.2f}"]
+    values = [
+        f"{slight_difference.bleu.value_a:.2f}",
+        f"{slight_difference.bleu.value_b:.2f}",
+        f"{slight_difference.bleu.difference:+.2f}",
+    ]
     assert lines[1].split()[:4] == ["BLEU", *values]
     assert len({len(line) for line in lines[:3]}) == 1
-    assert lines[3:5] == [slight.bleu.verdict, slight.chrf.verdict]
+    assert lines[3:5] == [slight_difference.bleu.verdict, slight_difference.chrf.verdict]
     assert lines[5].endswith("; 1,000 resamples, seed 12345")
-    assert lines[6:] == [f"BLEU  {slight.bleu.signature}", f"chrF  {slight.chrf.signature}"]
+    assert lines[6:] == [f"BLEU  {slight_difference.bleu.signature}", f"chrF  {slight_difference.chrf.signature}"]
 
 
-def test_metrics_that_disagree_are_named(slight: Comparison) -> None:
+def test_metrics_that_disagree_are_named(slight_difference: Comparison) -> None:
     by_bleu = msgspec.structs.replace(
-        slight,
-        bleu=msgspec.structs.replace(slight.bleu, is_real=True),
-        chrf=msgspec.structs.replace(slight.chrf, is_real=False),
+        slight_difference,
+        bleu=msgspec.structs.replace(slight_difference.bleu, is_real=True),
+        chrf=msgspec.structs.replace(slight_difference.chrf, is_real=False),
     )
     assert "BLEU and chrF disagree: the difference is significant by BLEU, but not by chrF." in str(by_bleu)
 
 
-def test_comparison_survives_json(slight: Comparison) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(slight), type=Comparison) == slight
+def test_comparison_survives_json(slight_difference: Comparison) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(slight_difference), type=Comparison) == slight_difference
 
 
 def test_systems_with_different_numbers_of_lines_are_refused() -> None:

@@ -21,7 +21,7 @@ def test_quotation_marks_open_and_close_in_turn() -> None:
     assert books.even_quotes("“Come,” he said.") == "“Come,” he said."
 
 
-def test_of_twenty_stretches_one_is_dev_and_one_test(write_lines: WriteLines) -> None:
+def test_one_of_twenty_segments_is_dev_and_one_is_test(write_lines: WriteLines) -> None:
     path = write_lines("book.txt", (line for n in range(2_050) for line in (f"paragraph {n}", "")))
     stretches = list(books.read_stretches(path))
     parts = [part for part, _ in stretches]

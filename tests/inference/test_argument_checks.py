@@ -100,7 +100,7 @@ def test_quality_estimation_refuses_what_is_no_list_of_translations(given: Any, 
             judge(translator, given)
 
 
-def test_a_single_translation_is_no_list_of_them(translator: Translator) -> None:
+def test_a_single_translation_instead_of_a_list_is_refused(translator: Translator) -> None:
     anything: Any = translator(SOURCE)
     with pytest.raises(TransduceError, match="Pass a list of translations"):
         estimate_quality(translator, anything)

@@ -75,7 +75,7 @@ def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
     assert rest.phrases[0] == ["3"]
 
 
-def test_what_is_drawn_does_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
+def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Path) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
 
@@ -200,7 +200,7 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_takes_in_more_than_a_pipe_holds_while_it_answers() -> None:
+def test_a_worker_reads_input_larger_than_a_pipe_buffer_while_answering() -> None:
     ours, theirs = multiprocessing.Pipe()
     message = b"x" * (4 << 20)  # of long lines; a pipe holds a fraction of it
     waiting = receive_messages(theirs)

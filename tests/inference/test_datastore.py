@@ -38,24 +38,24 @@ def pairs(toy_corpus: Path) -> Pairs:
 
 
 @pytest.fixture(scope="module")
-def memory(translator: Translator, pairs: Pairs) -> Datastore:
+def datastore(translator: Translator, pairs: Pairs) -> Datastore:
     return build_datastore(translator, *pairs)
 
 
 @pytest.fixture(scope="module")
-def written(memory: Datastore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datastore_file(datastore: Datastore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples") / "beer.examples"
-    memory.write(path)
+    datastore.write(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def remembering(trained: Path, written: Path) -> Translator:
-    return open_translator(trained, precision="fp32", threads=1, datastore=written)
+def translator_with_datastore(trained: Path, datastore_file: Path) -> Translator:
+    return open_translator(trained, precision="fp32", threads=1, datastore=datastore_file)
 
 
 @pytest.fixture(scope="module")
-def about_tea(toy_corpus: Path) -> list[str]:
+def sentences_about_tea(toy_corpus: Path) -> list[str]:
     return [line for line in (toy_corpus / "dev.zh").read_text("utf-8").split("\n") if "茶" in line]
 
 
@@ -72,31 +72,41 @@ def test_probabilities_of_neighbors_equal_hand_computed_ones() -> None:
     torch.testing.assert_close(neighbours.interpolate(query, model).exp()[0, 0], torch.tensor(expected))
 
 
-def test_what_the_model_was_not_trained_on_is_translated_by_examples(
-    translator: Translator, remembering: Translator, about_tea: list[str]
+def test_a_datastore_translates_words_unknown_to_the_model(
+    translator: Translator, translator_with_datastore: Translator, sentences_about_tea: list[str]
 ) -> None:
-    plain, by_examples = ([found.text for found in each(about_tea)] for each in (translator, remembering))
-    assert len(about_tea) > 3
+    plain, by_examples = (
+        [found.text for found in each(sentences_about_tea)] for each in (translator, translator_with_datastore)
+    )
+    assert len(sentences_about_tea) > 3
     assert not any("beer" in text for text in plain)
-    assert sum("beer" in text for text in by_examples) > 0.8 * len(about_tea)
+    assert sum("beer" in text for text in by_examples) > 0.8 * len(sentences_about_tea)
 
 
-def test_retrieval_in_a_batch_equals_each_sentence_alone(remembering: Translator, toy_corpus: Path) -> None:
+def test_retrieval_in_a_batch_equals_each_sentence_alone(
+    translator_with_datastore: Translator, toy_corpus: Path
+) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:20]
     for beam_size in (1, 4):
-        together = remembering(sentences, beam_size=beam_size, n_best=beam_size)
+        together = translator_with_datastore(sentences, beam_size=beam_size, n_best=beam_size)
         for sentence, found in zip(sentences, together, strict=True):
-            alone = remembering(sentence, beam_size=beam_size, n_best=beam_size)
+            alone = translator_with_datastore(sentence, beam_size=beam_size, n_best=beam_size)
             assert found.text == alone.text
             assert found.score == pytest.approx(alone.score, abs=1e-4)
 
 
-def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: list[str]) -> None:
+def test_scores_are_those_of_the_mixture(translator_with_datastore: Translator, sentences_about_tea: list[str]) -> None:
     """Step by step, by the whole model and all states of the nearest pairs at once."""
-    found, examples, model = remembering(about_tea[0], beam_size=1), remembering.datastore, remembering.model
+    found, examples, model = (
+        translator_with_datastore(sentences_about_tea[0], beam_size=1),
+        translator_with_datastore.datastore,
+        translator_with_datastore.model,
+    )
     assert examples is not None
-    source = remembering.tokenizer.source.with_special_tokens(remembering.tokenizer.source.encode(about_tea[0]))
-    text = remembering.tokenizer.target
+    source = translator_with_datastore.tokenizer.source.with_special_tokens(
+        translator_with_datastore.tokenizer.source.encode(sentences_about_tea[0])
+    )
+    text = translator_with_datastore.tokenizer.target
     ids = text.with_special_tokens(text.encode(found.text))
     states = decoder_states(model, [source], [ids])
     with torch.inference_mode():
@@ -108,9 +118,9 @@ def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: lis
     torch.testing.assert_close(torch.tensor(found.alternatives[0].token_log_probabilities), expected, atol=2e-3, rtol=0)
 
 
-def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, memory: Datastore) -> None:
-    assert memory.after < memory.before - 0.02
-    assert memory.left_out == 0
+def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, datastore: Datastore) -> None:
+    assert datastore.after < datastore.before - 0.02
+    assert datastore.left_out == 0
     sources, targets = pairs
     by_dev = build_datastore(translator, sources[:100], targets[:100], dev=(sources[100:120], targets[100:120]))
     assert by_dev.after < by_dev.before
@@ -138,19 +148,21 @@ def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -
         build_datastore(translator, sources[:1] * 5, targets[:5])
 
 
-def test_a_datastore_works_with_sampling_phrases_and_streams(remembering: Translator, about_tea: list[str]) -> None:
+def test_a_datastore_works_with_sampling_phrases_and_streams(
+    translator_with_datastore: Translator, sentences_about_tea: list[str]
+) -> None:
     drawn = SearchSettings(sampling=SamplingSettings(seed=3), n_best=2)
-    first, again = (remembering.translate(about_tea[:3], drawn) for _ in range(2))
+    first, again = (translator_with_datastore.translate(sentences_about_tea[:3], drawn) for _ in range(2))
     assert [each.text for each in first] == [each.text for each in again]
-    assert all("beer" in each.text for each in remembering(about_tea[:3], phrases=["beer"]))
-    (streamed,) = ["".join(remembering.stream(about_tea[0], SearchSettings(beam_size=1)))]
-    assert streamed == remembering(about_tea[0], beam_size=1).text
+    assert all("beer" in each.text for each in translator_with_datastore(sentences_about_tea[:3], phrases=["beer"]))
+    (streamed,) = ["".join(translator_with_datastore.stream(sentences_about_tea[0], SearchSettings(beam_size=1)))]
+    assert streamed == translator_with_datastore(sentences_about_tea[0], beam_size=1).text
     with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
-        remembering.translate(about_tea, SearchSettings(batch_invariant=True))
+        translator_with_datastore.translate(sentences_about_tea, SearchSettings(batch_invariant=True))
 
 
 def test_files_that_are_no_datastore_of_the_model_are_refused(
-    trained: Path, written: Path, tmp_path: Path, toy_settings: Any
+    trained: Path, datastore_file: Path, tmp_path: Path, toy_settings: Any
 ) -> None:
     with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce build-datastore`"):
         open_translator(trained, datastore=trained / "config.json")
@@ -161,10 +173,10 @@ def test_files_that_are_no_datastore_of_the_model_are_refused(
     other = transduce.train(out=tmp_path / "other", settings=toy_settings | {"training.steps": 1, "training.seed": 9})
     assert other is not None
     with pytest.raises(TransduceError, match="of another model: build it again"):
-        open_translator(tmp_path / "other", datastore=written)
+        open_translator(tmp_path / "other", datastore=datastore_file)
     with pytest.raises(TransduceError, match="belongs to one model, but there are 2"):
-        open_translator([trained, trained], datastore=written)
-    remembered = read_datastore(written, open_translator(trained, precision="fp32").model).tensors
+        open_translator([trained, trained], datastore=datastore_file)
+    remembered = read_datastore(datastore_file, open_translator(trained, precision="fp32").model).tensors
     card = msgspec.json.encode({"format_version": 1, "pairs": 3, "weights": 1.0}).decode()
     save_file(remembered._asdict(), tmp_path / "damaged", metadata={"transduce.examples": card})
     with pytest.raises(TransduceError, match="is not a datastore"):
@@ -172,12 +184,15 @@ def test_files_that_are_no_datastore_of_the_model_are_refused(
 
 
 def test_a_datastore_serves_translators_of_other_precisions(
-    trained: Path, written: Path, remembering: Translator, about_tea: list[str]
+    trained: Path, datastore_file: Path, translator_with_datastore: Translator, sentences_about_tea: list[str]
 ) -> None:
-    expected = [found.text for found in remembering(about_tea)]
+    expected = [found.text for found in translator_with_datastore(sentences_about_tea)]
     for precision in ("bf16", "int8"):
         found = [
-            each.text for each in open_translator(trained, precision=precision, threads=1, datastore=written)(about_tea)
+            each.text
+            for each in open_translator(trained, precision=precision, threads=1, datastore=datastore_file)(
+                sentences_about_tea
+            )
         ]
         assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 0.8 * len(expected)
 

@@ -29,7 +29,7 @@ def test_a_glossary_is_applied(translator: Translator) -> None:
     assert report.hypothesis_sha256 != other.hypothesis_sha256
 
 
-def test_what_cannot_be_scored_is_refused_before_translating(translator: Translator) -> None:
+def test_unequal_lines_and_unknown_tokenizers_are_refused_before_translating(translator: Translator) -> None:
     with pytest.raises(
         TransduceError, match="Lines must correspond one by one, but there are 2 sources and 1 reference"
     ):

@@ -70,7 +70,7 @@ def window_of(text: list[int], prompt: int) -> list[int]:
     return text[start:]
 
 
-def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Generator) -> None:
+def test_cached_greedy_continuations_equal_recomputed_ones(generator: Generator) -> None:
     found = generator("abc\nd", search=GREEDY).continuations[0]
     ids = generator.prompt_ids("abc\nd")
     prompt, values = len(ids), []
@@ -214,7 +214,7 @@ def test_search_settings_for_translation_are_refused_by_a_generator(
         next(generator.stream("abc", search))
 
 
-def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> None:
+def test_a_seed_without_sampling_is_refused(generator: Generator) -> None:
     with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
         generator("abc", search=GREEDY, seed=3)
 

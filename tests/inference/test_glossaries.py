@@ -26,7 +26,7 @@ SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_terms_are_translated_as_the_glossary_says(translator: Translator, beam_size: int) -> None:
+def test_translations_contain_the_glossary_terms(translator: Translator, beam_size: int) -> None:
     plain = translator(SENTENCES, beam_size=beam_size)
     found = translator(SENTENCES, beam_size=beam_size, glossary={"鱼": "milk", "茶": ["the water", "apples"]})
     assert contains_phrase(found[0].text, "milk")
@@ -166,7 +166,7 @@ def test_every_alternative_contains_the_glossary_term(translator: Translator) ->
         assert all(contains_phrase(each.text, "fish") for each in found.alternatives)
 
 
-def test_where_there_is_no_capacity_a_term_is_left_out(translator: Translator) -> None:
+def test_a_term_that_exceeds_the_length_limit_is_left_out(translator: Translator) -> None:
     search = SearchSettings(max_length=4)
     for prefix in ("", "we"):
         found = translator.translate(["我吃鱼。"], search, prefix=prefix, glossary={"鱼": "milk and the water"})

@@ -43,7 +43,9 @@ def document(translator: Translator, pieces: int) -> str:
     return SENTENCE * (pieces // len(translator.tokenizer.source.encode(SENTENCE)) + 1)
 
 
-def test_a_model_of_long_texts_takes_them_whole(trained: Path, translator: Translator, tmp_path: Path) -> None:
+def test_a_model_trained_on_long_texts_does_not_split_them(
+    trained: Path, translator: Translator, tmp_path: Path
+) -> None:
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 500)
     assert translator(text, search=GREEDY).parts == text.count("。")
@@ -51,7 +53,7 @@ def test_a_model_of_long_texts_takes_them_whole(trained: Path, translator: Trans
     assert "".join(long.stream(text, GREEDY)) == long(text, search=GREEDY).text
 
 
-def test_lines_of_training_decide_whether_texts_are_split(trained: Path, tmp_path: Path) -> None:
+def test_the_share_of_multi_sentence_training_lines_decides_about_splitting(trained: Path, tmp_path: Path) -> None:
     assert TrainingLines.load(trained) == TrainingLines(multi_sentence_share=0.0, wordless_share=0.0, tokens=5)
     folder, text = tmp_path / "measured", SENTENCE * 20
 
@@ -83,7 +85,7 @@ def test_a_text_beyond_the_limit_is_cut_into_as_few_parts_as_possible(trained: P
     assert long(text, search=GREEDY).text == " ".join(t.text for t in long(parts, search=GREEDY))
 
 
-def test_a_model_of_short_texts_takes_short_ones(trained: Path, tmp_path: Path) -> None:
+def test_a_model_trained_on_short_texts_splits_longer_ones(trained: Path, tmp_path: Path) -> None:
     short = open_with_limit(trained, tmp_path / "short", 30)
     text = document(short, 60)
     assert short(text, search=GREEDY).parts == text.count("。")
@@ -106,7 +108,7 @@ def test_an_invalid_max_tokens_in_a_folder_is_refused(trained: Path, tmp_path: P
         open_translator(folder, precision="fp32", device="cpu", threads=1)
 
 
-def test_models_that_translate_together_take_what_each_of_them_takes(trained: Path, tmp_path: Path) -> None:
+def test_an_ensemble_has_the_smallest_length_limit_of_its_models(trained: Path, tmp_path: Path) -> None:
     long = with_limit(trained, tmp_path / "long", "max_tokens = 600\n")
     assert open_translator([long, trained], precision="fp32", device="cpu", threads=1).longest_source == 256
     assert open_translator([long, long], precision="fp32", device="cpu", threads=1).longest_source == 600

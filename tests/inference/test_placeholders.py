@@ -49,7 +49,7 @@ SEARCHES = [
 
 
 @pytest.fixture(scope="module")
-def with_tokens() -> Translator:
+def translator_with_placeholders() -> Translator:
     """Return a translator with placeholder tokens and random weights, which may write placeholders anywhere."""
     pairs = [Pair("我喜欢苹果。", "I like apples.", n, "") for n in range(40)]
     pairs += [Pair("老师今天买书，他吃鱼。", "the teacher buys books today, he eats fish.", n, "") for n in range(40)]
@@ -74,15 +74,15 @@ def with_tokens() -> Translator:
 
 
 @pytest.fixture(params=["without tokens", "with tokens"])
-def either(request: Any, translator: Translator, with_tokens: Translator) -> Translator:
-    return translator if request.param == "without tokens" else with_tokens
+def each_translator(request: Any, translator: Translator, translator_with_placeholders: Translator) -> Translator:
+    return translator if request.param == "without tokens" else translator_with_placeholders
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_every_span_is_kept_exactly_once(either: Translator, search: SearchSettings) -> None:
+def test_every_span_is_kept_exactly_once(each_translator: Translator, search: SearchSettings) -> None:
     never = TextSettings(split_sentences="never")
     for settings in (TextSettings(), never):
-        for translation in either.translate(SOURCES, search, text_settings=settings):
+        for translation in each_translator.translate(SOURCES, search, text_settings=settings):
             source, spans = translation.source, find_protected(translation.source)
             for alternative in translation.alternatives:
                 assert "placeholder" not in alternative.text
@@ -94,28 +94,28 @@ def test_every_span_is_kept_exactly_once(either: Translator, search: SearchSetti
             assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in pairs)
 
 
-def test_sentences_without_spans_are_translated_as_without_placeholders(either: Translator) -> None:
-    alone = either.translate(["我喜欢苹果。"], SearchSettings(beam_size=2))
-    beside = either.translate(["我喜欢苹果。", SOURCES[0]], SearchSettings(beam_size=2))
+def test_sentences_without_spans_are_translated_as_without_placeholders(each_translator: Translator) -> None:
+    alone = each_translator.translate(["我喜欢苹果。"], SearchSettings(beam_size=2))
+    beside = each_translator.translate(["我喜欢苹果。", SOURCES[0]], SearchSettings(beam_size=2))
     assert beside[0] == alone[0]
     assert alone[0].protected == ()
 
 
-def test_streams_prefixes_and_glossaries_keep_spans(either: Translator) -> None:
+def test_streams_prefixes_and_glossaries_keep_spans(each_translator: Translator) -> None:
     search = SearchSettings(beam_size=2)
     for source in SOURCES:
-        assert "".join(either.stream(source, search)) == either.translate([source], search)[0].text
-    (again,) = either.translate(["我喜欢 %s。"], search, prefix="I like")
+        assert "".join(each_translator.stream(source, search)) == each_translator.translate([source], search)[0].text
+    (again,) = each_translator.translate(["我喜欢 %s。"], search, prefix="I like")
     assert again.text.startswith("I like")
     assert again.text.count("%s") == 1
-    (termed,) = either.translate(["我喜欢 %s 苹果。"], search, glossary={"苹果": "apples"})
+    (termed,) = each_translator.translate(["我喜欢 %s 苹果。"], search, glossary={"苹果": "apples"})
     assert termed.text.count("%s") == 1
 
 
-def test_a_required_phrase_that_is_a_span_is_written_once(either: Translator) -> None:
+def test_a_required_phrase_that_is_a_span_is_written_once(each_translator: Translator) -> None:
     span = [Span(3, 8)]
     search = SearchSettings(beam_size=2)
-    (found,) = either.translate(["我喜欢today。"], search, phrases=[["today"]], protected=[span])
+    (found,) = each_translator.translate(["我喜欢today。"], search, phrases=[["today"]], protected=[span])
     assert found.text.count("today") == 1
 
 
@@ -132,8 +132,8 @@ def test_a_users_expression_protects_what_it_matches(translator: Translator) -> 
 
 
 @pytest.mark.parametrize("text", ["{name} %s", "😆", "{name}: 5", "<b>1</b>"])
-def test_a_text_without_a_letter_outside_its_spans_is_copied(either: Translator, text: str) -> None:
-    (translation,) = either.translate([text], SearchSettings())
+def test_a_text_without_a_letter_outside_its_spans_is_copied(each_translator: Translator, text: str) -> None:
+    (translation,) = each_translator.translate([text], SearchSettings())
     assert translation.text == text
 
 
@@ -151,9 +151,9 @@ def test_unknown_characters_beside_protected_spans_are_copied(translator: Transl
     assert [source[slice(*one)] for one, _ in translation.protected] == ["{name}", "龘龘", "😀"]
 
 
-def test_the_words_of_the_source_keep_their_tokens(with_tokens: Translator) -> None:
+def test_the_words_of_the_source_keep_their_tokens(translator_with_placeholders: Translator) -> None:
     """Training has no token of a lone space before a placeholder."""
-    tokenizer = with_tokens.tokenizer
+    tokenizer = translator_with_placeholders.tokenizer
     tokens = placeholder_tokens(tokenizer)
     assert tokens == PLACEHOLDER_TOKENS
     for text, masked in (

@@ -27,7 +27,7 @@ def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True)
     return Translation(source, tuple(Alternative(text, (), (-nats,) * 3, -3 * nats, ended) for text in texts))
 
 
-def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> list[str]:
+def warnings_of(source: str, text: str, languages: str = "zh-en", **options: Any) -> list[str]:
     one, other = languages.split("-")
     found = find_quality_warnings(translation(source, text, **options), source_language=one, target_language=other)
     return [str(doubt) for doubt in found]
@@ -51,7 +51,7 @@ def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> li
     ],
 )
 def test_faulty_translations_have_quality_warnings(source: str, text: str, doubts: list[str]) -> None:
-    assert told(source, text, "xx-en") == doubts  # sources of several languages
+    assert warnings_of(source, text, "xx-en") == doubts  # sources of several languages
 
 
 @pytest.mark.parametrize(
@@ -82,31 +82,31 @@ def test_faulty_translations_have_quality_warnings(source: str, text: str, doubt
     ],
 )
 def test_good_translations_have_no_quality_warnings(source: str, text: str) -> None:
-    assert told(source, text, "xx-en") == []
+    assert warnings_of(source, text, "xx-en") == []
 
 
 def test_cut_and_unlikely_translations_have_warnings() -> None:
-    assert told("我爱你。", "I love", ended=False) == ["cut"]
-    assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS + 0.01) == [
+    assert warnings_of("我爱你。", "I love", ended=False) == ["cut"]
+    assert warnings_of("我爱你。", "I love you.", nats=UNLIKELY_NATS + 0.01) == [
         f"unlikely ({UNLIKELY_NATS + 0.01:.2f} nats a token)"
     ]
-    assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS) == []
+    assert warnings_of("我爱你。", "I love you.", nats=UNLIKELY_NATS) == []
     stopped = Translation("我爱你。", (Alternative("I", (), (-0.1,), -0.1, ended=False),), stopped=True)
     assert find_quality_warnings(stopped) == ()
 
 
 def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
     for source, text in (("a b c", "a b c"), ("In 1990 there were 45 people.", "People.")):
-        assert told(source, text, "en-en") == []
+        assert warnings_of(source, text, "en-en") == []
         assert find_quality_warnings(translation(source, text), target_language="en") == ()
-    assert told("a b c", "x x x x", "en-en") == ["repeated (4 × x)"]
+    assert warnings_of("a b c", "x x x x", "en-en") == ["repeated (4 × x)"]
 
 
-def test_what_letters_are_foreign_depends_on_the_target() -> None:
-    assert told("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
-    assert told("Привіт, світе", "Привет, мир", "uk-ru") == []
-    assert told("Привет, мир", "Привет, свят, hello", "ru-en") == ["untranslated (Приветсвят)"]
-    assert told("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
+def test_untranslated_letters_depend_on_the_script_of_the_target() -> None:
+    assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
+    assert warnings_of("Привіт, світе", "Привет, мир", "uk-ru") == []
+    assert warnings_of("Привет, мир", "Привет, свят, hello", "ru-en") == ["untranslated (Приветсвят)"]
+    assert warnings_of("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
 
 
 def test_missing_numbers_are_reported_as_written_in_the_source() -> None:
@@ -153,7 +153,7 @@ def test_counts_go_by_kind() -> None:
     assert count_warnings(doubts) == {"cut": 2, "unlikely": 1}
 
 
-class Scripted:
+class ScriptedTranslator:
     """A stand-in for a translator, which records requests and returns scripted alternatives by source."""
 
     source_language: str | None = "zh"
@@ -186,14 +186,14 @@ class Scripted:
         return [translation(sentence, *self.answers[sentence].pop(0)) for sentence in sentences]
 
 
-def again(scripted: Scripted, found: Sequence[Translation], **options: Any) -> list[Translation]:
+def redecoded(scripted: ScriptedTranslator, found: Sequence[Translation], **options: Any) -> list[Translation]:
     return redecode(scripted, found, **options)  # type: ignore[arg-type]
 
 
 def test_redecode_translates_only_flagged_lines_with_missing_numbers_required() -> None:
-    scripted = Scripted({"他生于1990年。": [["He was born in 1890.", "He was born in 1990."]]})
+    scripted = ScriptedTranslator({"他生于1990年。": [["He was born in 1890.", "He was born in 1990."]]})
     found = [translation("我爱你。", "I love you."), translation("他生于1990年。", "He was born in 1980.")]
-    better = again(scripted, found, prefix="He", phrases=[[], ["born"]])
+    better = redecoded(scripted, found, prefix="He", phrases=[[], ["born"]])
     assert [each.text for each in better] == ["I love you.", "He was born in 1990."]
     assert better[0] is found[0]
     ((sentences, search, prefix, phrases, terms),) = scripted.asked
@@ -211,39 +211,39 @@ def test_redecode_translates_only_flagged_lines_with_missing_numbers_required() 
 )
 def test_redecode_does_not_require_numbers_that_cannot_be_written(number: str, options: dict[str, Any]) -> None:
     source = f"{number}年"
-    scripted = Scripted({source: [["In that year"]]})
-    again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
+    scripted = ScriptedTranslator({source: [["In that year"]]})
+    redecoded(scripted, [translation(source, "A year")], search=SearchSettings(**options))
     assert scripted.asked[0][3:] == ([[]], [])
 
 
 def test_no_form_of_a_date_or_time_is_forced() -> None:
     source = "Am 24.12.2023 um 14:30 kamen 1 234 Leute."
-    scripted = Scripted({source: [["People came."]]})
-    again(scripted, [translation(source, "A man came.")])
+    scripted = ScriptedTranslator({source: [["People came."]]})
+    redecoded(scripted, [translation(source, "A man came.")])
     assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
 
 
 def test_redecode_forbids_ever_shorter_repetitions() -> None:
-    scripted = Scripted({"来自": [["from from from us"], ["from there"]]})
-    (better,) = again(scripted, [translation("来自", "from from from from")])
+    scripted = ScriptedTranslator({"来自": [["from from from us"], ["from there"]]})
+    (better,) = redecoded(scripted, [translation("来自", "from from from from")])
     assert better.text == "from there"
     assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
 
 
 def test_redecode_keeps_the_translation_if_no_other_has_fewer_warnings() -> None:
-    scripted = Scripted({"我爱你。": [["爱我你", "我爱你"]]})
-    (same,) = again(scripted, [translation("我爱你。", "我爱你", "me")])
+    scripted = ScriptedTranslator({"我爱你。": [["爱我你", "我爱你"]]})
+    (same,) = redecoded(scripted, [translation("我爱你。", "我爱你", "me")])
     assert [each.text for each in same.alternatives] == ["我爱你", "me"]
 
 
 def test_redecode_returns_the_number_of_alternatives_that_it_got() -> None:
-    scripted = Scripted({"我爱你。": [["I love you", "I like you"]]})
-    (better,) = again(scripted, [translation("我爱你。", "我爱你", "I love you")])
+    scripted = ScriptedTranslator({"我爱你。": [["I love you", "I like you"]]})
+    (better,) = redecoded(scripted, [translation("我爱你。", "我爱你", "I love you")])
     assert [each.text for each in better.alternatives] == ["I love you", "我爱你"]
 
 
-def test_where_languages_are_not_known_copies_cause_no_warning() -> None:
-    scripted = Scripted({})
+def test_copied_text_causes_no_warning_if_languages_are_unknown() -> None:
+    scripted = ScriptedTranslator({})
     scripted.source_language = None
     assert estimate_quality(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]
 

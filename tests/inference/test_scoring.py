@@ -89,14 +89,14 @@ def test_no_pairs_have_no_scores(translator: Translator) -> None:
         ),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_unequal_numbers_and_too_long_texts_are_refused(
     translator: Translator, sources: list[str], targets: list[str], message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.score(sources, targets)
 
 
-def test_only_what_search_reads_whole_is_scored(translator: Translator) -> None:
+def test_sources_longer_than_search_reads_at_once_are_refused(translator: Translator) -> None:
     text = "我吃鱼。" * 200
     most, pieces = translator.longest_source, len(translator.tokenizer.source.encode(text))
     assert pieces <= MAX_TOKENS

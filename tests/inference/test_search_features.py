@@ -176,7 +176,7 @@ def test_a_phrase_and_a_prefix_together(translator: Translator, sentences: list[
     assert "milk" in found.text
 
 
-def test_a_phrase_of_a_text_is_in_the_sentence_that_it_fits(translator: Translator) -> None:
+def test_a_required_phrase_is_written_in_the_sentence_whose_score_it_lowers_least(translator: Translator) -> None:
     search = SearchSettings(beam_size=2, max_length=8)
     plain = translator("我吃鱼。老师卖牛奶。她买苹果。", search=search)
     assert plain.parts == 3

@@ -33,7 +33,7 @@ def vocabulary(translator: Translator) -> Vocabulary:
     return translator.tokenizer.target
 
 
-def found(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[str]:
+def located_texts(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[str]:
     """Return the translation's parts; a part of the source is its first occurrence, unless `@n` gives its offset."""
     asked: list[tuple[str, str]] = []
 
@@ -58,46 +58,48 @@ def _score(vocabulary: Vocabulary, source: str, target: str) -> Score:
 
 def test_a_span_is_located_at_the_words_that_depend_on_it(vocabulary: Vocabulary) -> None:
     source, text = "老师喜欢吃鱼", "the teacher likes eat fish"
-    assert found(vocabulary, source, text, "鱼") == ["fish"]
-    assert found(vocabulary, source, text, "吃鱼") == ["eat fish"]
-    assert found(vocabulary, source, text, "老师") == ["the teacher"]  # an article loses enough
-    assert found(vocabulary, source, text, "鱼", "老师", "喜欢") == ["fish", "the teacher", "likes"]
+    assert located_texts(vocabulary, source, text, "鱼") == ["fish"]
+    assert located_texts(vocabulary, source, text, "吃鱼") == ["eat fish"]
+    assert located_texts(vocabulary, source, text, "老师") == ["the teacher"]  # an article loses enough
+    assert located_texts(vocabulary, source, text, "鱼", "老师", "喜欢") == ["fish", "the teacher", "likes"]
 
 
 def test_of_separated_words_the_most_dependent_part_is_located(vocabulary: Vocabulary) -> None:
-    assert found(vocabulary, "老师喜欢吃鱼", "fish the teacher likes eat", "吃鱼") == ["fish"]
+    assert located_texts(vocabulary, "老师喜欢吃鱼", "fish the teacher likes eat", "吃鱼") == ["fish"]
 
 
 def test_a_nested_span_is_located_inside_its_outer_span(vocabulary: Vocabulary) -> None:
     source, text = "老师喝红茶", "red fish drink red tea the teacher"
-    outer, inner = found(vocabulary, source, text, "红茶", "红")
+    outer, inner = located_texts(vocabulary, source, text, "红茶", "红")
     assert (outer, inner) == ("red tea", "red")
-    assert found(vocabulary, source, text, "红", "红茶") == ["red", "red tea"]  # in whatever order
+    assert located_texts(vocabulary, source, text, "红", "红茶") == ["red", "red tea"]  # in whatever order
 
 
 def test_disjoint_spans_are_located_at_disjoint_words(vocabulary: Vocabulary) -> None:
     """A part for which no word is left gets a position between words."""
-    assert found(vocabulary, "水茶", "tea", "水", "茶") == ["", "tea"]
-    assert found(vocabulary, "水茶鱼", "tea fish", "水", "茶") == ["fish", "tea"]
+    assert located_texts(vocabulary, "水茶", "tea", "水", "茶") == ["", "tea"]
+    assert located_texts(vocabulary, "水茶鱼", "tea fish", "水", "茶") == ["fish", "tea"]
 
 
 def test_a_span_of_all_words_is_the_whole_translation(vocabulary: Vocabulary) -> None:
-    assert found(vocabulary, "“老师吃鱼。”", "“the teacher eat fish.”", "老师吃鱼") == ["“the teacher eat fish.”"]
-    assert found(vocabulary, "鱼", "fish tea", "鱼", "鱼") == ["fish tea", "fish tea"]
+    assert located_texts(vocabulary, "“老师吃鱼。”", "“the teacher eat fish.”", "老师吃鱼") == [
+        "“the teacher eat fish.”"
+    ]
+    assert located_texts(vocabulary, "鱼", "fish tea", "鱼", "鱼") == ["fish tea", "fish tea"]
 
 
-def test_punctuation_goes_with_a_part_that_has_some(vocabulary: Vocabulary) -> None:
+def test_located_spans_include_punctuation_only_if_the_source_span_does(vocabulary: Vocabulary) -> None:
     source, text = "老师说：“鱼！”学生", "“fish!” the teacher student"
-    assert found(vocabulary, source, text, "“鱼！”") == ["“fish!”"]
-    assert found(vocabulary, source, text, "鱼") == ["fish"]
+    assert located_texts(vocabulary, source, text, "“鱼！”") == ["“fish!”"]
+    assert located_texts(vocabulary, source, text, "鱼") == ["fish"]
 
 
 def test_a_span_without_dependent_words_is_placed_at_its_relative_position(vocabulary: Vocabulary) -> None:
-    assert found(vocabulary, "大大小小红红绿绿", "one two three four", "小小") == ["two"]
-    assert found(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
+    assert located_texts(vocabulary, "大大小小红红绿绿", "one two three four", "小小") == ["two"]
+    assert located_texts(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
 
 
-def test_a_part_without_words_is_a_position_between_them(vocabulary: Vocabulary) -> None:
+def test_spans_without_words_are_located_as_positions(vocabulary: Vocabulary) -> None:
     source, text = "老师 吃鱼!", "the teacher eat fish!"
     (places,) = align_marked(
         [MarkedSentence(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: []
@@ -119,7 +121,7 @@ def test_a_sentence_too_long_to_score_is_located_by_position(vocabulary: Vocabul
 
 
 def test_spans_in_an_empty_translation_are_empty(vocabulary: Vocabulary) -> None:
-    assert found(vocabulary, "老师吃鱼", "", "鱼", "老师") == ["", ""]
+    assert located_texts(vocabulary, "老师吃鱼", "", "鱼", "老师") == ["", ""]
 
 
 def test_locating_spans_in_a_batch_equals_each_sentence_alone(translator: Translator) -> None:
@@ -163,11 +165,11 @@ def test_a_span_of_a_glossary_term_is_its_inserted_translation(vocabulary: Vocab
 
 
 def test_located_spans_include_whole_contractions(vocabulary: Vocabulary) -> None:
-    assert found(vocabulary, "老师吃鱼", "teacher doesn't fish's eat", "鱼") == ["fish's"]
-    assert found(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
+    assert located_texts(vocabulary, "老师吃鱼", "teacher doesn't fish's eat", "鱼") == ["fish's"]
+    assert located_texts(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
 
 
-def test_parts_of_a_long_text_are_in_their_own_parts(translator: Translator) -> None:
+def test_spans_of_a_long_text_are_located_in_their_own_sentences(translator: Translator) -> None:
     long = "老师吃鱼。我们喝茶。" * 40
     (translation,) = translator.translate([long], SearchSettings(beam_size=1))
     assert translation.parts == len(translation.joined) > 20

@@ -60,7 +60,9 @@ def not_called(texts: Sequence[str]) -> list[Translation]:
 CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
 
 
-def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
+def substituted(
+    vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str
+) -> str | None:
     glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
     opinions = Opinions(vocabulary, CAUSES, dislikes)
     (changed,) = substitute([(source, text)], glossary, TermModel(vocabulary, opinions.score, not_called))
@@ -68,24 +70,24 @@ def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] 
 
 
 def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "我吃鱼。", "we eat fish.", 鱼="milk") == "we eat milk."
-    assert put(vocabulary, "鱼", "fish", 鱼="the water") == "the water"
+    assert substituted(vocabulary, "我吃鱼。", "we eat fish.", 鱼="milk") == "we eat milk."
+    assert substituted(vocabulary, "鱼", "fish", 鱼="the water") == "the water"
 
 
 def test_several_terms_each_have_their_position(vocabulary: Vocabulary) -> None:
-    found = put(vocabulary, "老师吃鱼喝茶", "teacher eat fish tea.", 茶="milk", 鱼="apples", 老师="student")
+    found = substituted(vocabulary, "老师吃鱼喝茶", "teacher eat fish tea.", 茶="milk", 鱼="apples", 老师="student")
     assert found == "student eat apples milk."
 
 
 def test_a_term_that_begins_the_text_is_capitalized(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "鱼", "Fish eat", 鱼="milk") == "Milk eat"
-    assert put(vocabulary, "鱼", "Fish eat", 鱼="iPod") == "iPod eat"  # a name is as it is written
-    assert put(vocabulary, "鱼", "eat fish", 鱼="milk") == "eat milk"
+    assert substituted(vocabulary, "鱼", "Fish eat", 鱼="milk") == "Milk eat"
+    assert substituted(vocabulary, "鱼", "Fish eat", 鱼="iPod") == "iPod eat"  # a name is as it is written
+    assert substituted(vocabulary, "鱼", "eat fish", 鱼="milk") == "eat milk"
 
 
 def test_the_most_probable_form_of_a_term_is_inserted(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
-    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
+    assert substituted(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
+    assert substituted(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
 
 
 @pytest.mark.parametrize(
@@ -116,15 +118,15 @@ def test_an_english_term_takes_the_grammatical_number_of_the_replaced_word(vocab
 def test_neighboring_words_are_replaced_if_that_is_more_probable(vocabulary: Vocabulary) -> None:
     """`the` depends on the teacher, too."""
     source, text = "老师吃鱼", "the teacher eat fish"
-    assert put(vocabulary, source, text, 老师="students", dislikes=["the students", "students teacher"]) == (
+    assert substituted(vocabulary, source, text, 老师="students", dislikes=["the students", "students teacher"]) == (
         "students eat fish"
     )
 
 
 def test_without_a_dependent_word_no_term_is_inserted(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "我吃鱼。", "we eat milk.", 鱼="apples") is None
-    assert put(vocabulary, "我吃鱼。", "", 鱼="apples") is None
-    assert put(vocabulary, "我吃鱼喝茶。", "we eat fish.", 鱼="apples", 茶="water") is None  # one of two
+    assert substituted(vocabulary, "我吃鱼。", "we eat milk.", 鱼="apples") is None
+    assert substituted(vocabulary, "我吃鱼。", "", 鱼="apples") is None
+    assert substituted(vocabulary, "我吃鱼喝茶。", "we eat fish.", 鱼="apples", 茶="water") is None  # one of two
 
 
 def test_word_spans_omit_punctuation_and_split_unspaced_characters() -> None:
@@ -134,7 +136,7 @@ def test_word_spans_omit_punctuation_and_split_unspaced_characters() -> None:
     assert word_spans("") == []
 
 
-def lacking(*texts: str) -> tuple[Part, Translation]:
+def part_and_translation(*texts: str) -> tuple[Part, Translation]:
     part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
     alternatives = tuple(
         Alternative(text, tuple(text.split()), (-0.1,), -1.0 - n, True) for n, text in enumerate(texts)
@@ -142,8 +144,8 @@ def lacking(*texts: str) -> tuple[Part, Translation]:
     return part, Translation(part.text, alternatives)
 
 
-def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> list[str] | None:
-    part, translation = lacking(*texts)
+def texts_with_terms(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> list[str] | None:
+    part, translation = part_and_translation(*texts)
     score = Opinions(vocabulary, CAUSES).score
     glossary = Glossary([Term("鱼", ("milk",))])
     found = insert_terms([part], {part.key: translation}, glossary, search, TermModel(vocabulary, score, not_called))
@@ -152,23 +154,23 @@ def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> lis
 
 def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary: Vocabulary) -> None:
     search = SearchSettings(n_best=3)
-    found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
+    found = texts_with_terms(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
     assert found is not None
     assert found == ["we eat milk", "we milk eat"]
-    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == [
+    assert texts_with_terms(vocabulary, search, "we eat tea", "we eat fish") == [
         "we eat milk"
     ]  # the other alternative has no position for the term
-    assert put_into(vocabulary, search, "we eat tea") is None
+    assert texts_with_terms(vocabulary, search, "we eat tea") is None
 
 
 def test_a_name_that_comes_twice_is_replaced_twice(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "鱼 鱼", "fish likes Fish!", 鱼="milk") == "milk likes milk!"
-    assert put(vocabulary, "鱼", "fish likes tea fish!", 鱼="milk") == "milk likes tea milk!"
+    assert substituted(vocabulary, "鱼 鱼", "fish likes Fish!", 鱼="milk") == "milk likes milk!"
+    assert substituted(vocabulary, "鱼", "fish likes tea fish!", 鱼="milk") == "milk likes tea milk!"
 
 
 def test_a_term_that_begins_a_later_sentence_is_capitalized(vocabulary: Vocabulary) -> None:
-    assert put(vocabulary, "我吃鱼", "we eat. “Fish”", 鱼="milk") == "we eat. “Milk”"
-    assert put(vocabulary, "我吃鱼", "we eat, Fish", 鱼="milk") == "we eat, milk"
+    assert substituted(vocabulary, "我吃鱼", "we eat. “Fish”", 鱼="milk") == "we eat. “Milk”"
+    assert substituted(vocabulary, "我吃鱼", "we eat, Fish", 鱼="milk") == "we eat, milk"
 
 
 def test_a_cut_translation_gets_no_terms(vocabulary: Vocabulary) -> None:
@@ -186,13 +188,13 @@ def test_a_cut_translation_gets_no_terms(vocabulary: Vocabulary) -> None:
     [SearchSettings(max_length=1), SearchSettings(forbidden=("eat milk",)), SearchSettings(no_repeated_ngrams=2)],
 )
 def test_insertions_that_violate_search_settings_are_discarded(vocabulary: Vocabulary, search: SearchSettings) -> None:
-    assert put_into(vocabulary, SearchSettings(), "we eat fish") == ["we eat milk"]
-    assert put_into(vocabulary, search, "we eat fish") is None
+    assert texts_with_terms(vocabulary, SearchSettings(), "we eat fish") == ["we eat milk"]
+    assert texts_with_terms(vocabulary, search, "we eat fish") is None
 
 
 def test_only_translations_that_lack_a_term_are_scored(vocabulary: Vocabulary) -> None:
     opinions = Opinions(vocabulary, CAUSES)
-    part, translation = lacking("we eat milk")
+    part, translation = part_and_translation("we eat milk")
     glossary = Glossary([Term("鱼", ("milk",))])
     model = TermModel(vocabulary, opinions.score, not_called)
     assert insert_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
@@ -231,8 +233,8 @@ def test_in_a_script_without_spaces_a_term_replaces_its_usual_translation(vocabu
 
 def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 5.0, milk: str = "milk") -> list[str]:
     """Return the translation with terms if re-decoding finds these alternatives."""
-    part, translation = lacking(plain)
-    answer = lacking(*again)[1]
+    part, translation = part_and_translation(plain)
+    answer = part_and_translation(*again)[1]
     model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, not_called)
     found = translate_with_terms(
         [part],
@@ -245,7 +247,7 @@ def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 
     return [each.text for each in found[part.key].alternatives]
 
 
-def test_a_second_search_is_taken_unless_it_corrupts_the_translation(vocabulary: Vocabulary) -> None:
+def test_a_re_decoded_translation_is_used_unless_it_has_new_faults(vocabulary: Vocabulary) -> None:
     plain = "we eat tea apples."
     assert searched_for(vocabulary, plain, "we eat milk.") == ["we eat milk."]
     assert searched_for(vocabulary, plain, "we eat milk milk milk milk.") == [plain]

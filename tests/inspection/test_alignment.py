@@ -199,7 +199,7 @@ def test_attention_of_a_target_word_adds_up(translator: Translator) -> None:
 
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize(("source", "target"), [("", "fish"), ("鱼", ""), ("", ""), (" ", "a b")])
-def test_where_a_side_is_empty_nothing_is_linked(
+def test_pairs_with_an_empty_side_have_no_links(
     translator: Translator, known: list[ReferenceAlignment], source: str, target: str, *, heads: bool
 ) -> None:
     chosen = choose_heads(translator, known[:12]) if heads else None

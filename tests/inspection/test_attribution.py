@@ -28,13 +28,13 @@ def target(translator: Translator) -> str:
     return translator(SENTENCE).text
 
 
-def found(translator: Translator, target: str, method: Method) -> Attribution:
+def attributed(translator: Translator, target: str, method: Method) -> Attribution:
     return attribute(translator, SENTENCE, target, method=method)
 
 
 @pytest.mark.parametrize("method", ["value", "occlusion", "integrated"])
 def test_a_word_is_attributed_to_its_translation(translator: Translator, target: str, method: Method) -> None:
-    result = found(translator, target, method)
+    result = attributed(translator, target, method)
     assert "apples" in target
     row = next(number for number, word in enumerate(result.target_words) if word.startswith("apples"))
     named = [result.source_words[column] for column in np.argsort(-result.words[row])[:2]]
@@ -42,7 +42,7 @@ def test_a_word_is_attributed_to_its_translation(translator: Translator, target:
 
 
 def test_occlusion_is_the_difference_of_two_scores(translator: Translator, target: str) -> None:
-    result = found(translator, target, "occlusion")
+    result = attributed(translator, target, "occlusion")
     vocabulary = translator.tokenizer.source
     ids = vocabulary.with_special_tokens(vocabulary.encode(SENTENCE))
     config = translator.model.config
@@ -52,8 +52,9 @@ def test_occlusion_is_the_difference_of_two_scores(translator: Translator, targe
 
     def log_probabilities(source: list[int]) -> torch.Tensor:
         with torch.inference_mode():
-            logits = translator.model(torch.tensor([source]), inputs)[0].log_softmax(-1)
-        chosen: torch.Tensor = logits[torch.arange(len(target_ids)), torch.tensor(target_ids)]
+            logits = translator.model(torch.tensor([source]), inputs)[0]
+        logits[:, config.forbidden_tokens] = float("-inf")
+        chosen: torch.Tensor = logits.log_softmax(-1)[torch.arange(len(target_ids)), torch.tensor(target_ids)]
         return chosen
 
     for removed in (0, 2):
@@ -155,7 +156,7 @@ def test_integration_points_are_stratified_per_word(
 def test_gradients_by_target_prefix_equal_those_of_the_whole_target(
     translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = found(translator, target, "integrated")
+    whole = attributed(translator, target, "integrated")
     prefixes: list[int] = []
 
     def counted(lengths: Sequence[int]) -> list[torch.Tensor]:
@@ -174,7 +175,7 @@ def test_gradients_by_target_prefix_equal_those_of_the_whole_target(
 
 @pytest.mark.parametrize("method", ["value", "rollout"])
 def test_shares_of_all_source_tokens_sum_to_one(translator: Translator, target: str, method: Method) -> None:
-    result = found(translator, target, method)
+    result = attributed(translator, target, method)
     assert np.allclose(result.tokens.sum(axis=1), 1.0, atol=1e-5)
     assert result.tokens.min() >= 0.0
     assert result.words.shape == (len(result.target_words), len(result.source_words))
@@ -198,7 +199,7 @@ def test_the_model_is_unchanged_afterwards(translator: Translator, target: str) 
     model = translator.transformer
     before = [(parameter.requires_grad, parameter.clone()) for parameter in model.parameters()]
     for method in ("gradient", "value"):
-        found(translator, target, method)
+        attributed(translator, target, method)
     for (needed, values), parameter in zip(before, model.parameters(), strict=True):
         assert parameter.requires_grad == needed
         assert torch.equal(parameter, values)
@@ -225,7 +226,7 @@ def test_value_attribution_refuses_an_unknown_attention_class(translator: Transl
     attention.__class__ = Halved
     try:
         with pytest.raises(TransduceError, match=r"encoder_layers\.0\.self_attention is of class Halved"):
-            found(translator, target, "value")
+            attributed(translator, target, "value")
     finally:
         attention.__class__ = before
 

@@ -246,6 +246,8 @@ def test_ablation_of_a_translator_is_that_of_heads_off(translator: Translator) -
         "decoder self-attention, heads",
         "decoder cross-attention, heads",
     ]
+    (score,) = translator.score([sentence], [target])
+    assert found.log_probability == pytest.approx(score.log_probability, abs=1e-4)
     reading = read(translator, sentence, target)
     with torch.inference_mode(), heads_off(translator.transformer, [Head("memory", 1, 2)]):
         after = float(reading.log_probabilities().sum())

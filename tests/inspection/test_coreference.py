@@ -162,7 +162,7 @@ def test_weights_of_an_encoder_equal_its_attention_map(translator: Translator) -
     assert found.array[..., found.pronoun] == pytest.approx(maps.encoder[:, :, row, row], abs=1e-3)
 
 
-def test_a_decoder_is_asked_once_it_has_read_the_pronoun(translator: Translator) -> None:
+def test_decoder_attention_is_read_at_the_position_after_the_pronoun(translator: Translator) -> None:
     """The row that predicts what follows, and nothing after the pronoun has weight."""
     source, sentence = "老师喜欢苹果。", "the teacher like apples he today"
     found = pronoun_attention(translator, sentence, "he", translation_of=source)

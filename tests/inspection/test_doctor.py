@@ -74,7 +74,7 @@ def test_our_model_passes_every_check(shape: str) -> None:
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
-def test_a_model_that_is_meant_to_have_no_positions_is_not_asked_for_them() -> None:
+def test_a_model_without_positions_skips_the_position_checks() -> None:
     report = examine(subject_from_transformer(build(positions="none"), name="bag"))
     assert report.passed
     left_out = {check.name for check in report.checks if check.passed is None}
@@ -240,7 +240,7 @@ def test_a_new_model_that_cannot_be_trained_is_refused_before_any_check() -> Non
 # --- reports, and what stands in the way -------------------------------------------------------------------------
 
 
-def test_a_model_that_raises_fails_and_says_what_it_raised() -> None:
+def test_a_model_that_raises_fails_with_its_error() -> None:
     def refuse(source: Tensor, target: Tensor) -> Tensor:
         raise RuntimeError(f"cannot add {source.shape[1]} and {target.shape[1]}")
 
@@ -254,7 +254,7 @@ def replaced(subject: Subject, **changes: Any) -> Subject:
     return dataclasses.replace(subject, **changes)
 
 
-def test_the_model_stays_in_the_mode_it_was_in() -> None:
+def test_examining_a_model_restores_its_training_mode() -> None:
     subject = subject_from_transformer(build(), name="x")
     for mode in (True, False):
         subject.module.train(mode)
@@ -294,7 +294,7 @@ def test_a_settings_file_describes_the_model_that_training_builds(trained: Path)
     assert subject.name.endswith("settings.toml")
 
 
-def test_what_the_settings_leave_open_is_chosen_as_training_chooses(write_lines: WriteLines) -> None:
+def test_settings_left_open_are_chosen_as_by_training(write_lines: WriteLines) -> None:
     source, target = write_lines("a.zh", ["我爱你"] * 100), write_lines("a.en", ["I love you"] * 100)
     data = {"source": [str(source)], "target": [str(target)]}
     chosen = config_from_settings(make_settings({"data": data}))

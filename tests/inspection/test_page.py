@@ -299,7 +299,7 @@ def page(inspection: Inspection, browser: "Browser", tmp_path_factory: pytest.Te
     assert errors == []
 
 
-def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: Inspection) -> None:
+def test_pointing_at_a_word_shades_the_words_that_it_attends_to(page: "Page", inspection: Inspection) -> None:
     words = page.locator(".word")
     assert words.all_inner_texts() == [*inspection.words.source_words, *inspection.words.target_words]
     words.nth(1).focus()
@@ -314,7 +314,7 @@ def test_choosing_a_token_lists_its_candidates(page: "Page", inspection: Inspect
     assert rows[:6] == [each.token.replace("▁", "_") for each in inspection.steps[2].candidates]
 
 
-def test_choosing_a_head_draws_it(page: "Page", inspection: Inspection) -> None:
+def test_choosing_a_head_draws_its_attention(page: "Page", inspection: Inspection) -> None:
     layers, heads = inspection.memory.shape[:2]
     assert page.locator(".heads button").count() == layers * (heads + 1)
     page.get_by_label("layer 1, head 2", exact=True).click()
@@ -353,7 +353,7 @@ def test_the_tree_folds_hypotheses_without_results(page: "Page", inspection: Ins
 
 
 @pytest.fixture(scope="module")
-def pair(translator: Translator, inspection: Inspection) -> InspectionPage:
+def two_sentences(translator: Translator, inspection: Inspection) -> InspectionPage:
     with_methods = inspect_sentence(translator, SENTENCE, search=BEAM, attributions=True)
     assert msgspec.structs.replace(with_methods, attributions=()) == inspection
     second = inspect_sentence(translator, "我吃鱼。", search=BEAM, attributions=True)
@@ -361,10 +361,10 @@ def pair(translator: Translator, inspection: Inspection) -> InspectionPage:
 
 
 @pytest.fixture
-def beside(pair: InspectionPage, browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
+def two_sentences_page(two_sentences: InspectionPage, browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
     """Yield the page that compares two sentences, in a browser with Chinese as its language."""
     path = tmp_path / "page.html"
-    path.write_text(pair.to_html(), encoding="utf-8")
+    path.write_text(two_sentences.to_html(), encoding="utf-8")
     opened = browser.new_page(locale="zh-CN", accept_downloads=True)
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
@@ -374,55 +374,56 @@ def beside(pair: InspectionPage, browser: "Browser", tmp_path: Path) -> "Iterato
     assert errors == []
 
 
-def test_words_are_shaded_by_a_method_of_attribution(beside: "Page", pair: InspectionPage) -> None:
-    first = pair.inspections[0]
+def test_words_are_shaded_by_a_method_of_attribution(two_sentences_page: "Page", two_sentences: InspectionPage) -> None:
+    first = two_sentences.inspections[0]
     assert [each.method for each in first.attributions] == list(get_args(Method))
     assert np.array(first.attributions[0].words.weights).sum(axis=1) == pytest.approx(1.0, abs=0.01)
     occlusion = first.attributions[1].words
-    beside.locator(".method").first.select_option("occlusion")
+    two_sentences_page.locator(".method").first.select_option("occlusion")
     row = int(np.array(occlusion.weights).max(axis=1).argmax())
-    beside.locator(".column").first.locator(".word").nth(len(occlusion.source_words) + row).click()
-    said = beside.locator(".column").first.locator("section").first.locator(".readout").inner_text()
+    two_sentences_page.locator(".column").first.locator(".word").nth(len(occlusion.source_words) + row).click()
+    said = two_sentences_page.locator(".column").first.locator("section").first.locator(".readout").inner_text()
     best = int(np.argmax(occlusion.weights[row]))
     assert said.startswith(f"{occlusion.target_words[row]} ← {occlusion.source_words[best]} ")
 
 
-def test_two_sentences_stand_side_by_side(beside: "Page", pair: InspectionPage) -> None:
+def test_two_sentences_stand_side_by_side(two_sentences_page: "Page", two_sentences: InspectionPage) -> None:
     assert (
-        beside.locator("h1").inner_text() == "How this translation was made"
+        two_sentences_page.locator("h1").inner_text() == "How this translation was made"
     )  # the page's language, not the browser's
-    assert beside.locator(".column").count() == 2
-    for column, inspection in zip(beside.locator(".column").all(), pair.inspections, strict=True):
+    assert two_sentences_page.locator(".column").count() == 2
+    for column, inspection in zip(two_sentences_page.locator(".column").all(), two_sentences.inspections, strict=True):
         least = min(inspection.steps, key=lambda step: step.probability)
         assert column.locator(".token[aria-pressed=true] span").inner_text() == least.token.replace("▁", "_")
-    beside.get_by_label("Left:").select_option(index=1)
+    two_sentences_page.get_by_label("Left:").select_option(index=1)
     assert (
-        beside.locator(".column").first.locator(".word").first.inner_text() == pair.inspections[1].words.source_words[0]
+        two_sentences_page.locator(".column").first.locator(".word").first.inner_text()
+        == two_sentences.inspections[1].words.source_words[0]
     )
-    beside.get_by_role("button", name="Side by side").click()
-    assert beside.locator(".column").count() == 1
+    two_sentences_page.get_by_role("button", name="Side by side").click()
+    assert two_sentences_page.locator(".column").count() == 1
 
 
-def test_the_page_is_saved_as_it_is_seen(beside: "Page", tmp_path: Path) -> None:
-    beside.get_by_label("layer 1, head 2", exact=True).first.click()
-    beside.get_by_role("button", name="中文").click()
-    with beside.expect_download() as download:
-        beside.get_by_role("button", name="保存此页").click()
+def test_the_page_is_saved_as_it_is_seen(two_sentences_page: "Page", tmp_path: Path) -> None:
+    two_sentences_page.get_by_label("layer 1, head 2", exact=True).first.click()
+    two_sentences_page.get_by_role("button", name="中文").click()
+    with two_sentences_page.expect_download() as download:
+        two_sentences_page.get_by_role("button", name="保存此页").click()
     saved = tmp_path / "saved.html"
     download.value.save_as(saved)
     assert saved.read_text("utf-8").count("<script") == 2
-    beside.goto(saved.as_uri())
-    assert beside.locator("h1").inner_text() == "这句译文是怎样产生的"
+    two_sentences_page.goto(saved.as_uri())
+    assert two_sentences_page.locator("h1").inner_text() == "这句译文是怎样产生的"
     assert (
-        beside.locator(".column").first.locator(".heads [aria-pressed=true]").get_attribute("aria-label")
+        two_sentences_page.locator(".column").first.locator(".heads [aria-pressed=true]").get_attribute("aria-label")
         == "层 1, 头 2"
     )
-    beside.get_by_role("button", name="复制").click()
-    beside.get_by_role("button", name="已复制").wait_for()
+    two_sentences_page.get_by_role("button", name="复制").click()
+    two_sentences_page.get_by_role("button", name="已复制").wait_for()
 
 
 @pytest.fixture(scope="module")
-def tagged(inspection: Inspection) -> TextInspection:
+def tagger_inspection(inspection: Inspection) -> TextInspection:
     """Return an inspection of a tagger, with the numbers of a translation."""
     return TextInspection(
         model="Tagger: 2 layers",
@@ -439,10 +440,12 @@ def tagged(inspection: Inspection) -> TextInspection:
     )
 
 
-def test_the_page_shows_answers_of_taggers(browser: "Browser", tagged: TextInspection, tmp_path: Path) -> None:
-    other = msgspec.structs.replace(tagged, text="You sleep", answer="", steps=(), outputs=())
+def test_the_page_shows_answers_of_taggers(
+    browser: "Browser", tagger_inspection: TextInspection, tmp_path: Path
+) -> None:
+    other = msgspec.structs.replace(tagger_inspection, text="You sleep", answer="", steps=(), outputs=())
     path = tmp_path / "page.html"
-    path.write_text(TextInspectionPage(inspections=(tagged, other)).to_html(), encoding="utf-8")
+    path.write_text(TextInspectionPage(inspections=(tagger_inspection, other)).to_html(), encoding="utf-8")
     opened = browser.new_page(locale="en-US")
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
@@ -463,7 +466,7 @@ def test_the_page_shows_answers_of_taggers(browser: "Browser", tagged: TextInspe
 
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE does not name axe.min.js of axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["pair", "tagged"])
+@pytest.mark.parametrize("kind", ["two_sentences", "tagger_inspection"])
 def test_axe_finds_no_accessibility_violations(
     browser: "Browser", request: pytest.FixtureRequest, tmp_path: Path, scheme: Any, kind: str
 ) -> None:
@@ -482,9 +485,9 @@ def test_axe_finds_no_accessibility_violations(
 def test_sample_sentences_are_those_of_the_last_validation(tmp_path: Path) -> None:
     assert sample_sentences(tmp_path) == []
     lines = ['{"event": "validation", "samples": [["a", "b", "c"]]}', '{"event": "train", "loss": 1.0}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert sample_sentences(tmp_path) == ["a"]
-    (tmp_path / "metrics.jsonl").write_text("{", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "tra']), encoding="utf-8")
+    assert sample_sentences(tmp_path) == ["a"]  # the run writes its last line just now
+    (tmp_path / "metrics.jsonl").write_text("{\n", encoding="utf-8")
     with pytest.raises(TransduceError, match="is not what a run writes"):
         sample_sentences(tmp_path)
 

@@ -184,7 +184,7 @@ def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
         need(form)
         export(folder, tmp_path / form, to=form, threads=1)
         assert {"source.spm", "target.spm"} <= {path.name for path in (tmp_path / form).iterdir()}
-    with pytest.raises(TransduceError, match="tie_source_target` = false: export it to ctranslate2 or onnx"):
+    with pytest.raises(TransduceError, match="tie_source_target` = false: export it to ctranslate2 or onnx instead"):
         export(folder, tmp_path / "hf", to="huggingface", threads=1)
 
 
@@ -265,7 +265,7 @@ def test_an_export_that_computes_differently_is_refused_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_export_left_is_cleared_away(trained: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_export_are_removed(trained: Path, tmp_path: Path) -> None:
     need("onnx")
     (tmp_path / ".partial-out").mkdir()
     (tmp_path / ".partial-out" / "half.onnx").write_bytes(b"half")
@@ -326,24 +326,28 @@ def test_missing_parent_folders_are_created(trained: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("form", "changes", "message"),
     [
-        ("ctranslate2", {"d_v": 8}, r"CTranslate2 cannot compute a model with `model.d_v` = 8: export it to onnx\."),
-        ("ctranslate2", {"norm": "batch"}, r"with `model.norm` = batch: export it to onnx\."),
+        (
+            "ctranslate2",
+            {"d_v": 8},
+            r"CTranslate2 cannot compute a model with `model.d_v` = 8: export it to onnx instead\.",
+        ),
+        ("ctranslate2", {"norm": "batch"}, r"with `model.norm` = batch: export it to onnx instead\."),
         (
             "huggingface",
             {"positions": "rotary", "norm": "rms"},
-            r"with `model.norm` = rms, `model.positions` = rotary: export it to ctranslate2 or onnx\.",
+            r"with `model.norm` = rms, `model.positions` = rotary: export it to ctranslate2 or onnx instead\.",
         ),
         (
             "huggingface",
             {"positions": "learned", "embedding_norm": True},
-            r"with `model.position_offset` = 0: .* onnx, or train one with `model.position_offset` = 2\.",
+            r"with `model.position_offset` = 0: .* onnx instead, or train one with `model.position_offset` = 2\.",
         ),
         (
             "huggingface",
             {"positions": "learned"},
             r"`model.embedding_norm` = false: .* with `model.position_offset` = 2, `model.embedding_norm` = true\.",
         ),
-        ("huggingface", {"attention_window": 3}, r"`model.attention_window` = 3: export it to onnx\."),
+        ("huggingface", {"attention_window": 3}, r"`model.attention_window` = 3: export it to onnx instead\."),
     ],
 )
 def test_a_model_that_a_format_cannot_compute_names_one_that_can(

@@ -151,7 +151,8 @@ def test_a_model_without_hugging_face_class_names_other_exports_in_its_card(
     )
     assert said in (folders["recurrent"] / "README.md").read_text("utf-8")
     with pytest.raises(
-        TransduceError, match=r"classes cannot compute a model with `model.kind` = recurrent: export it to onnx\."
+        TransduceError,
+        match=r"classes cannot compute a model with `model.kind` = recurrent: export it to onnx instead\.",
     ):
         export(folders["recurrent"], tmp_path / "out", to="huggingface")
     with pytest.raises(TransduceError, match=r"CTranslate2 cannot compute a model with `model.kind` = encoder"):

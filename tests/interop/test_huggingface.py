@@ -277,7 +277,7 @@ def test_logits_and_translations_equal_those_of_the_hugging_face_class(
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_trained_folder_opens_and_translates_alike(
+def test_a_run_folder_opens_in_hugging_face_with_equal_ids_and_translations(
     open_folder: OpenFolder, translator: Translator, trained: Path, toy_corpus: Path
 ) -> None:
     tokenizer, theirs = open_folder(trained)

@@ -255,7 +255,7 @@ def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
 @pytest.mark.parametrize(
     "changes",
     [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
-    ids=["1", "2", "3", "4", "5"],
+    ids=["GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2"],
 )
 def test_language_models_have_equal_log_probabilities_and_continuations_in_hugging_face(
     make_model: MakeModel,

@@ -1,6 +1,7 @@
 """Test whole Hugging Face folders: opened directly, imported by the command, translated with their own settings."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,51 @@ def test_training_starts_from_a_hugging_face_folder(
     train(out=out, init_from=nllb, source=source, target=target, settings=settings, device="cpu", threads=1)
     assert loss_per_token(out, toy_corpus) < 0.9 * loss_per_token(nllb, toy_corpus)  # from where the import stood
     assert opened(out).tokenizer.source.encode("茶") == opened(nllb).tokenizer.source.encode("茶")
+    assert opened(out).search == opened(nllb).search
+    content = json.loads((out / "generation_config.json").read_text("utf-8"))
+    written = {name: content[name] for name in ("num_beams", "max_length", "length_penalty", "no_repeat_ngram_size")}
+    assert written == json.loads((nllb / "generation_config.json").read_text("utf-8"))
+
+
+def test_fine_tuning_searches_as_the_base_model_except_where_the_user_decides(
+    nllb: Path, toy_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transduce.tasks.train import train
+
+    def fine_tuned(name: str, base: Path, settings: dict[str, Any]) -> SearchSettings:
+        small = {"training.steps": 1, "training.kernels": "torch", "training.precision": "fp32"}
+        source, target = str(toy_corpus / "train.zh"), str(toy_corpus / "train.en")
+        out = tmp_path / name
+        train(out=out, init_from=base, source=source, target=target, settings=small | settings, device="cpu", threads=1)
+        return read_search_settings(out)
+
+    base = hugging_face_search_settings(nllb)
+    assert (base.beam_size, base.max_length, base.length_penalty, base.no_repeated_ngrams) == (3, 11, 1.5, 2)
+    own = {"search.beam_size": 4, "search.generate.stop": "full", "search.max_length_extra": 9}
+    assert base.generate is not None
+    found = fine_tuned("own", nllb, own)
+    changed = {"beam_size": 4, "max_length": None, "max_length_extra": 9}
+    generate = msgspec.structs.replace(base.generate, stop="full")
+    assert found == msgspec.structs.replace(base, generate=generate, **changed)
+    said = capsys.readouterr().err
+    for line in ("search.length_penalty", "search.no_repeated_ngrams"):
+        assert re.search(rf"{line} .* as in {re.escape(str(nllb))}\n", said), line
+    assert "search.beam_size" not in said  # the user knows
+    assert "beam_size=4, length_penalty=1.5, max_length_extra=9, no_repeated_ngrams=2, generate.stop=full" in said
+
+    # A folder of ours hands its settings on, whatever it was trained from.
+    assert fine_tuned("again", tmp_path / "own", {"search.length_penalty": 2.0}) == msgspec.structs.replace(
+        found, length_penalty=2.0
+    )
+    with pytest.raises(TransduceError, match=r"`max_length` \(11\).*\. Search settings that you leave out are"):
+        fine_tuned("wrong", nllb, {"search.min_length": 11})
+
+    # A setting of `generate` that search does not have does not prevent training.
+    odd = tmp_path / "odd"
+    shutil.copytree(nllb, odd)
+    (odd / "generation_config.json").write_text(json.dumps({"num_beams": 3, "guidance_scale": 2.0}), "utf-8")
+    assert fine_tuned("odd-run", odd, {}) == SearchSettings()
+    assert "the generation setting `guidance_scale` = 2.0 cannot be imported" in capsys.readouterr().err
 
 
 def test_a_damaged_imported_tokenizer_is_found(nllb: Path, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def stored(model: Any, folder: Path) -> tuple[dict[str, Any], StoredTensors]:
     return json.loads((folder / "config.json").read_text("utf-8")), StoredTensors(readers, str(folder))
 
 
-def imported(model: Any, folder: Path) -> Any:
+def import_peer(model: Any, folder: Path) -> Any:
     content, tensors = stored(model, folder)
     start = {"start_id": content["decoder_start_token_id"]} if content.get("is_encoder_decoder") else {}
     found = import_model(content, tensors, start)
@@ -133,7 +133,7 @@ def padded(pad_id: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("name", "settings"), ENCODER_DECODERS)
 def test_encoder_decoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     theirs = peer(name, settings)
-    ours = imported(theirs, tmp_path)
+    ours = import_peer(theirs, tmp_path)
     source, present = padded(theirs.config.pad_token_id)
     target = torch.randint(5, V - 2, (3, 9))
     target[:, 0] = theirs.config.decoder_start_token_id
@@ -146,7 +146,7 @@ def test_encoder_decoders_compute_the_same(name: str, settings: dict[str, Any], 
 @pytest.mark.parametrize(("name", "settings"), ENCODERS + CLASSIFIERS)
 def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     theirs = peer(name, settings)
-    ours = imported(theirs, tmp_path)
+    ours = import_peer(theirs, tmp_path)
     ids, present = padded(theirs.config.pad_token_id)
     with torch.inference_mode():
         expected = theirs(input_ids=ids, attention_mask=present).logits
@@ -192,7 +192,7 @@ def test_an_unused_pooler_in_a_roberta_file_is_accepted(name: str, tmp_path: Pat
 @pytest.mark.parametrize(("name", "settings"), DECODERS)
 def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     theirs = peer(name, settings)
-    ours = imported(theirs, tmp_path)
+    ours = import_peer(theirs, tmp_path)
     ids = torch.randint(5, V - 2, (3, 12))
     with torch.inference_mode():
         assert isinstance(ours, Decoder)
@@ -238,7 +238,7 @@ def test_search_finds_the_translations_of_generate(
     for number, (name, settings) in enumerate(ENCODER_DECODERS[::2] + ENCODER_DECODERS[5:6]):
         theirs = peer(name, settings, seed=number + 3, spread=0.6)
         let_some_end(theirs, share=0.02 + 0.04 * number)
-        ours = imported(theirs, tmp_path / str(number))
+        ours = import_peer(theirs, tmp_path / str(number))
         ids = {"eos": ours.config.eos_id, "pad": ours.config.pad_id}
         said: dict[str, Any] = {key: ids.get(value, value) for key, value in generate.items()}
         if "forbidden_ids" in said:
@@ -307,7 +307,7 @@ WIDE_LLAMA = LLAMA | {"vocab_size": 300, "hidden_size": 128, "intermediate_size"
 
 def with_kernels(model: Any, folder: Path) -> Any:
     """Import a model and make its inference copy, which the compiled search needs."""
-    ours = imported(model, folder)
+    ours = import_peer(model, folder)
     make_inference_copy(ours, torch.float32)
     if select_decoder(ours).backend != "compiled":
         pytest.skip("there are no kernels for this processor")

@@ -68,7 +68,7 @@ def peers() -> Any:
     return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
 
 
-def ours(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> ImportedTokenizer:
+def our_tokenizer(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> ImportedTokenizer:
     files = TokenizerFiles(lambda name: (folder / name).read_bytes() if (folder / name).exists() else None, str(folder))
     known = ModelIds(model_type=model_type, sizes=(size, size), pad_id=ids.get("pad_id"), eos_id=ids.get("eos_id"))
     return ImportedTokenizer(import_tokenizer(files, known))
@@ -105,7 +105,7 @@ def test_t5_and_pegasus_ids_equal_those_of_transformers(
     if saved:
         theirs.save_pretrained(tmp_path)
         (tmp_path / "spiece.model").unlink()
-    vocabulary = ours(tmp_path, family, pad_id=0, eos_id=1).source
+    vocabulary = our_tokenizer(tmp_path, family, pad_id=0, eos_id=1).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines[:3000])
     check_texts(theirs, vocabulary, texts.lines[:200])
@@ -128,7 +128,9 @@ def test_mbart_and_nllb_ids_with_language_tags_equal_those_of_transformers(
     theirs.save_pretrained(tmp_path)
     if saved:
         (tmp_path / "sentencepiece.bpe.model").unlink()
-    tokenizer = ours(tmp_path, "m2m_100" if nllb else "mbart", pad_id=1, eos_id=2).for_languages(source, target)
+    tokenizer = our_tokenizer(tmp_path, "m2m_100" if nllb else "mbart", pad_id=1, eos_id=2).for_languages(
+        source, target
+    )
     assert isinstance(tokenizer.source, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, texts.lines[:3000])
     tag = theirs.convert_tokens_to_ids(target)
@@ -144,7 +146,7 @@ def test_m2m100_ids_equal_those_of_transformers(texts: Texts, train: Callable[..
     theirs = peers().M2M100Tokenizer(
         str(tmp_path / "vocab.json"), str(tmp_path / "sentencepiece.bpe.model"), src_lang="zh", tgt_lang="de"
     )
-    tokenizer = ours(tmp_path, "m2m_100", pad_id=1, eos_id=2).for_languages("zh", "de")
+    tokenizer = our_tokenizer(tmp_path, "m2m_100", pad_id=1, eos_id=2).for_languages("zh", "de")
     assert isinstance(tokenizer.source, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, texts.lines)
     assert tokenizer.target.forced == (theirs.get_lang_id("de"),)
@@ -169,7 +171,7 @@ def test_marian_has_two_sentencepiece_models_and_one_table(
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "source_lang": "zh"})
     with pytest.warns(UserWarning, match="sacremoses"):
         theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-    tokenizer = ours(tmp_path, "marian", len(table), pad_id=table["<pad>"], eos_id=0)
+    tokenizer = our_tokenizer(tmp_path, "marian", len(table), pad_id=table["<pad>"], eos_id=0)
     assert isinstance(tokenizer.source, ImportedVocabulary)
     assert isinstance(tokenizer.target, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, [*texts.lines, ">>fra<< hello"])
@@ -192,7 +194,7 @@ def test_byte_level_bpe_ids_equal_those_of_transformers(family: str, saved: bool
     if not saved:
         (tmp_path / "tokenizer.json").unlink()
     ids = {"pad_id": None, "eos_id": 2} if family == "gpt2" else {"pad_id": 1, "eos_id": 2}
-    vocabulary = ours(tmp_path, family, **ids).source
+    vocabulary = our_tokenizer(tmp_path, family, **ids).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines, ends=family != "gpt2")
     check_texts(theirs, vocabulary, [line for line in texts.lines[:300] if "," not in line])
@@ -210,7 +212,7 @@ def test_wordpiece_ids_equal_those_of_transformers(lowercase: bool, saved: bool,
     theirs = peers().BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
     theirs.save_pretrained(tmp_path)
     (tmp_path / ("vocab.txt" if saved else "tokenizer.json")).unlink()
-    vocabulary = ours(tmp_path, "bert", pad_id=0).source
+    vocabulary = our_tokenizer(tmp_path, "bert", pad_id=0).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "I [MASK] you.", "x" * 101])
     assert vocabulary.decode(vocabulary.with_special_tokens(vocabulary.encode("good day, tom."))) == "good day, tom."
@@ -239,11 +241,11 @@ def test_settings_of_a_class_override_the_stored_tokenizer(kind: str, settings: 
     trained.save_model(str(tmp_path))
     getattr(peers(), kind).from_pretrained(tmp_path).save_pretrained(tmp_path)
     (tmp_path / ("vocab.txt" if is_bert else "vocab.json")).unlink()
-    before = ours(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source.encode_batch(LINES)
+    before = our_tokenizer(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source.encode_batch(LINES)
     content = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     write(tmp_path, "tokenizer_config.json", content | settings)
     theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary = ours(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source
+    vocabulary = our_tokenizer(tmp_path, "bert" if is_bert else "gpt2", pad_id=0, eos_id=2).source
     assert vocabulary.encode_batch(LINES) == theirs(LINES, add_special_tokens=False)["input_ids"] != before
 
 
@@ -284,7 +286,7 @@ def test_a_folder_of_bert_is_read_as_by_transformers(
     named = {} if kind is None else {"tokenizer_class": kind}
     write(tmp_path, "tokenizer_config.json", named | BERT_NAMES | settings)
     theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary = ours(tmp_path, "bert", pad_id=3).source
+    vocabulary = our_tokenizer(tmp_path, "bert", pad_id=3).source
     lines = ["Hello hello", "helé HELLO", "我们 a", "a <other>b <two> <m>", "a<other>", "a [MASK]"]
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, lines)
@@ -301,12 +303,14 @@ def test_a_byte_level_folder_without_a_class_is_read_as_by_transformers(tmp_path
     for settings in ({}, {"add_prefix_space": True}, {"extra_special_tokens": ["<two>", "<other>"]}):
         write(tmp_path, "tokenizer_config.json", {"eos_token": "<|endoftext|>"} | settings)
         theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-        encoded.append(ours(tmp_path, "gpt2", eos_id=0).source.encode_batch(lines))
+        encoded.append(our_tokenizer(tmp_path, "gpt2", eos_id=0).source.encode_batch(lines))
         assert encoded[-1] == theirs(lines, add_special_tokens=False)["input_ids"]
     assert encoded[0] != encoded[1]
     assert encoded[0] != encoded[2]
     size = len(json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
-    assert ours(tmp_path, "gpt2", size, eos_id=0).source.encode_batch(lines) == encoded[0]  # without embeddings
+    assert (
+        our_tokenizer(tmp_path, "gpt2", size, eos_id=0).source.encode_batch(lines) == encoded[0]
+    )  # without embeddings
 
 
 def write_llama(folder: Path, pipeline: str) -> dict[str, Any]:
@@ -349,7 +353,7 @@ def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, 
     ):
         write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizerFast"} | NAMES | settings)
         theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-        vocabulary = ours(tmp_path, family, eos_id=2).source
+        vocabulary = our_tokenizer(tmp_path, family, eos_id=2).source
         found.append(vocabulary.encode_batch(LLAMA_LINES))
         assert found[-1] == theirs(LLAMA_LINES, add_special_tokens=False)["input_ids"]
         assert [vocabulary.decode(ids) for ids in found[-1][:3]] == theirs.batch_decode(found[-1][:3])
@@ -362,7 +366,7 @@ def test_a_llama_sentencepiece_model_without_prefix_space_is_refused(tmp_path: P
     with pytest.raises(
         TransduceError, match="`add_prefix_space` = false cannot be imported from a sentencepiece model"
     ):
-        ours(tmp_path, "llama", eos_id=2)
+        our_tokenizer(tmp_path, "llama", eos_id=2)
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "PreTrainedTokenizerFast"])
@@ -383,11 +387,11 @@ def test_added_tokens_of_tokenizer_config_json_give_equal_ids(
     described = {id: listed["300"] | token for id, token in tokens.items()}
     write(tmp_path, "config.json", {"model_type": "llama"})
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": kind} | NAMES)
-    before = ours(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
+    before = our_tokenizer(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
     settings = {"tokenizer_class": kind, "added_tokens_decoder": listed | described}
     write(tmp_path, "tokenizer_config.json", settings | NAMES)
     theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
-    found = ours(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
+    found = our_tokenizer(tmp_path, "llama", 302, eos_id=2).source.encode_batch(LLAMA_LINES)
     assert found == theirs(LLAMA_LINES, add_special_tokens=False)["input_ids"] != before
 
 
@@ -395,7 +399,7 @@ def test_a_start_symbol_that_a_byte_level_tokenizer_adds(tmp_path: Path) -> None
     write(tmp_path, "vocab.json", {"<|endoftext|>": 0, "a": 1})
     write(tmp_path, "merges.txt", b"#version: 0.2\n")
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True})
-    vocabulary = ours(tmp_path, "gpt2", eos_id=0).source
+    vocabulary = our_tokenizer(tmp_path, "gpt2", eos_id=0).source
     assert vocabulary.with_special_tokens(vocabulary.encode("a"))[:2] == [0, 1]
 
 
@@ -410,7 +414,7 @@ def test_ids_of_the_first_llama_tokenizers_equal_those_of_transformers(
     if saved:
         theirs.save_pretrained(tmp_path)
         (tmp_path / "tokenizer.model").unlink()
-    vocabulary = ours(tmp_path, "llama", eos_id=2).source
+    vocabulary = our_tokenizer(tmp_path, "llama", eos_id=2).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines[:3000], ends=False)
 
@@ -440,7 +444,7 @@ def test_llama3_and_qwen2_ids_equal_those_of_transformers(
     fast = peers().PreTrainedTokenizerFast
     theirs = fast(tokenizer_object=model, bos_token="<|begin|>", eos_token="<|end|>")
     theirs.save_pretrained(tmp_path)
-    vocabulary = ours(tmp_path, family.rstrip("3"), eos_id=1).source
+    vocabulary = our_tokenizer(tmp_path, family.rstrip("3"), eos_id=1).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL cafe\u0301"], ends=False)
 
@@ -488,7 +492,7 @@ def test_added_tokens_are_recognised_as_their_flags_say(family: str, saved: bool
         settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
         write(tmp_path, "tokenizer_config.json", settings | {"added_tokens_decoder": decoder})
     ids = {"pad_id": 1, "eos_id": 2} if family == "roberta" else {"pad_id": 0}
-    vocabulary = ours(tmp_path, family.removeprefix("cased-"), **ids).source
+    vocabulary = our_tokenizer(tmp_path, family.removeprefix("cased-"), **ids).source
     assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, NAMING)
 
@@ -512,7 +516,7 @@ def test_byte_level_bpe_that_merges_across_words_has_equal_ids(split: bool, text
     model.train_from_iterator(texts.training[-1000:], how)
     theirs = peers().PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
     theirs.save_pretrained(tmp_path)
-    vocabulary = ours(tmp_path, "gpt2", eos_id=0).source
+    vocabulary = our_tokenizer(tmp_path, "gpt2", eos_id=0).source
     assert isinstance(vocabulary, ImportedVocabulary)
     assert any("Ġ" in piece.lstrip("Ġ") for piece in theirs.get_vocab()) is not split
     check_ids(theirs, vocabulary, texts.lines[-500:], ends=False)
@@ -522,7 +526,7 @@ def test_byte_level_bpe_that_merges_across_words_has_equal_ids(split: bool, text
 def test_an_imported_tokenizer_reads_back_equal_after_saving(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
-    tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
+    tokenizer = our_tokenizer(tmp_path, "bert", 10, pad_id=0)
     tokenizer.save(tmp_path / "out")
     again = ImportedTokenizer.load(tmp_path / "out")
     assert again.fingerprint == tokenizer.fingerprint
@@ -556,7 +560,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_characters_without_a_token_become_the_unknown_token(tmp_path: Path) -> None:
     write(tmp_path, "vocab.json", {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4})
     write(tmp_path, "merges.txt", b"#version: 0.2\n")
-    vocabulary = ours(tmp_path, "bart", pad_id=1, eos_id=2).source
+    vocabulary = our_tokenizer(tmp_path, "bart", pad_id=1, eos_id=2).source
     assert vocabulary.encode("aba") == [4, 3, 4]
     assert vocabulary.unknown_characters("aba") == "aba"
 
@@ -564,7 +568,7 @@ def test_characters_without_a_token_become_the_unknown_token(tmp_path: Path) -> 
 def test_a_corpus_prepared_with_a_bert_tokenizer_stores_no_special_tokens(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
-    tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
+    tokenizer = our_tokenizer(tmp_path, "bert", 10, pad_id=0)
     assert tokenizer.source.before
     (tmp_path / "text").write_bytes(b"Is love.\n\nI.\n")
     text = CorpusFiles(source=(str(tmp_path / "text"),), target=(str(tmp_path / "text"),))
@@ -591,9 +595,9 @@ def test_a_tokenizer_json_with_damaged_or_unsupported_parts_is_refused(
     usual["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["▁a", -1.0]]}
     write(tmp_path, "tokenizer.json", usual | content)
     with pytest.raises(TransduceError, match=message):
-        ours(tmp_path, "t5", pad_id=0, eos_id=1)
+        our_tokenizer(tmp_path, "t5", pad_id=0, eos_id=1)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match="holds no tokenizer that can be imported: it needs tokenizer"):
-        ours(tmp_path, "bart", pad_id=1, eos_id=2)
+        our_tokenizer(tmp_path, "bart", pad_id=1, eos_id=2)

@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceTrainer
 import transduce
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary, tokens_before
+from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary, read_words, tokens_before
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.text import Pair, Tokenizer, TokenizerSettings
@@ -104,6 +104,33 @@ def test_a_word_list_keeps_its_ids(write_lines: WriteLines, tmp_path: Path) -> N
         assert (vocabulary.unk_id, vocabulary.pad_id, vocabulary.eos_id, vocabulary.size) == (0, 1, 3, 7)
         assert vocabulary.with_special_tokens(vocabulary.encode("a  red bike")) == [4, 5, 0, 3]
         assert vocabulary.decode([4, 5, 0, 6, 3]) == "a red <unk> house"  # nothing vanishes
+
+
+def test_a_word_list_may_begin_with_a_token_in_brackets(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\ncat\n", "utf-8")
+    vocabulary = transduce.read_vocabulary(tmp_path / "vocab.txt").source
+    assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.eos_id) == (0, 1, 3)
+    assert vocabulary.encode("the cat") == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<pad>\n\x85a\nb\n".encode(), r"token 2: a word list has one token on each line, without spaces"),
+        ("a\u2028b\nc\n".encode(), r"token 1: a word list has one token on each line, without spaces"),
+        (b"a\nb\na\n", r"token 3: 'a' is token 1 already"),
+        ("Mädchen\n".encode("latin-1"), r"must be a word list in UTF-8, but is not UTF-8: convert it"),
+    ],
+)
+def test_word_lists_whose_ids_would_be_ambiguous_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "words").write_bytes(content)
+    with pytest.raises(TransduceError, match=message):
+        read_words(tmp_path / "words")
+
+
+def test_character_lists_in_json_may_contain_spaces(tmp_path: Path) -> None:
+    (tmp_path / "characters.json").write_text('["\\n", " ", "a"]', "utf-8")
+    assert read_words(tmp_path / "characters.json", may_be_space=True) == {"\n": 0, " ": 1, "a": 2}
 
 
 def test_a_tutorial_model_and_its_word_list_become_a_folder_that_translates(tmp_path: Path) -> None:

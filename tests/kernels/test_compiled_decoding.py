@@ -334,7 +334,7 @@ def test_reductions_equal_those_of_pytorch(size: int) -> None:
         assert torch.equal(logits, kept)
 
 
-def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -> None:
+def test_reductions_of_minus_infinity_and_nan_rows_stay_in_range() -> None:
     kernels = NativeReductions()
     logits = torch.full((2, 1, 100), float("-inf"))
     logits[0, 0, 0] = 3.0
@@ -350,7 +350,7 @@ def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -
         assert bool((wrong[2] == 1.0).all())
 
 
-def test_rows_with_gaps_between_them_are_taken_and_others_refused() -> None:
+def test_strided_rows_are_supported_and_other_layouts_refused() -> None:
     kernels, wide = NativeReductions(), torch.randn(6, 128)
     rows = wide[:, :100].unflatten(0, (2, 3))
     assert kernels.supports(rows)

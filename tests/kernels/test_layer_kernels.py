@@ -113,7 +113,7 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.usefixtures("one_or_two_threads")
 @of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
+@pytest.mark.parametrize("large", [False, True], ids=["norms stored", "norms recomputed"])
 def test_a_layer_kernel_equals_its_modules(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     model = Transformer(config(**settings)).to(dtype).train()

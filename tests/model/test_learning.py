@@ -71,10 +71,10 @@ def copying(changes: dict[str, Any], steps: int) -> float:
     ],
     ids=str,
 )
-def test_copying_is_learnt(changes: dict[str, Any]) -> None:
+def test_a_small_model_learns_to_copy(changes: dict[str, Any]) -> None:
     assert copying(changes, steps=80) < 0.5 * GUESSING
 
 
-def test_nothing_is_learnt_in_a_few_steps() -> None:
+def test_copying_is_not_learned_in_a_few_steps() -> None:
     """The test above can fail."""
     assert copying({"kind": "recurrent", "attention_score": "general"}, steps=5) > 0.8 * GUESSING

@@ -2,13 +2,18 @@
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import transduce
 from transduce.errors import TransduceError
-from transduce.model.positions import NoPositions, SinusoidalPositions, interleaving, sinusoids
+from transduce.model.build import build_model
+from transduce.model.config import OWN_NAMES
+from transduce.model.positions import BIASES, NoPositions, SinusoidalPositions, interleaving, sinusoids
 
 
 def formula_over_all_dimensions(length: int, d_model: int) -> Tensor:
@@ -127,3 +132,33 @@ def test_without_positions_embeddings_stay_as_they_are() -> None:
 def test_sinusoids_of_an_odd_width_are_refused() -> None:
     with pytest.raises(TransduceError, match=r"must be even, but it is 15\.$"):
         sinusoids(30, 15)
+
+
+@pytest.mark.parametrize(
+    ("forward", "problem"),
+    [
+        (lambda self, x, *_: x + self.table[: len(x), :5], "fails with RuntimeError: "),
+        (lambda *_: torch.zeros(2, 3), r"result has the shape \(2, 3\)"),
+        (lambda _, x: x, "fails with TypeError: "),
+        (lambda *_: torch.rand(1, 2, 2, 3), None),
+    ],
+)
+def test_a_registered_position_scheme_that_is_no_bias_is_refused(
+    forward: Callable[..., Any], problem: str | None
+) -> None:
+    scheme = type("Scheme", (nn.Module,), {"forward": forward, "table": torch.zeros(9, 16)})
+    transduce.register("positions", "own-scheme")(lambda *_: scheme())
+    try:
+        sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 16, "d_ff": 16, "num_heads": 2}
+        settings: dict[str, Any] = sizes | {"positions": "own-scheme"}
+        config = transduce.ModelConfig(**settings)
+        with torch.device("meta"):
+            build_model(config)
+        if problem is None:
+            build_model(config)
+            return
+        with pytest.raises(TransduceError, match=rf"`model\.positions` = own-scheme must be a bias.*{problem}"):
+            build_model(config)
+    finally:
+        OWN_NAMES["positions"].discard("own-scheme")
+        BIASES.pop("own-scheme")

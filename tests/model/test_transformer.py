@@ -388,12 +388,12 @@ def test_an_impossible_configuration_is_refused(changes: dict[str, object], mess
         (torch.tensor([[5, 1]]), torch.tensor([[0, -3]]), r"`target_input_ids` must hold .* but one is -3: "),
     ],
 )
-def test_what_is_no_batch_of_ids_is_reported(source: Any, target: Any, message: str) -> None:
+def test_inputs_that_are_no_batch_of_ids_are_refused(source: Any, target: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         Transformer(TINY)(source, target)
 
 
-def test_what_is_no_configuration_is_reported() -> None:
+def test_arguments_that_are_no_configuration_are_refused() -> None:
     anything: Any = 512
     with pytest.raises(TransduceError, match="A model is built from a `ModelConfig`, not from 512"):
         Transformer(anything)

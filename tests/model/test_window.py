@@ -137,7 +137,7 @@ def test_a_window_as_wide_as_the_sequence_is_no_window() -> None:
     torch.testing.assert_close(wide(source, target), free(source, target), atol=1e-5, rtol=1e-4)
 
 
-def test_nothing_of_16384_positions_is_larger_than_length_times_window() -> None:
+def test_windowed_attention_allocates_no_tensor_larger_than_length_times_window() -> None:
     """A mask or scores of length × length would have 268 million elements; the largest tensor has 16 million."""
     length, radius = 16384, 64
     attention = MultiHeadAttention(d_model=8, num_heads=2, d_k=4, d_v=4)

@@ -35,7 +35,7 @@ def attention(**sizes: Any) -> MultiHeadAttention:
     return MultiHeadAttention(d_model=8, num_heads=2, **sizes)
 
 
-def test_a_boolean_tensor_is_the_mask_that_it_becomes_as_an_attention_mask() -> None:
+def test_a_boolean_tensor_as_mask_equals_the_attention_mask() -> None:
     allowed = torch.ones(3, 2, 5, 5, dtype=torch.bool).tril()
     layer, decoder_layer = attention(), DecoderLayer(CONFIG).eval()
     assert torch.equal(layer(X, mask=allowed), layer(X, mask=AttentionMask(allowed)))

@@ -60,7 +60,7 @@ def test_int8_is_refused_on_gpus_and_for_recurrent_models() -> None:
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
+def wide_model(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
     """Return the folder of a model that is wide enough for the kernels."""
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
     folder = tmp_path_factory.mktemp("wide") / "model"
@@ -81,10 +81,10 @@ def load_by_kernels(folder: Path, precision: str) -> Translator:
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("precision", ["int8", "bf16", "fp32"])
 def test_translations_by_kernels_do_not_depend_on_the_batch(
-    wide: Path, toy_corpus: Path, precision: str, beam_size: int
+    wide_model: Path, toy_corpus: Path, precision: str, beam_size: int
 ) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:30]
-    translator = load_by_kernels(wide, precision)
+    translator = load_by_kernels(wide_model, precision)
     together = translator(sentences, beam_size=beam_size)
     apart = [translator(sentence, beam_size=beam_size) for sentence in reversed(sentences)]
     assert together == apart[::-1]
@@ -95,9 +95,11 @@ def test_translations_by_kernels_do_not_depend_on_the_batch(
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16", "fp32"])
-def test_scoring_a_translation_gives_the_score_of_its_search(wide: Path, toy_corpus: Path, precision: str) -> None:
+def test_scoring_a_translation_gives_the_score_of_its_search(
+    wide_model: Path, toy_corpus: Path, precision: str
+) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
-    translator = load_by_kernels(wide, precision)
+    translator = load_by_kernels(wide_model, precision)
     found = translator(sentences, beam_size=4)
     scored = translator.score(sentences, [translation.text for translation in found])
     # Scoring attends by PyTorch: the last bit of a number between two steps, of 6 to 12 bits, rounds it to either.
@@ -110,10 +112,10 @@ def test_scoring_a_translation_gives_the_score_of_its_search(wide: Path, toy_cor
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_disabling_a_head_with_zero_output_weights_changes_nothing(
-    wide: Path, toy_corpus: Path, precision: str
+    wide_model: Path, toy_corpus: Path, precision: str
 ) -> None:
     """Both sides of the comparison are computed alike, though kernels do not support disabled heads."""
-    translator = load_by_kernels(wide, precision)
+    translator = load_by_kernels(wide_model, precision)
     layer = translator.transformer.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
     attention = layer.memory_attention

@@ -43,14 +43,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the weight cache treat small new files of tests as large files that were written a while ago."""
     monkeypatch.setattr(weight_cache, "_SMALL_BYTES", 0)
     monkeypatch.setattr(weight_cache, "_SETTLED_NS", 0)
 
 
 @pytest.fixture
-def write(translator: Translator, tmp_path: Path) -> Callable[..., Path]:
+def write_small_model(translator: Translator, tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a model folder with random weights of a shape that the kernels support."""
     if not has_kernels():
         pytest.skip("there are no kernels for 8-bit weights here")
@@ -113,10 +113,12 @@ def weights_of(folder: Path) -> Weights:
     return Weights(opened(folder).model)
 
 
-@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.usefixtures("cache_small_models")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_model_from_the_cache_equals_one_that_was_quantized(write: Callable[..., Path], shape: str) -> None:
-    folder = write(**SHAPES[shape])
+def test_a_model_from_the_cache_equals_one_that_was_quantized(
+    write_small_model: Callable[..., Path], shape: str
+) -> None:
+    folder = write_small_model(**SHAPES[shape])
     fresh: Any = quantize_to_int8(read_any_model_folder(folder).model, "cpu")
     assert [opened(folder).prepacked is not None for _ in range(2)] == [True, True]
     found = opened(folder).model
@@ -128,9 +130,9 @@ def test_a_model_from_the_cache_equals_one_that_was_quantized(write: Callable[..
         assert torch.equal(found(*arguments), fresh(*arguments))
 
 
-@pytest.mark.usefixtures("small_is_large")
-def test_a_translator_from_the_cache_answers_as_one_that_was_quantized(write: Callable[..., Path]) -> None:
-    folder = write()
+@pytest.mark.usefixtures("cache_small_models")
+def test_a_translator_from_the_cache_answers_as_one_that_was_quantized(write_small_model: Callable[..., Path]) -> None:
+    folder = write_small_model()
     answers = []
     for setting in ("", None, None):
         with pytest.MonkeyPatch.context() as patch:
@@ -143,9 +145,12 @@ def test_a_translator_from_the_cache_answers_as_one_that_was_quantized(write: Ca
 
 
 def test_auto_takes_8_bits_only_with_a_valid_proof(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_small_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = write()
+    folder = write_small_model()
 
     def taken() -> str:
         return open_translator(folder, device="cpu", threads=1).precision
@@ -186,19 +191,21 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     assert taken() == usual
     monkeypatch.undo()
     assert taken() == "int8"
-    write(seed=2)  # another model in the folder
+    write_small_model(seed=2)  # another model in the folder
     assert taken() == usual
 
 
-@pytest.mark.usefixtures("small_is_large")
-def test_another_model_in_the_folder_does_not_use_the_cache_of_the_one_before(write: Callable[..., Path]) -> None:
-    folder = write()
+@pytest.mark.usefixtures("cache_small_models")
+def test_another_model_in_the_folder_does_not_use_the_cache_of_the_one_before(
+    write_small_model: Callable[..., Path],
+) -> None:
+    folder = write_small_model()
     first = weights_of(folder)
     content = cached(folder)[0].read_bytes()
-    second = weights_of(write(seed=2))
+    second = weights_of(write_small_model(seed=2))
     assert second != first
     assert cached(folder)[0].read_bytes() != content
-    write()
+    write_small_model()
     assert weights_of(folder) == first
 
 
@@ -222,10 +229,10 @@ def _no_header(content: bytes) -> bytes:
     return b"\x00" * 64 + content[64:]
 
 
-@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.usefixtures("cache_small_models")
 @pytest.mark.parametrize("damage", [_cut, _other_format, _other_shape, _other_data, _no_header, lambda _: b""])
-def test_a_damaged_cache_is_rebuilt(write: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
-    folder = write()
+def test_a_damaged_cache_is_rebuilt(write_small_model: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
+    folder = write_small_model()
     expected = weights_of(folder)
     (path,) = cached(folder)
     whole = path.read_bytes()
@@ -235,9 +242,9 @@ def test_a_damaged_cache_is_rebuilt(write: Callable[..., Path], damage: Callable
     assert path.read_bytes() == whole
 
 
-@pytest.mark.usefixtures("small_is_large")
-def test_verify_removes_damaged_weights(write: Callable[..., Path]) -> None:
-    folder = write()
+@pytest.mark.usefixtures("cache_small_models")
+def test_verify_removes_damaged_weights(write_small_model: Callable[..., Path]) -> None:
+    folder = write_small_model()
     report = transduce.quantize(folder)
     assert [report.file] == [str(path) for path in cached(folder)]
     assert transduce.verify(folder).cached == (report.file,)
@@ -256,8 +263,8 @@ def test_verify_removes_damaged_weights(write: Callable[..., Path]) -> None:
         transduce.verify(folder)
 
 
-def test_small_models_cache_no_weights_unless_quantize_is_called(write: Callable[..., Path]) -> None:
-    folder = write()
+def test_small_models_cache_no_weights_unless_quantize_is_called(write_small_model: Callable[..., Path]) -> None:
+    folder = write_small_model()
     before = sorted(path.name for path in folder.iterdir())
     weights_of(folder)
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -265,11 +272,11 @@ def test_small_models_cache_no_weights_unless_quantize_is_called(write: Callable
     assert opened(folder).prepacked is not None
 
 
-@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.usefixtures("cache_small_models")
 def test_a_full_disk_gives_one_warning_and_the_model_opens_without_a_cache(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    write_small_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write()
+    folder = write_small_model()
     expected = weights_of(folder)
     cached(folder)[0].unlink()
 
@@ -286,11 +293,11 @@ def test_a_full_disk_gives_one_warning_and_the_model_opens_without_a_cache(
         transduce.quantize(folder)
 
 
-@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.usefixtures("cache_small_models")
 def test_a_read_only_folder_uses_the_users_cache(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    write_small_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = write()
+    folder = write_small_model()
     expected = weights_of(folder)
     for path in (folder / weight_cache.CACHE_FOLDER).iterdir():
         path.unlink()
@@ -305,9 +312,11 @@ def test_a_read_only_folder_uses_the_users_cache(
     assert opened(folder).prepacked is None
 
 
-@pytest.mark.usefixtures("small_is_large")
-def test_while_another_process_writes_the_cache_a_model_opens_without_it(write: Callable[..., Path]) -> None:
-    folder = write()
+@pytest.mark.usefixtures("cache_small_models")
+def test_while_another_process_writes_the_cache_a_model_opens_without_it(
+    write_small_model: Callable[..., Path],
+) -> None:
+    folder = write_small_model()
     expected = weights_of(folder)
     (path,) = cached(folder)
     path.unlink()
@@ -318,9 +327,11 @@ def test_while_another_process_writes_the_cache_a_model_opens_without_it(write: 
     assert cached(folder) == [path]
 
 
-@pytest.mark.usefixtures("small_is_large")
-def test_a_file_is_hashed_once_for_each_version(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write()
+@pytest.mark.usefixtures("cache_small_models")
+def test_a_file_is_hashed_once_for_each_version(
+    write_small_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_small_model()
     hashed: list[str] = []
 
     def count(path: Path) -> str:
@@ -343,12 +354,12 @@ def test_a_file_is_hashed_once_for_each_version(write: Callable[..., Path], monk
 
 
 def test_a_file_that_changed_just_now_is_hashed_again(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    write_small_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later change could have the same date."""
     monkeypatch.setattr(weight_cache, "_SMALL_BYTES", 0)
     monkeypatch.setattr(weight_cache, "_SETTLED_NS", 3_600_000_000_000)
-    folder = write()
+    folder = write_small_model()
     read_any_model_folder(folder)
     hashed: list[str] = []
 

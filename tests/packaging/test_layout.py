@@ -123,12 +123,12 @@ def test_each_layout_check_finds_its_violation(text: str, finding: str) -> None:
     assert findings[0].startswith(finding)
 
 
-def test_what_only_looks_like_a_breach_is_not_one() -> None:
+def test_code_that_only_resembles_a_violation_is_accepted() -> None:
     text = "class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\nmodel.eval()\nre.compile('x')\n"
     assert [found for check in CHECKS for found in check("a.py", text)] == []
 
 
-def test_every_module_says_what_it_is_about() -> None:
+def test_no_module_has_a_vague_name() -> None:
     names = {part.removesuffix(".py") for path in SOURCES for part in path.relative_to(PACKAGE).parts}
     assert sorted(names & VAGUE_NAMES) == []
 

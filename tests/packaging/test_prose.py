@@ -134,7 +134,7 @@ def test_an_offense_is_found(check: object, text: str) -> None:
     assert len(list(check("a.py", text))) == 1
 
 
-def test_what_only_looks_like_an_offense_is_not_one() -> None:
+def test_text_that_only_resembles_an_offense_is_accepted() -> None:
     text = 'class A(Struct):\n    """A size."""\n\n    size: int\n    """The size, recommended or amended."""\n'
     checks = (fragments, summaries, arguments, comments_of_fields, dialect)
     assert [found for check in checks for found in check("a.py", text)] == []

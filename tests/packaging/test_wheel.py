@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
     assert "transduce/py.typed" in found
 
 
-def test_the_metadata_says_what_the_project_file_says(wheel: Path) -> None:
+def test_the_metadata_equals_the_project_file(wheel: Path) -> None:
     information = f"transduce-{PROJECT['version']}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         metadata = Parser().parsestr(archive.read(f"{information}/METADATA").decode())

@@ -89,7 +89,7 @@ print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results_without_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the results where imports of the kernels are blocked."""
     return run(BLOCKED, tmp_path_factory.mktemp("blocked") / "run")
 
@@ -108,29 +108,33 @@ def run(prelude: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_results_without_kernels_equal_those_with_kernels_disabled(without: dict[str, Any], tmp_path: Path) -> None:
+def test_results_without_kernels_equal_those_with_kernels_disabled(
+    results_without_kernels: dict[str, Any], tmp_path: Path
+) -> None:
     unused = run(UNUSED, tmp_path / "unused")
-    assert without["kernels"] == []
+    assert results_without_kernels["kernels"] == []
     assert unused["kernels"] != []
-    assert len(without["losses"]) > 1
-    assert len({text for text, _ in without["beam"]}) > 1
+    assert len(results_without_kernels["losses"]) > 1
+    assert len({text for text, _ in results_without_kernels["beam"]}) > 1
     for name in ("losses", "greedy", "beam", "scores"):
-        assert without[name] == unused[name], name
+        assert results_without_kernels[name] == unused[name], name
 
 
-def test_an_unsupported_processor_computes_as_without_kernels(without: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unsupported_processor_computes_as_without_kernels(
+    results_without_kernels: dict[str, Any], tmp_path: Path
+) -> None:
     """An ARM processor has no kernels, so nothing is compiled."""
     found = run(ARM, tmp_path / "arm")
     for name in ("losses", "scores", "greedy", "beam"):
-        assert found[name] == without[name], name
+        assert found[name] == results_without_kernels[name], name
     assert found["int8"] == (
         "Precision `int8` needs compiled kernels, but transduce has no kernels for this processor: use `fp32` or "
         "`bf16`."
     )
 
 
-def test_int8_without_kernels_is_refused_in_one_sentence(without: dict[str, Any]) -> None:
-    assert without["int8"] == (
+def test_int8_without_kernels_is_refused_in_one_sentence(results_without_kernels: dict[str, Any]) -> None:
+    assert results_without_kernels["int8"] == (
         "Precision `int8` needs compiled kernels, but this installation has no kernels of our own (the folder "
         "`transduce/kernels` is missing): use `fp32` or `bf16`."
     )

@@ -52,7 +52,7 @@ FAULTS = {
 }
 
 
-def at(*steps: int, change: Change) -> Callable[[int, Loss], Loss]:
+def at_steps(*steps: int, change: Change) -> Callable[[int, Loss], Loss]:
     """Return a function that changes the loss of the micro-batches with these numbers, from 1."""
     return lambda position, loss: change(loss) if position + 1 in steps else loss
 
@@ -67,7 +67,7 @@ def skipped_steps(folder: Path) -> list[int]:
 def test_one_fault_skips_one_step_and_contaminates_nothing(
     tmp_path: Path, tiny_run: Any, fault: str, precision: str
 ) -> None:
-    run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=FAULTS[fault]), precision=precision)
+    run = tiny_run(tmp_path, corrupt=at_steps(BAD_STEP, change=FAULTS[fault]), precision=precision)
     assert run.trainer.run().step == 40
     assert skipped_steps(tmp_path) == [BAD_STEP]
     assert run.trainer.optimizer.updates == 39
@@ -149,7 +149,7 @@ def test_the_batch_is_dumped_with_the_location_where_it_went_wrong(
 def test_a_non_finite_gradient_is_dumped_with_the_names_of_its_parameters(
     tmp_path: Path, tiny_run: Any, precision: str
 ) -> None:
-    run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
+    run = tiny_run(tmp_path, corrupt=at_steps(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
     run.trainer.run()
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
     assert content["reason"] == "the norm of its gradient is nan"
@@ -159,7 +159,7 @@ def test_a_non_finite_gradient_is_dumped_with_the_names_of_its_parameters(
 
 def test_the_window_of_recent_losses_is_restored_on_resume(tmp_path: Path, tiny_run: Any) -> None:
     """Resumed two steps before the fault, a run knows what is usual; one that forgot would have to learn from it."""
-    corrupt = at(BAD_STEP, change=FAULTS["loss x 100"])
+    corrupt = at_steps(BAD_STEP, change=FAULTS["loss x 100"])
     whole = tiny_run(tmp_path / "whole", corrupt=corrupt, steps=30)
     whole.trainer.run()
     tiny_run(tmp_path / "cut", steps=BAD_STEP - 2).trainer.run()
@@ -201,7 +201,7 @@ def test_a_run_that_diverged_stops_with_advice(tmp_path: Path, tiny_run: Any) ->
         run.trainer.run()
 
 
-def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
+def test_twenty_non_finite_steps_stop_the_run_with_advice(tmp_path: Path, tiny_run: Any) -> None:
     run = tiny_run(tmp_path, steps=60, corrupt=lambda position, loss: plus(math.nan)(loss) if position >= 10 else loss)
     with pytest.raises(TransduceError, match=r"No gradient was finite over the last 20 steps \(until step 30\): lower"):
         run.trainer.run()

@@ -25,7 +25,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
 
-class Moment:
+class DelayedSignal:
     """A timer that sends a signal to this process, and records when."""
 
     def __init__(self, number: signal.Signals, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Moment:
         self.sent_at = time.monotonic()
         os.kill(os.getpid(), self._number)
 
-    def __enter__(self) -> "Moment":
+    def __enter__(self) -> "DelayedSignal":
         self._timer.start()
         return self
 
@@ -49,7 +49,7 @@ class Moment:
 @pytest.mark.parametrize("steps", [10**6 + number for number in range(6)])
 def test_sigterm_at_a_random_moment_saves_every_finished_step(tmp_path: Path, tiny_run: Any, steps: int) -> None:
     run = tiny_run(tmp_path, steps=steps)
-    with Moment(signal.SIGTERM, random.SystemRandom().uniform(0.05, 0.4)) as moment:
+    with DelayedSignal(signal.SIGTERM, random.SystemRandom().uniform(0.05, 0.4)) as moment:
         result = run.trainer.run()
     gone_after = time.monotonic() - moment.sent_at
     assert result.reason == "SIGTERM"
@@ -74,7 +74,7 @@ def slow_validation(seconds: float) -> Callable[[Mapping[str, Tensor], int], Val
 
 def test_a_validation_is_stopped_and_comes_first_on_resume(tmp_path: Path, tiny_run: Any) -> None:
     run = tiny_run(tmp_path, steps=4, validate_every=2, options={"validate": slow_validation(60.0)})
-    with Moment(signal.SIGTERM, 0.5) as moment:
+    with DelayedSignal(signal.SIGTERM, 0.5) as moment:
         result = run.trainer.run()
     assert time.monotonic() - moment.sent_at < 5.0
     assert (result.step, result.reason) == (2, "SIGTERM")

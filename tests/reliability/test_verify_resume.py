@@ -81,7 +81,9 @@ def test_sigterm_ends_the_child_and_removes_the_folder(
 
 
 @pytest.mark.usefixtures("empty_temporary")
-def test_a_run_that_fails_says_why(toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_verification_run_reports_its_error(
+    toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transduce.tasks.settings.reading import put_setting
 
     content: dict[str, Any] = {}

@@ -45,7 +45,7 @@ def test_a_phrase_is_met_when_its_last_token_is_written() -> None:
     assert follow(matcher, [5, 6, 7]).unmet == frozenset()
 
 
-def test_a_phrase_that_breaks_off_begins_anew() -> None:
+def test_an_interrupted_phrase_starts_over() -> None:
     matcher = PhraseMatcher(phrases((5, 6, 7)))
     assert matcher.missing(follow(matcher, [5, 6, 8])) == 3
     assert matcher.missing(follow(matcher, [5, 6, 5])) == 2  # what broke it off begins it
@@ -72,7 +72,7 @@ def test_a_phrase_is_met_by_any_of_its_spellings() -> None:
     assert matcher.next_tokens(follow(matcher, [5])) == {5, 6, 7}
 
 
-def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
+def test_a_phrase_whose_last_word_continues_is_not_met() -> None:
     """5 is `tea`, 6 `cher`, 7 `s`, 8 another word."""
     matcher = PhraseMatcher(
         [((5,), (5, 7))], WordContinuations(continuing=frozenset((6, 7)), within=frozenset((5, 6, 7)))

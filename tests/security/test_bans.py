@@ -90,7 +90,7 @@ def _getattr_of(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
             yield f"{call.lineno}: {owner}.{attribute.value!s}"
 
 
-def test_the_package_runs_nothing_that_it_reads() -> None:
+def test_no_module_of_the_package_runs_code_from_files() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{breach}"
         for path in sorted(PACKAGE.rglob("*.py"))

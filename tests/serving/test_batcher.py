@@ -65,7 +65,7 @@ def test_sentences_of_like_length_go_together_and_the_oldest_request_first(model
     assert lengths(batcher) == [5, 6]
 
 
-def test_a_sentence_that_is_too_long_goes_alone(model: Any) -> None:
+def test_a_sentence_beyond_the_token_budget_is_a_batch_of_its_own(model: Any) -> None:
     batcher = make(batch_tokens=40)
     batcher.submit(job(model, 500))
     batcher.submit(job(model, 5))
@@ -166,7 +166,7 @@ def test_idle_workers_divide_large_batches(model: Any, wait_until: Any, sentence
     assert sorted(taken, reverse=True) == shares
 
 
-def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> None:
+def test_a_running_request_continues_when_new_ones_must_wait(model: Any) -> None:
     batcher = make(max_running=1, batch_tokens=10)
     long, other = job(model, 10, 10), job(model, 10)
     batcher.submit(other)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from transduce.inference.batching import Documents
+
 ADDRESS = "/v1/chat/completions"
 
 
@@ -62,6 +64,37 @@ def test_a_users_last_words_are_translated(live: Any) -> None:
         }
     ]
     assert reply.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+
+
+def test_models_with_context_read_earlier_messages_and_lines(serve: Any, gated_model: Any) -> None:
+    class Reader(gated_model):  # type: ignore[misc]
+        def __init__(self, *, reads_context: bool) -> None:
+            super().__init__()
+            self.reads_context, self.documents = reads_context, list[Any]()
+
+        def translate(self, *args: Any, documents: Any = None, **options: Any) -> Any:
+            self.documents.append(documents)
+            return super().translate(*args, **options)
+
+    messages = [
+        {"role": "assistant", "content": "Welcome!"},
+        {"role": "user", "content": "Ich bin Rosa."},
+        {"role": "assistant", "content": "Hello, Rosa!"},
+        {"role": "user", "content": "Danke."},
+        {"role": "user", "content": "Wie heiße ich?\n\nUnd du?"},
+    ]
+    before = [("Ich bin Rosa.", "Hello, Rosa!"), ("Danke.", "")]
+    model, other = Reader(reads_context=True), Reader(reads_context=False)
+    for served, expected in ((model, Documents([True, True], before)), (other, None)):
+        with serve(served) as live:
+            reply = ask(live, messages=messages)
+            assert reply.json["choices"][0]["message"]["content"] == "WIE HEISSE ICH?\n\nUND DU?"
+            live.ask("POST", "/api/chat", {"model": "de-en", "messages": messages, "stream": False})
+        assert served.documents == [expected] * 2
+    with serve(model) as live:
+        assert live.translate(["eins\nzwei", "drei"]).json["translatedText"] == ["EINS\nZWEI", "DREI"]
+        live.translate(["eins", "zwei"])  # no text has two lines, so batches may have other requests' texts
+    assert model.documents[2:] == [Documents([False, True, False]), None]
 
 
 def test_parts_of_text_are_one_text(live: Any) -> None:
@@ -129,7 +162,7 @@ def test_final_text_is_streamed_immediately(serve: Any, gated_model: Any) -> Non
         ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
     ],
 )
-def test_what_makes_no_sense_is_reported_in_this_apis_form(
+def test_invalid_requests_are_reported_in_openais_error_format(
     fields: dict[str, Any], status: int, sentence: str, live: Any
 ) -> None:
     reply = ask(live, **fields)
@@ -137,7 +170,7 @@ def test_what_makes_no_sense_is_reported_in_this_apis_form(
     assert sentence in fault(reply)
 
 
-def test_other_addresses_of_this_api_are_answered_in_its_form(live: Any) -> None:
+def test_unknown_addresses_are_reported_in_openais_error_format(live: Any) -> None:
     assert (
         fault(live.ask("POST", "/v1/embeddings", {}))
         == "There is nothing at this address: GET /spec lists what there is."

@@ -53,7 +53,7 @@ def generator() -> ServedGenerator:
 
 
 @pytest.fixture(scope="module")
-def both(serve: Any, gated_model: Any, generator: ServedGenerator) -> Any:
+def live_with_both_kinds(serve: Any, gated_model: Any, generator: ServedGenerator) -> Any:
     """Yield a server with a translation model and a language model."""
     with serve(gated_model(), generators=[generator]) as live:
         yield live
@@ -110,7 +110,7 @@ def test_a_text_in_another_language_is_reported_in_a_header(live: Any) -> None:
     assert live.ask("POST", "/api/generate", asked).headers["transduce-warning"] == warning
 
 
-def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) -> None:
+def test_a_cut_translation_has_the_finish_reason_length(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     decode = model.translate
 
@@ -142,7 +142,7 @@ def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) 
         ({"logprobs": True, "stream": True}, "`logprobs` cannot be streamed"),
     ],
 )
-def test_what_is_not_supported_is_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
+def test_unsupported_options_are_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
     reply = chat(live, **fields)
     assert reply.status == 400
     assert sentence in reply.json["error"]["message"]
@@ -279,33 +279,33 @@ def test_only_text_that_no_stop_sequence_can_shorten_is_sent(text: str, stops: t
 # --- language models ---
 
 
-def test_models_of_both_kinds_are_listed(both: Any) -> None:
-    assert [each["id"] for each in both.ask("GET", "/v1/models").json["data"]] == ["de-en", "letters"]
-    assert both.ask("GET", "/v1/models/letters").json["id"] == "letters"
-    assert both.ask("GET", "/v1/models/nothing").status == 404
+def test_models_of_both_kinds_are_listed(live_with_both_kinds: Any) -> None:
+    assert [each["id"] for each in live_with_both_kinds.ask("GET", "/v1/models").json["data"]] == ["de-en", "letters"]
+    assert live_with_both_kinds.ask("GET", "/v1/models/letters").json["id"] == "letters"
+    assert live_with_both_kinds.ask("GET", "/v1/models/nothing").status == 404
 
 
-def test_a_language_model_continues_a_text(both: Any, generator: ServedGenerator) -> None:
+def test_a_language_model_continues_a_text(live_with_both_kinds: Any, generator: ServedGenerator) -> None:
     body = {"model": "letters", "prompt": "abc", "max_tokens": 8, "temperature": 0}
-    reply = both.ask("POST", TEXT, body).json
+    reply = live_with_both_kinds.ask("POST", TEXT, body).json
     expected = generator.generator("abc", max_length=8, temperature=0).continuations[0]
     assert reply["choices"][0]["text"] == expected.text
     assert reply["choices"][0]["finish_reason"] == "length"
     assert reply["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
-    streamed = events(both, TEXT, body)
+    streamed = events(live_with_both_kinds, TEXT, body)
     assert "".join(choice["text"] for each in streamed for choice in each["choices"]) == expected.text
-    answer = chat(both, "abc", model="letters", max_tokens=8, temperature=0).json
+    answer = chat(live_with_both_kinds, "abc", model="letters", max_tokens=8, temperature=0).json
     assert answer["choices"][0]["message"]["content"] == expected.text
-    logged = chat(both, "abc", model="letters", max_tokens=8, temperature=0, logprobs=True).json
+    logged = chat(live_with_both_kinds, "abc", model="letters", max_tokens=8, temperature=0, logprobs=True).json
     found = [each["logprob"] for each in logged["choices"][0]["logprobs"]["content"]]
     assert found == pytest.approx(list(expected.token_log_probabilities), abs=1e-5)
 
 
-def test_sampling_follows_the_seed(both: Any) -> None:
+def test_sampling_follows_the_seed(live_with_both_kinds: Any) -> None:
     body = {"model": "letters", "prompt": "abc", "max_tokens": 12, "temperature": 1.0, "n": 2}
 
     def texts(**fields: Any) -> list[str]:
-        return [choice["text"] for choice in both.ask("POST", TEXT, body | fields).json["choices"]]
+        return [choice["text"] for choice in live_with_both_kinds.ask("POST", TEXT, body | fields).json["choices"]]
 
     assert texts(seed=7) == texts(seed=7)
     assert texts(seed=7) != texts(seed=8)
@@ -313,10 +313,10 @@ def test_sampling_follows_the_seed(both: Any) -> None:
     assert texts(seed=-1)  # OpenAI allows any integer
 
 
-def test_a_language_model_stops_at_a_stop_sequence(both: Any, generator: ServedGenerator) -> None:
+def test_a_language_model_stops_at_a_stop_sequence(live_with_both_kinds: Any, generator: ServedGenerator) -> None:
     whole = generator.generator("abc", max_length=40, temperature=0).continuations[0].text
     stop = whole[6:8]
-    reply = both.ask(
+    reply = live_with_both_kinds.ask(
         "POST", TEXT, {"model": "letters", "prompt": "abc", "max_tokens": 40, "temperature": 0, "stop": stop}
     ).json
     choice = reply["choices"][0]
@@ -430,12 +430,12 @@ def test_an_error_reaches_the_request_that_caused_it_alone(
         assert [job.future.exception(60) for job in (jobs[0], jobs[1], jobs[3])] == [None] * 3
 
 
-def test_penalties_of_openai_are_those_of_the_settings(both: Any, generator: ServedGenerator) -> None:
+def test_penalties_of_openai_are_those_of_the_settings(live_with_both_kinds: Any, generator: ServedGenerator) -> None:
     penalties = {"frequency_penalty": 0.7, "presence_penalty": -0.4}
     plain = SearchSettings(beam_size=1, length_penalty=0.0, max_length=30)
     penalized = msgspec.structs.replace(plain, **penalties)
     texts = [generator.generator.generate("abc", search).continuations[0].text for search in (plain, penalized)]
-    reply = both.ask(
+    reply = live_with_both_kinds.ask(
         "POST", TEXT, {"model": "letters", "prompt": "abc", "max_tokens": 30, "temperature": 0} | penalties
     ).json
     assert reply["choices"][0]["text"] == texts[1] != texts[0]
@@ -454,8 +454,10 @@ def test_penalties_of_openai_are_those_of_the_settings(both: Any, generator: Ser
         ({"prompt": "a" * 20_001}, "a request may have 128 prompts with 20000 characters"),
     ],
 )
-def test_requests_to_a_language_model_are_checked(fields: dict[str, Any], sentence: str, both: Any) -> None:
-    reply = both.ask("POST", TEXT, {"model": "letters", "prompt": "abc"} | fields)
+def test_requests_to_a_language_model_are_checked(
+    fields: dict[str, Any], sentence: str, live_with_both_kinds: Any
+) -> None:
+    reply = live_with_both_kinds.ask("POST", TEXT, {"model": "letters", "prompt": "abc"} | fields)
     assert reply.status == 400
     assert sentence in reply.json["error"]["message"]
 
@@ -509,8 +511,11 @@ def test_ollama_requests_are_checked(fields: dict[str, Any], status: int, senten
     assert sentence in reply.error
 
 
-def test_ollama_lists_models(both: Any) -> None:
-    assert [each["name"] for each in both.ask("GET", "/api/tags").json["models"]] == ["de-en:latest", "letters:latest"]
-    assert both.ask("POST", "/api/show", {"model": "de-en"}).json["capabilities"] == ["completion"]
-    assert both.ask("POST", "/api/show", {"model": "gpt"}).status == 404
-    assert both.ask("GET", "/api/version").json["version"]
+def test_ollama_lists_models(live_with_both_kinds: Any) -> None:
+    assert [each["name"] for each in live_with_both_kinds.ask("GET", "/api/tags").json["models"]] == [
+        "de-en:latest",
+        "letters:latest",
+    ]
+    assert live_with_both_kinds.ask("POST", "/api/show", {"model": "de-en"}).json["capabilities"] == ["completion"]
+    assert live_with_both_kinds.ask("POST", "/api/show", {"model": "gpt"}).status == 404
+    assert live_with_both_kinds.ask("GET", "/api/version").json["version"]

@@ -62,7 +62,7 @@ def test_a_request_that_waits_too_long_is_refused_and_never_begun(
     assert list(model.batches) == [["eins"]]
 
 
-def test_a_request_whose_own_timeout_ends_in_the_queue_is_told_so(
+def test_a_request_that_times_out_in_the_queue_is_refused_with_the_reason(
     serve: Any, gated_model: Any, wait_until: Any
 ) -> None:
     model = gated_model(is_open=False)
@@ -99,7 +99,9 @@ def test_other_requests_continue_when_one_exceeds_its_deadline(serve: Any, gated
     assert list(model.batches) == [["vorweg"], ["eins zwei", "eins zwei"]]
 
 
-def test_of_a_long_text_nothing_is_begun_after_the_deadline(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_no_sentence_of_a_long_text_is_started_after_its_deadline(
+    serve: Any, gated_model: Any, wait_until: Any
+) -> None:
     model = gated_model(is_open=False, steps=1)
     with serve(model, batch_tokens=8, deadline_seconds=0.3) as live:
         ask = live.in_background(lambda: live.translate("\n".join(["eins zwei drei"] * 10)))

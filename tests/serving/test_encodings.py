@@ -11,7 +11,7 @@ FORM = "application/x-www-form-urlencoded; charset=utf-8"
 FIELDS = {"q": "a", "source": "de", "target": "en"}
 
 
-def test_what_has_no_type_is_json_if_it_looks_like_it() -> None:
+def test_a_body_without_content_type_is_read_as_json_if_it_starts_so() -> None:
     assert read_message(b' {"q":"a","source":"de","target":"en"}', "", "", TranslateRequest).q == "a"
 
 
@@ -39,7 +39,7 @@ def test_nested_objects_may_repeat_keys_and_white_space_is_ignored() -> None:
     assert read_json(body, TranslateRequest).q == "aé"
 
 
-def test_a_field_of_the_form_goes_before_one_of_the_query() -> None:
+def test_form_fields_precede_query_fields() -> None:
     message = read_message(b"q=body", FORM, "q=query&source=de&target=en", TranslateRequest)
     assert (message.q, message.source) == ("body", "de")
 

@@ -15,7 +15,7 @@ def samples(live: Any) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
+def test_metrics_count_requests_sentences_and_tokens(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(steps=4)) as live:
         live.translate(["eins zwei", "drei"])
         live.translate("eins", source="zz")

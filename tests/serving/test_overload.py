@@ -71,9 +71,7 @@ def status(connection: socket.socket) -> int:
     return answer.status
 
 
-def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_capacity_for(
-    serve: Any, gated_model: Any
-) -> None:
+def test_bodies_of_a_burst_are_parsed_only_up_to_the_capacity(serve: Any, gated_model: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=2, max_waiting=3) as live:
         connections = connected(live, 40)

@@ -60,15 +60,15 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: "Browser") -> Iterator[Opened]:
+def open_page(browser: "Browser") -> Iterator[Opened]:
     opener = Opened(browser)
     yield opener
     opener.close()
 
 
 @pytest.fixture
-def page(opened: Opened, live: Any) -> "Page":
-    return opened(live.url)
+def page(open_page: Opened, live: Any) -> "Page":
+    return open_page(live.url)
 
 
 def until(page: "Page", expression: str, arg: Any = None) -> None:
@@ -163,11 +163,11 @@ def test_typed_text_is_translated(page: "Page", live: Any, translator: Translato
 
 
 def test_a_sample_is_translated_and_its_words_are_attributed(
-    opened: Opened, serve: Any, translator: Translator
+    open_page: Opened, serve: Any, translator: Translator
 ) -> None:
     model = ServedModel(translator, languages=("zh", "en"), samples=(SENTENCE,))
     with serve(model, views=inspection_views()) as live:
-        page = opened(live.url, bypass_csp=True)
+        page = open_page(live.url, bypass_csp=True)
         page.get_by_role("button", name=SENTENCE).click()
         page.locator(".token").first.wait_for()
         assert page.locator("#text").input_value() == SENTENCE
@@ -188,10 +188,10 @@ def test_a_sample_is_translated_and_its_words_are_attributed(
         page.close()
 
 
-def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, gated_model: Any) -> None:
+def test_the_translation_is_shown_as_it_is_decoded(open_page: Opened, serve: Any, gated_model: Any) -> None:
     model = gated_model(steps=4, is_open=False)
     with serve(model, views=inspection_views()) as live:
-        page = opened(live.url)
+        page = open_page(live.url)
         page.locator("#text").fill("ein Satz")
         for words in ("word0", "word0 word1", "word0 word1 word2"):
             model.let_through(1)
@@ -205,10 +205,12 @@ def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, g
         page.close()
 
 
-def test_typing_on_cancels_the_previous_request(opened: Opened, serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_typing_on_cancels_the_previous_request(
+    open_page: Opened, serve: Any, gated_model: Any, wait_until: Any
+) -> None:
     model = gated_model(steps=3, is_open=False)
     with serve(model, views=inspection_views()) as live:
-        page = opened(live.url)
+        page = open_page(live.url)
         page.locator("#text").fill("eins")
         model.let_through(1)
         until(page, "document.getElementById('output').innerText.startsWith('word0')")
@@ -248,7 +250,7 @@ def test_another_pair_of_languages_can_be_chosen(page: "Page") -> None:
     assert page.locator("#pair").input_value().startswith("Simplified Chinese")
 
 
-def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page") -> None:
+def test_pointing_at_a_word_shades_the_words_that_it_attends_to(page: "Page") -> None:
     write(page, SENTENCE)
     page.locator(".word").nth(1).hover()
     shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")
@@ -277,10 +279,10 @@ def test_errors_are_sentences(page: "Page") -> None:
     assert page.locator(".error").all_inner_texts() == ["", ""]
 
 
-def test_a_key_is_asked_for_where_the_server_wants_one(opened: Opened, serve: Any, translator: Translator) -> None:
+def test_a_key_is_asked_for_where_the_server_wants_one(open_page: Opened, serve: Any, translator: Translator) -> None:
     model = ServedModel(translator, languages=("zh", "en"))
     with serve(model, views=inspection_views(), api_keys=("secret",)) as live:
-        page = opened(live.url)
+        page = open_page(live.url)
         page.locator("#text").fill(OTHER)
         page.get_by_text("An API key is needed here").wait_for()
         page.get_by_label("API key").fill("secret")
@@ -442,8 +444,8 @@ def test_the_page_can_be_used_by_keyboard(page: "Page") -> None:
     keyboard.press("Enter")
 
 
-def test_the_page_follows_the_browsers_language_and_can_switch_it(opened: Opened, live: Any) -> None:
-    page = opened(live.url, locale="zh-CN")
+def test_the_page_follows_the_browsers_language_and_can_switch_it(open_page: Opened, live: Any) -> None:
+    page = open_page(live.url, locale="zh-CN")
     assert page.locator("html").get_attribute("lang") == "zh"
     assert page.get_by_role("button", name="翻译").is_visible()
     assert page.locator("#pair option").first.inner_text() == "简体中文 → 英语"
@@ -455,8 +457,8 @@ def test_the_page_follows_the_browsers_language_and_can_switch_it(opened: Opened
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_color_scheme_and_can_switch_it(opened: Opened, live: Any, scheme: Any) -> None:
-    page = opened(live.url, color_scheme=scheme)
+def test_the_page_follows_the_color_scheme_and_can_switch_it(open_page: Opened, live: Any, scheme: Any) -> None:
+    page = open_page(live.url, color_scheme=scheme)
     brightness = "Math.max(...getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number))"
     assert (page.evaluate(brightness) > 128) == (scheme == "light")
     page.get_by_role("button", name="Dark / light").click()
@@ -464,8 +466,8 @@ def test_the_page_follows_the_color_scheme_and_can_switch_it(opened: Opened, liv
 
 
 @pytest.mark.parametrize("width", [340, 1400])
-def test_the_page_never_scrolls_horizontally(opened: Opened, live: Any, width: int) -> None:
-    page = opened(live.url, viewport={"width": width, "height": 800})
+def test_the_page_never_scrolls_horizontally(open_page: Opened, live: Any, width: int) -> None:
+    page = open_page(live.url, viewport={"width": width, "height": 800})
     look_inside(page)
     page.get_by_role("button", name="Switch this layer's heads off").click()
     page.locator(".comparison").wait_for()

@@ -38,7 +38,7 @@ def test_progress_comes_before_the_result(serve: Any, gated_model: Any) -> None:
     assert {(data["index"], data["line"]) for _, data in progress} == {(0, 0)}
 
 
-def test_each_step_can_be_seen_as_it_happens(serve: Any, gated_model: Any) -> None:
+def test_each_decoding_step_is_streamed_immediately(serve: Any, gated_model: Any) -> None:
     model = gated_model(steps=4, is_open=False)
     with serve(model) as live, closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)) as connection:
         body = json.dumps({"q": "ein Satz", "source": "de", "target": "en", "stream": True})

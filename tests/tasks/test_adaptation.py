@@ -24,7 +24,7 @@ COMPUTING: dict[str, Any] = {"device": "cpu", "threads": 1}
 
 
 @pytest.fixture
-def swapped(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
+def swapped_corpus(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
     """Return the toy corpus with the words of its English sentences in reverse order."""
     files: dict[str, Any] = {}
     for part in ("train", "dev"):
@@ -36,8 +36,8 @@ def swapped(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
 
 
 @pytest.fixture
-def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
-    return swapped | {
+def lora_settings(swapped_corpus: dict[str, Any], trained: Path) -> dict[str, Any]:
+    return swapped_corpus | {
         "init_from": str(trained),
         "model.dropout": 0.1,
         "training.lora_rank": 4,
@@ -53,9 +53,13 @@ def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
 
 
 def test_a_vocabulary_that_lacks_a_script_is_reported(
-    swapped: dict[str, Any], trained: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    swapped_corpus: dict[str, Any],
+    trained: Path,
+    write_lines: WriteLines,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = swapped | {"init_from": str(trained)}
+    settings = swapped_corpus | {"init_from": str(trained)}
     few = {"data.source": [str(write_lines("ru.txt", [f"мы едим рыбу {number}" for number in range(1000)]))]}
     for changes, told in (({}, False), (few, True)):
         train(out=tmp_path / "run", settings=settings | changes, dry_run=True, **COMPUTING)

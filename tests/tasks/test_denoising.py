@@ -19,15 +19,15 @@ from transduce.tasks.train import train
 
 
 @pytest.fixture(scope="module")
-def small(toy_settings: dict[str, Any]) -> dict[str, Any]:
+def small_settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
     files = {name: value for name, value in toy_settings.items() if not name.startswith("data.")}
     return files | {"training.steps": 6, "training.validate_every": 6, "training.translate_dev": 4}
 
 
 @pytest.fixture(scope="module")
-def pretrained(toy_corpus: Path, small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained(toy_corpus: Path, small_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "pretrained"
-    settings = small | {"tokenizer.text": [str(toy_corpus / "train.zh")], "training.save_every": 3}
+    settings = small_settings | {"tokenizer.text": [str(toy_corpus / "train.zh")], "training.save_every": 3}
     train(out=folder, task="denoising", source=toy_corpus / "train.en", settings=settings, device="cpu", threads=1)
     return folder
 
@@ -95,15 +95,15 @@ def test_special_tokens_around_a_text_are_not_noised(pretrained: Path, kind: Any
     assert len(rows(corrupted)[0]) < 24 or kind == "masking"
 
 
-def test_translation_goes_on_from_its_weights(
+def test_translation_training_starts_from_denoising_weights(
     pretrained: Path,
     toy_settings: dict[str, Any],
-    small: dict[str, Any],
+    small_settings: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
-    settings = {n: v for n, v in small.items() if not n.startswith(("model.", "tokenizer.", "preset"))} | {
+    settings = {n: v for n, v in small_settings.items() if not n.startswith(("model.", "tokenizer.", "preset"))} | {
         "training.learning_rate": 1e-12,
         "training.average_decay": 0.0,
         "model.dropout": 0.2,

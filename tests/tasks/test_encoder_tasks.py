@@ -28,7 +28,7 @@ from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.tasks.kinds.encoders import build_encoder
 from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
-from transduce.tasks.run.run import Run, RunRequest, train_run
+from transduce.tasks.run.run import Run, RunRequest, prepare_run, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
 
@@ -407,6 +407,35 @@ def parser_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_messages_of_a_run_count_the_units_of_its_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trees = str(treebank(tmp_path / "train.trees", 300, 1))
+    texts, labels = tmp_path / "texts.csv", ["yes", "no"]
+    rows = [f'"{number}  is it {"true" if number % 2 else "false"}",{labels[number % 2]}' for number in range(200)]
+    texts.write_text("text,label\n" + "".join(f"{row}\n" for row in rows), "utf-8")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"Line {number} is a sentence here.\n\n" for number in range(200)), "utf-8")
+    cases = {
+        "parsing": ([trees], {}, ["300 trees read, "]),
+        "classification": (
+            [str(texts)],
+            {"columns": ["text", "label"]},
+            ["200 texts read, ", "outer or repeated spaces: the vocabulary collapses them, so the model reads single"],
+        ),
+        "denoising": ([str(lines)], {}, ["dropped: empty (first", "loss  the measure of `task.kind` denoising"]),
+        "masked-language-model": ([str(lines)], {}, [" sentences read, "]),
+    }
+    for kind, (source, data, expected) in cases.items():
+        task = {"kind": kind} | ({"next_sentence": False} if kind == "masked-language-model" else {})
+        settings = {"task": task, "data": {"source": source} | data, "training": {"steps": 1}}
+        prepare_run(RunRequest(settings=settings, out=tmp_path / kind, device="cpu", threads=1))
+        said = capsys.readouterr().err
+        for part in expected:
+            assert part in said, (kind, part)
+        assert "pair" not in said, kind
+        assert "translat" not in said
+        assert "data.languages" not in said
+
+
 def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:
     report = json.loads((parser_folder / "dev_score.json").read_text("utf-8"))
     assert report["all"]["invalid"] == 0
@@ -448,7 +477,7 @@ def test_the_parser_restores_words_that_look_like_brackets_and_labels(
     assert parser(" ".join(tree.words())).tree == tree
 
 
-def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
+def test_parser_training_starts_from_a_parser_that_knows_the_labels(
     parser_folder: Path, trained: Path, tmp_path: Path
 ) -> None:
     """Its runs of symbols are kept, although other ones are the most frequent now."""

@@ -279,9 +279,9 @@ def test_the_tokenizer_for_bleu_is_checked_before_training(tmp_path: Path) -> No
 
 
 def test_tokenized_references_are_named_and_may_have_their_own_tokenizer(
-    started: tuple[Any, list[list[str]]], tmp_path: Path
+    start_experiment: tuple[Any, list[list[str]]], tmp_path: Path
 ) -> None:
-    start, _ = started
+    start, _ = start_experiment
     test = tmp_path / "test.en"
     test.write_text("he reads a long book .\n" * 20, "utf-8")
     run = start(test, "translation")
@@ -297,7 +297,9 @@ def test_tokenized_references_are_named_and_may_have_their_own_tokenizer(
 
 
 @pytest.fixture
-def started(tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[str]]]:
+def start_experiment(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, list[list[str]]]:
     """Return a function that starts an experiment whose commands only copy files, and the list of these commands."""
     commands = list[list[str]]()
 
@@ -338,8 +340,10 @@ def started(tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPa
     return start, commands
 
 
-def test_the_test_set_is_read_again_if_it_changed(files: dict[str, Path], started: tuple[Any, list[list[str]]]) -> None:
-    start, commands = started
+def test_the_test_set_is_read_again_if_it_changed(
+    files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
+) -> None:
+    start, commands = start_experiment
     start(files["dev"])
     assert commands == [["train", str(files["dev"].parent / "out/a/seed-1.json"), "--resume"], ["tag"]]
     start(files["dev"])
@@ -355,9 +359,9 @@ def test_the_test_set_is_read_again_if_it_changed(files: dict[str, Path], starte
 
 
 def test_a_deleted_folder_is_trained_and_tested_again(
-    files: dict[str, Path], started: tuple[Any, list[list[str]]]
+    files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
 ) -> None:
-    start, commands = started
+    start, commands = start_experiment
     run = start(files["dev"])
     with pytest.raises(TransduceError, match=r"The settings of variant `a`.* delete that folder, or set another"):
         start(files["dev"], preset="tiny")
@@ -368,9 +372,9 @@ def test_a_deleted_folder_is_trained_and_tested_again(
 
 
 def test_an_experiment_continued_with_another_training_text_is_refused(
-    files: dict[str, Path], started: tuple[Any, list[list[str]]]
+    files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
 ) -> None:
-    start, _ = started
+    start, _ = start_experiment
     start(files["dev"])
     files["dev"].write_text("a\tA\n", "utf-8")  # tested again
     assert start(files["dev"]).output_path.read_text("utf-8") == "a\tA\n"
@@ -380,9 +384,9 @@ def test_an_experiment_continued_with_another_training_text_is_refused(
 
 
 def test_an_interrupted_translation_of_the_test_set_is_resumed(
-    tmp_path: Path, files: dict[str, Path], started: tuple[Any, list[list[str]]]
+    tmp_path: Path, files: dict[str, Path], start_experiment: tuple[Any, list[list[str]]]
 ) -> None:
-    start, commands = started
+    start, commands = start_experiment
     test = tmp_path / "test.de"
     test.write_text("stop\n", "utf-8")
     run = start(test, "translation")

@@ -158,7 +158,7 @@ def test_indentation_is_learnt_and_written(kind: str, write_lines: WriteLines, t
     assert "def f(x):\n" + streamed == written
 
 
-def test_the_context_is_that_of_the_model_it_begins_with(
+def test_the_context_defaults_to_that_of_the_base_model(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"task.kind": "language-model", "training.steps": 1, "training.precision": "fp32"}

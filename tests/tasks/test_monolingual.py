@@ -46,7 +46,7 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_reverse_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the reverse model generate short texts without quality warnings after its few steps."""
     original_load = module.open_translator
 
@@ -59,7 +59,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_reverse_translations")
 def test_one_command_trains_on_pairs_and_back_translations(request_: dict[str, Any]) -> None:
     result = train(**request_)
     assert result is not None
@@ -87,7 +87,7 @@ def test_one_command_trains_on_pairs_and_back_translations(request_: dict[str, A
     assert 0 < tagged <= sum(written)
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_reverse_translations")
 def test_a_run_stopped_while_back_translating_resumes_there(
     request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_run_stopped_while_back_translating_resumes_there(
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_reverse_translations")
 def test_back_translations_of_another_text_are_refused_on_resume(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +150,7 @@ def stopping_before(out: Path, train_run: Any) -> Any:
     return stop_or_train
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_reverse_translations")
 def test_a_run_resumes_with_the_same_arguments_or_none(request_: dict[str, Any]) -> None:
     train(**request_)
     made = (request_["out"] / MADE).read_bytes()
@@ -225,7 +225,7 @@ def test_prepare_and_dry_run_resume_refuse_monolingual_text(request_: dict[str, 
     assert not (tmp_path / "ahead").exists()
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_reverse_translations")
 def test_a_run_resumes_after_its_reverse_model_was_deleted(request_: dict[str, Any]) -> None:
     train(**request_)
     shutil.rmtree(request_["out"] / REVERSE_FOLDER)

@@ -22,7 +22,7 @@ COMPUTING: dict[str, Any] = {"device": "cpu", "threads": 1}
 
 
 @pytest.fixture
-def short(toy_settings: dict[str, Any]) -> dict[str, Any]:
+def short_settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
     return toy_settings | {
         "training.steps": 6,
         "training.batch_tokens": 512,
@@ -58,12 +58,12 @@ def stop_after(folder: Path, step: int) -> None:
     ],
 )
 def test_a_run_with_a_word_vocabulary_or_bpe_dropout_resumes_exactly(
-    short: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    short_settings: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "train.zh"
     undecodable = "茶".encode()[:2] + " 茶".encode()
-    source.write_bytes(Path(short["data.source"][0]).read_bytes().replace("茶".encode(), undecodable, 1))
-    settings = short | settings | {"data.source": [str(source)]}
+    source.write_bytes(Path(short_settings["data.source"][0]).read_bytes().replace("茶".encode(), undecodable, 1))
+    settings = short_settings | settings | {"data.source": [str(source)]}
     train(out=tmp_path / "whole", settings=settings, **COMPUTING)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     stop_after(tmp_path / "resumed", 2)
@@ -75,10 +75,10 @@ def test_a_run_with_a_word_vocabulary_or_bpe_dropout_resumes_exactly(
     assert open_translator(tmp_path / "resumed", **COMPUTING)("我喜欢茶。").text is not None
 
 
-def test_bpe_dropout_changes_training_and_not_validation(short: dict[str, Any], tmp_path: Path) -> None:
+def test_bpe_dropout_changes_training_and_not_validation(short_settings: dict[str, Any], tmp_path: Path) -> None:
     for name, rate in (("plain", 0.0), ("dropped", 0.5)):
         steps = {"training.steps": 2, "training.validate_every": 2}
-        train(out=tmp_path / name, settings=short | steps | {"training.bpe_dropout": rate}, **COMPUTING)
+        train(out=tmp_path / name, settings=short_settings | steps | {"training.bpe_dropout": rate}, **COMPUTING)
     plain, dropped = (weights(tmp_path / name) for name in ("plain", "dropped"))
     assert any(not torch.equal(plain[name], dropped[name]) for name in plain)
     files = [(tmp_path / name / "corpus-dev" / "source.ids").read_bytes() for name in ("plain", "dropped")]
@@ -86,19 +86,19 @@ def test_bpe_dropout_changes_training_and_not_validation(short: dict[str, Any], 
 
 
 def test_a_word_list_and_another_models_vocabulary_are_kept(
-    short: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["<pad>", "<eos>", "<unk>", "I", "you", "he", "like", "see", "the", "tea", "books", "fish"]
-    short = {name: value for name, value in short.items() if name != "tokenizer.vocabulary_size"}
+    short_settings = {name: value for name, value in short_settings.items() if name != "tokenizer.vocabulary_size"}
     (tmp_path / "words.txt").write_text("\n".join(words), "utf-8")
-    train(out=tmp_path / "words", vocabulary=tmp_path / "words.txt", settings=short, **COMPUTING)
+    train(out=tmp_path / "words", vocabulary=tmp_path / "words.txt", settings=short_settings, **COMPUTING)
     assert load_tokenizer(tmp_path / "words").source.encode("I like tea") == [3, 6, 9]
     said = " ".join(capsys.readouterr().err.split())
     assert "words.txt has 12 tokens" in said
     assert "100% of the source's tokens are bytes or unknown" in said
-    train(out=tmp_path / "as", vocabulary=trained, settings=short, **COMPUTING)
+    train(out=tmp_path / "as", vocabulary=trained, settings=short_settings, **COMPUTING)
     assert load_tokenizer(tmp_path / "as").fingerprint == load_tokenizer(trained).fingerprint
-    train(out=tmp_path / "two", vocabulary=[trained, trained], settings=short, **COMPUTING)
+    train(out=tmp_path / "two", vocabulary=[trained, trained], settings=short_settings, **COMPUTING)
     model = read_any_model_folder(tmp_path / "two").model
     assert not model.config.tie_source_target
     assert "own_target_weight" in model.state_dict()
@@ -107,7 +107,7 @@ def test_a_word_list_and_another_models_vocabulary_are_kept(
 # --- line feeds ---
 
 
-def test_line_feeds_are_learned_and_written(toy_corpus: Path, short: dict[str, Any], tmp_path: Path) -> None:
+def test_line_feeds_are_learned_and_written(toy_corpus: Path, short_settings: dict[str, Any], tmp_path: Path) -> None:
     """Two lines of the toy corpus make a text; the model learns to keep the line feed between them."""
     lines = {code: (toy_corpus / f"train.{code}").read_text("utf-8").split("\n")[:-1] for code in ("zh", "en")}
     for name, start, stop in (("train", 0, 900), ("dev", 900, 940)):
@@ -117,7 +117,7 @@ def test_line_feeds_are_learned_and_written(toy_corpus: Path, short: dict[str, A
         ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / f"{name}.jsonl").write_text(text, "utf-8")
-    settings = {name: value for name, value in short.items() if not name.startswith("data.")}
+    settings = {name: value for name, value in short_settings.items() if not name.startswith("data.")}
     settings |= {"tokenizer.line_feeds": True, "data.languages": ["zh", "en"], "training.steps": 150}
     settings |= {"training.validate_every": 150, "training.save_every": 75}
     train(out=tmp_path / "run", source=tmp_path / "train.jsonl", settings=settings, **COMPUTING)
@@ -163,9 +163,9 @@ def request(settings: dict[str, Any], out: Path) -> RunRequest:
 
 @pytest.mark.parametrize("symbols", [["<2x>", "Elch"], ["tea"]])
 def test_an_extended_model_translates_as_before(
-    short: dict[str, Any], trained: Path, toy_corpus: Path, symbols: list[str], tmp_path: Path
+    short_settings: dict[str, Any], trained: Path, toy_corpus: Path, symbols: list[str], tmp_path: Path
 ) -> None:
-    settings = short | {"init_from": str(trained), "tokenizer.user_symbols": symbols}
+    settings = short_settings | {"init_from": str(trained), "tokenizer.user_symbols": symbols}
     settings = {name: value for name, value in settings.items() if name not in ("preset", "tokenizer.vocabulary_size")}
     resolved = prepare_run(request(settings, tmp_path / "run"))
     model = build_initial_model(resolved, tmp_path / "run", trained=False)
@@ -197,8 +197,12 @@ def test_an_extended_model_translates_as_before(
     assert torch.equal(logits[..., : before.size], expected_logits)
 
 
-def test_an_extended_run_trains_and_resumes(short: dict[str, Any], trained: Path, tmp_path: Path) -> None:
-    settings = short | {"init_from": str(trained), "tokenizer.user_symbols": ["tea."], "tokenizer.line_feeds": True}
+def test_an_extended_run_trains_and_resumes(short_settings: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+    settings = short_settings | {
+        "init_from": str(trained),
+        "tokenizer.user_symbols": ["tea."],
+        "tokenizer.line_feeds": True,
+    }
     settings = {name: value for name, value in settings.items() if name not in ("preset", "tokenizer.vocabulary_size")}
     train(out=tmp_path / "run", settings=settings, **COMPUTING)
     size = load_tokenizer(trained).source.size
@@ -251,10 +255,10 @@ def test_vocabulary_settings_out_of_range_are_refused(settings: dict[str, Any], 
     ],
 )
 def test_vocabulary_settings_that_contradict_the_run_are_refused(
-    short: dict[str, Any], trained: Path, settings: dict[str, Any], message: str, tmp_path: Path
+    short_settings: dict[str, Any], trained: Path, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    kept = short if "init_from" not in settings else {
-        name: value for name, value in short.items() if name not in ("preset", "tokenizer.vocabulary_size")
+    kept = short_settings if "init_from" not in settings else {
+        name: value for name, value in short_settings.items() if name not in ("preset", "tokenizer.vocabulary_size")
     }  # fmt: skip
     if "task.kind" in settings:
         kept = {name: value for name, value in kept.items() if "target" not in name and "translate" not in name}

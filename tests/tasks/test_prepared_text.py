@@ -92,7 +92,7 @@ def test_shards_and_workers_make_the_same_files(kind: str, book: Path, tmp_path:
             assert path.read_bytes() == (tmp_path / "merged" / path.relative_to(tmp_path / "whole")).read_bytes(), path
 
 
-def test_a_run_goes_on_with_what_was_prepared(book: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_a_run_on_prepared_text_resumes(book: Path, write_lines: WriteLines, tmp_path: Path) -> None:
     assert prepare(book, tmp_path / "prepared", "masked-language-model") == 0
     settings = SETTINGS | OF_KIND["masked-language-model"] | {"task.kind": "masked-language-model"}
     settings |= {"data.prepared": str(tmp_path / "prepared"), "training.warmup_steps": 0}
@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_what_was_prepared(book: Path, write_lines: WriteLine
     assert losses(tmp_path / "whole")[-2:] == losses(tmp_path / "cut")[-2:]
 
 
-def test_what_was_prepared_for_another_task_is_refused(book: Path, tmp_path: Path) -> None:
+def test_text_prepared_for_another_task_is_refused(book: Path, tmp_path: Path) -> None:
     assert prepare(book, tmp_path / "prepared", "language-model") == 0
     settings = {"task.kind": "denoising", "data.prepared": str(tmp_path / "prepared")}
     with pytest.raises(TransduceError, match=r"was prepared for `task\.kind` = language-model, .* --task denoising"):

@@ -56,7 +56,7 @@ def test_steps_replace_minutes(trained: Path, tmp_path: Path) -> None:
     assert (changed.training.steps, changed.training.minutes) == (50, None)
 
 
-def test_a_run_of_before_there_was_a_choice_goes_on_with_adam(trained: Path, tmp_path: Path) -> None:
+def test_a_run_stored_without_an_optimizer_setting_resumes_with_adam(trained: Path, tmp_path: Path) -> None:
     text = (trained / "settings.toml").read_text("utf-8")
     assert 'optimizer = "muon"\n' in text
     path = tmp_path / "settings.toml"

@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import ScoreReport
 from transduce.inference.load import open_translator
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kinds.kind import RunPlacement
@@ -183,7 +185,7 @@ def test_only_the_first_process_cuts_the_dev_set(
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, 8), (2, 4), (4, 2), (16, 1)])
-def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
+def test_a_run_resumed_with_several_processes_divides_the_cores(
     trained: Path, monkeypatch: pytest.MonkeyPatch, count: int, threads: int
 ) -> None:
     """Each with as many threads as the one had would have them wait for each other."""
@@ -197,7 +199,7 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
 
 
 @pytest.mark.parametrize(("processes", "threads"), [(None, 2), (1, 2), (4, 8)])
-def test_a_run_of_several_processes_that_goes_on_with_one_has_all_cores(
+def test_a_run_resumed_with_one_process_uses_all_cores(
     trained: Path, monkeypatch: pytest.MonkeyPatch, processes: int | None, threads: int
 ) -> None:
     monkeypatch.setattr(run_module, "usable_cores", lambda: 8)
@@ -227,7 +229,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     assert not (tmp_path / "model").exists()
 
 
-def test_the_languages_are_reported_with_how_to_name_them(
+def test_the_choice_log_reports_languages_and_how_to_set_them(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(out=tmp_path / "run", settings=toy_settings, dry_run=True, device="cpu", threads=1)
@@ -236,7 +238,7 @@ def test_the_languages_are_reported_with_how_to_name_them(
         shutil.copy(toy_settings[f"data.{side}"][0], tmp_path / f"{side}.text")
     unnamed = toy_settings | {f"data.{side}": [str(tmp_path / f"{side}.text")] for side in ("source", "target")}
     train(out=tmp_path / "run", settings=unnamed, dry_run=True, device="cpu", threads=1)
-    assert re.search(r"data\.languages +\? \?  .* suffixes: pass `--languages`", capsys.readouterr().err)
+    assert re.search(r"data\.languages +unknown  .* suffixes: pass `--languages`", capsys.readouterr().err)
     said = unnamed | {"data.languages": ["zh", "en"]}
     train(out=tmp_path / "run", settings=said, dry_run=True, device="cpu", threads=1)
     assert re.search(r"data\.languages +zh en  set by you\n", capsys.readouterr().err)
@@ -451,7 +453,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     assert sum(resumed[event["step"]] == event for event in complete) >= len(complete) - 2
 
 
-def test_resume_with_nothing_saved_starts_afresh_and_says_so(
+def test_resuming_without_a_checkpoint_starts_anew_with_a_message(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, few = tmp_path / "run", {"training.steps": 3, "training.translate_dev": 0}
@@ -492,7 +494,7 @@ def test_resume_reports_that_a_file_has_changed(
         train(out=folder, resume=True, device="cpu", threads=1)
 
 
-def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
+def test_resuming_a_missing_run_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"typo holds no run to resume, and no text is named to start one"):
         train(out=tmp_path / "typo", resume=True)
     assert list(tmp_path.iterdir()) == []
@@ -575,7 +577,7 @@ def test_steps_of_a_damaged_checkpoint_do_not_count(toy_settings: dict[str, Any]
     assert fewer.step == 5
 
 
-def test_a_run_that_is_to_end_where_it_was_stopped_is_validated_there(
+def test_resuming_a_stopped_run_to_end_at_its_step_validates_it(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Trainer, "_write_report", lambda _self, _log: os.kill(os.getpid(), signal.SIGTERM))
@@ -671,6 +673,51 @@ def test_minutes_become_steps_that_are_kept(
     assert again is not None
     assert (again.steps, again.step) == (result.steps, result.step)
     assert "minutes are" not in capsys.readouterr().err
+
+
+def test_an_evaluation_that_a_time_budget_does_not_allow_scores_fewer_sentences(
+    toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transduce.tasks.kinds import translation
+
+    scored = list[int]()
+
+    def slow(*arguments: Any) -> dict[str, ScoreReport]:
+        reports = score_dev(*arguments)
+        scored.append(sum(report.sentences for report in reports.values()))
+        time.sleep(0.1 * scored[-1])
+        return reports
+
+    score_dev = translation.score_dev
+    monkeypatch.setattr(translation, "score_dev", slow)
+    monkeypatch.setattr(translation, "_FEWEST_SENTENCES", 10)
+    settings = {k: v for k, v in toy_settings.items() if k not in ("training.steps", "training.validate_every")}
+    settings |= {"training.minutes": 0.04, "training.translate_dev": 0}
+    train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
+    assert scored[:2] == [8, 10]
+    assert scored[-1] < 50  # ten sentences take a second, and far less is left
+    said = capsys.readouterr().err
+    assert f"Dev set, only {scored[-1]} of 50 sentences, because the time is over (for all: `transduce train" in said
+    train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
+    assert scored[-1] == 50
+    assert "Dev set, 50 sentences, beam 4:" in capsys.readouterr().err
+
+
+def test_a_model_that_has_not_learned_to_end_is_validated_in_fewer_steps(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transduce.tasks.kinds import translation
+
+    limits = []
+
+    def record(translator: Translator, direction: Any, search: SearchSettings) -> list[str]:
+        limits.append((search.beam_size, search.max_length_extra))
+        return translate_dev(translator, direction, search)
+
+    translate_dev = translation.translate_dev
+    monkeypatch.setattr(translation, "translate_dev", record)
+    train(out=tmp_path / "run", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
+    assert limits == [(1, 10), (4, 50)]
 
 
 def test_train_accepts_seed_and_precision_as_arguments(toy_settings: dict[str, Any], tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names, to_toml
+from transduce.model_folder.write import to_toml
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.train import train
 
@@ -22,7 +23,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "settings.toml") == {"preset": "small"}
 
 
-def test_a_broken_assignment_is_reported_before_a_file_is_looked_for() -> None:
+def test_a_malformed_assignment_is_reported_before_a_missing_file() -> None:
     with pytest.raises(TransduceError, match=r"`--set` takes a key and a value.*but was given `training\.steps`"):
         read_settings(Path("5"), ["training.steps"])
 

@@ -85,7 +85,9 @@ def test_settings_are_compared_with_the_base_model_before_the_corpus_is_read(tra
         train(out=tmp_path / "run", settings=said, device="cpu", threads=1)
 
 
-def test_what_changes_on_resume_is_reported(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_changed_on_resume_are_reported_with_their_former_values(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = {"training": {"steps": 1_000, "report_every": 50}}
     train_run(RunRequest(settings=content, out=trained, resume=True, dry_run=True, device="cpu", threads=1))
     told = [line for line in capsys.readouterr().err.splitlines() if "which was" in line]

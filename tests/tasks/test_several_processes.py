@@ -58,7 +58,7 @@ def train_together_without_errors(count: int, settings: Path, out: Path, *option
 
 
 @pytest.fixture(scope="module")
-def alone(settings_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def losses_of_one_process(settings_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Return the losses of a run of one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
     train_together_without_errors(1, settings_file, out)
@@ -71,11 +71,11 @@ def alone(settings_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
 def test_two_processes_train_the_run_of_one(
-    settings_file: Path, alone: dict[int, float], tmp_path: Path, sharded: bool
+    settings_file: Path, losses_of_one_process: dict[int, float], tmp_path: Path, sharded: bool
 ) -> None:
     out = tmp_path / "out"
     train_together_without_errors(2, settings_file, out, *(("--set", "training.sharded=true") if sharded else ()))
-    assert losses(out) == pytest.approx(alone, abs=1e-5)
+    assert losses(out) == pytest.approx(losses_of_one_process, abs=1e-5)
     if sharded:
         files = sorted(path.name for path in (out / "checkpoints" / "step-000000012").glob("weights*"))
         assert files == [f"weights.0000{rank}-of-00002.safetensors" for rank in (0, 1)]
@@ -92,15 +92,15 @@ def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, tr
     options = [f"--set={name}={value}" for name, value in said.items()]
     done = train_together(2, adapting, tmp_path / "together", *options)
     assert done.returncode == 0, done.stderr[-3000:]
-    alone = losses(tmp_path / "alone")
-    assert losses(tmp_path / "together") == pytest.approx(alone, abs=1e-5)
-    assert len(set(alone.values())) == 3
+    losses_of_one_process = losses(tmp_path / "alone")
+    assert losses(tmp_path / "together") == pytest.approx(losses_of_one_process, abs=1e-5)
+    assert len(set(losses_of_one_process.values())) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "sharded"), [(2, 1, False), (2, 1, True), (1, 2, True)])
-def test_a_run_goes_on_with_another_number_of_processes(
-    settings_file: Path, alone: dict[int, float], tmp_path: Path, before: int, after: int, sharded: bool
+def test_a_run_resumes_with_another_number_of_processes(
+    settings_file: Path, losses_of_one_process: dict[int, float], tmp_path: Path, before: int, after: int, sharded: bool
 ) -> None:
     shard, broken = ("--set", "training.sharded=true") if sharded else (), tmp_path / "broken"
     first = train_together(before, settings_file, broken, "--set", "training.steps=6", *shard)
@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     second = train_together(after, settings_file, broken, "--resume", "--set", "training.steps=12", *shard)
     assert second.returncode == 0, second.stderr[-3000:]
     assert "Resuming after step 6." in second.stderr
-    assert losses(broken) == pytest.approx(alone, abs=1e-5)
+    assert losses(broken) == pytest.approx(losses_of_one_process, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -71,6 +71,20 @@ def test_reports_use_singular_and_plural() -> None:
     assert FilterReport(read=2, kept=2).lines("line") == ["2 lines read, 2 kept"]
 
 
+def test_the_report_uses_the_words_of_what_was_read() -> None:
+    report = FilterReport(read=3, kept=1)
+    report.dropped |= {"same source as a held-out pair": 1, "empty side": 1}
+    report.examples |= {"same source as a held-out pair": "a.trees:9", "empty side": "a.trees:4"}
+    held_out = "name a dev set (--dev-source) to train on them"
+    assert report.lines("tree") == [
+        "3 trees read, 1 kept",
+        "1 dropped: empty side (first: a.trees:4)",
+        "1 dropped: same source as a held-out tree (first: a.trees:9)",
+        f"many trees have the source of a held-out one: {held_out}",
+    ]
+    assert "1 dropped: empty (first: a.trees:4)" in report.lines("line")
+
+
 def test_settings_out_of_range() -> None:
     with pytest.raises(TransduceError, match=r"`data\.filters\.max_tokens` must be at least 1, but is 0"):
         FilterSettings(max_tokens=0)

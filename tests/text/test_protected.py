@@ -9,7 +9,7 @@ from transduce.text.protected import find_protected, is_inline_tag
 from transduce.text.word_spans import Span
 
 
-def found(text: str, *patterns: str) -> list[str]:
+def protected_texts(text: str, *patterns: str) -> list[str]:
     return [text[slice(*span)] for span in find_protected(text, patterns)]
 
 
@@ -61,7 +61,7 @@ def found(text: str, *patterns: str) -> list[str]:
     ],
 )
 def test_placeholders_tags_and_addresses_are_protected(text: str, spans: list[str]) -> None:
-    assert found(text) == spans
+    assert protected_texts(text) == spans
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_placeholders_tags_and_addresses_are_protected(text: str, spans: list[st
     ],
 )
 def test_ordinary_prose_has_no_protected_spans(text: str) -> None:
-    assert found(text) == []
+    assert protected_texts(text) == []
 
 
 def test_regular_expressions_of_the_user_take_precedence() -> None:
-    assert found("Order AB 12345 now", r"AB \d+") == ["AB 12345"]
+    assert protected_texts("Order AB 12345 now", r"AB \d+") == ["AB 12345"]
     assert find_protected("x Foo y", ["Foo"]) == [Span(2, 5)]
 
 

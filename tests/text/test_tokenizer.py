@@ -37,7 +37,7 @@ def read_sentences() -> Iterable[Pair]:
 
 
 @pytest.fixture(scope="module")
-def joint() -> Tokenizer:
+def joint_tokenizer() -> Tokenizer:
     return Tokenizer.train(read_sentences, TokenizerSettings(vocabulary_size=380))
 
 
@@ -48,14 +48,14 @@ def test_decoding_restores_every_encoded_text(kind: str, text: str) -> None:
     assert tokenizer.source.decode(tokenizer.source.encode(text)) == text
 
 
-def test_spaces_are_trimmed_and_collapsed_and_nothing_else(joint: Tokenizer) -> None:
-    vocabulary = joint.source
+def test_spaces_are_trimmed_and_collapsed_and_nothing_else(joint_tokenizer: Tokenizer) -> None:
+    vocabulary = joint_tokenizer.source
     assert vocabulary.decode(vocabulary.encode("  I  love \u3000 you\t ")) == "I love \u3000 you\t"
     assert vocabulary.encode("I   love") == vocabulary.encode(" I love ")
 
 
-def test_special_ids_come_first_and_decode_to_nothing(joint: Tokenizer) -> None:
-    vocabulary = joint.target
+def test_special_ids_come_first_and_decode_to_nothing(joint_tokenizer: Tokenizer) -> None:
+    vocabulary = joint_tokenizer.target
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     ids = vocabulary.encode("I love you.")
@@ -63,32 +63,36 @@ def test_special_ids_come_first_and_decode_to_nothing(joint: Tokenizer) -> None:
     assert vocabulary.decode([*ids, 1, 0, 0]) == vocabulary.decode([0, *ids]) == "I love you."
 
 
-def test_text_cannot_spell_a_special_token(joint: Tokenizer) -> None:
-    assert not {0, 1, 2} & set(joint.source.encode("<pad></s><unk>"))
+def test_text_cannot_spell_a_special_token(joint_tokenizer: Tokenizer) -> None:
+    assert not {0, 1, 2} & set(joint_tokenizer.source.encode("<pad></s><unk>"))
 
 
-def test_a_line_feed_is_decoded_as_a_space(joint: Tokenizer) -> None:
-    assert joint.source.decode(joint.source.encode("I\nlove")) == "I love"
+def test_a_line_feed_is_decoded_as_a_space(joint_tokenizer: Tokenizer) -> None:
+    assert joint_tokenizer.source.decode(joint_tokenizer.source.encode("I\nlove")) == "I love"
 
 
-def test_a_lone_surrogate_is_read_as_a_replacement_character(joint: Tokenizer) -> None:
-    vocabulary = joint.source
+def test_a_lone_surrogate_is_read_as_a_replacement_character(joint_tokenizer: Tokenizer) -> None:
+    vocabulary = joint_tokenizer.source
     assert vocabulary.encode_batch(["ok", "a\ud800b"]) == vocabulary.encode_batch(["ok", "a\ufffdb"])
     assert vocabulary.decode(vocabulary.encode("\ud83d\ude00")) == "😀"
 
 
-def test_tokens_and_ids_convert_into_each_other(joint: Tokenizer) -> None:
-    vocabulary = joint.source
+def test_tokens_and_ids_convert_into_each_other(joint_tokenizer: Tokenizer) -> None:
+    vocabulary = joint_tokenizer.source
     ids = vocabulary.encode("我爱你 dogs")
     assert "".join(vocabulary.tokens(ids)).replace("▁", " ") == " 我爱你 dogs"
     assert [vocabulary.id(piece) for piece in vocabulary.tokens(ids)] == ids
     assert vocabulary.id("no such piece") == vocabulary.unk_id
 
 
-def test_many_sentences_are_encoded_like_one_with_any_number_of_threads(joint: Tokenizer) -> None:
+def test_many_sentences_are_encoded_like_one_with_any_number_of_threads(joint_tokenizer: Tokenizer) -> None:
     texts = [text for pair in SENTENCES for text in pair] + ODD
-    one_by_one = [joint.source.encode(text) for text in texts]
-    assert joint.source.encode_batch(texts) == joint.source.encode_batch(texts, threads=3) == one_by_one
+    one_by_one = [joint_tokenizer.source.encode(text) for text in texts]
+    assert (
+        joint_tokenizer.source.encode_batch(texts)
+        == joint_tokenizer.source.encode_batch(texts, threads=3)
+        == one_by_one
+    )
 
 
 def test_without_byte_fallback_rare_characters_are_unknown() -> None:
@@ -124,7 +128,7 @@ def test_separate_vocabularies_know_their_own_side() -> None:
 
 @pytest.mark.parametrize("is_joint", [True, False])
 @pytest.mark.parametrize("nfc", [True, False])
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path, is_joint: bool, nfc: bool) -> None:
+def test_a_saved_tokenizer_loads_equal(tmp_path: Path, is_joint: bool, nfc: bool) -> None:
     settings = TokenizerSettings(vocabulary_size=330, joint=is_joint, nfc=nfc)
     tokenizer = Tokenizer.train(read_sentences, settings)
     tokenizer.save(tmp_path / "model")
@@ -223,10 +227,10 @@ def test_settings_out_of_range_are_refused() -> None:
             TokenizerSettings(user_symbols=symbols)
 
 
-def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path, joint: Tokenizer) -> None:
+def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path, joint_tokenizer: Tokenizer) -> None:
     with pytest.raises(TransduceError, match=r"tokenizer_settings\.json does not exist: .* holds no tokenizer"):
         Tokenizer.load(tmp_path)
-    joint.save(tmp_path)
+    joint_tokenizer.save(tmp_path)
     card = tmp_path / "tokenizer_settings.json"
     good = card.read_bytes()
     card.write_bytes(b"{}")
@@ -264,8 +268,8 @@ def test_a_large_script_leaves_its_rarest_characters_to_bytes(data_folder: Path)
     assert all(small.decode(small.encode(pair.source)) == pair.source.strip() for pair in dev)
 
 
-def test_the_old_name_for_ids_with_special_tokens_works_with_a_warning(joint: Tokenizer) -> None:
-    vocabulary = joint.source
+def test_the_old_name_for_ids_with_special_tokens_works_with_a_warning(joint_tokenizer: Tokenizer) -> None:
+    vocabulary = joint_tokenizer.source
     ids = vocabulary.encode("a")
     with pytest.warns(DeprecationWarning, match="with_special_tokens"):
         assert vocabulary.closed(ids) == vocabulary.with_special_tokens(ids)

@@ -46,7 +46,7 @@ def test_trees_stand_one_a_line_or_over_several(tmp_path: Path) -> None:
         ("(NP " * (MAX_DEPTH + 1), r"trees:1: brackets must be nested at most 200 deep"),
     ],
 )
-def test_what_is_no_tree_is_refused_with_its_location(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_trees_are_refused_with_their_location(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "trees"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TransduceError, match=message):

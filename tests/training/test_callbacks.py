@@ -85,7 +85,7 @@ def test_a_callback_stops_the_run_which_resumes_as_if_it_had_not(settings: dict[
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
 
 
-def test_what_is_no_callback_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_objects_that_are_no_callbacks_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
         TransduceError, match=r"`callbacks` must be a list of objects of classes derived from transduce"
     ):

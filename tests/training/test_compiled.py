@@ -79,7 +79,7 @@ def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_of_a_non_finite_value_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
     monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model(num_encoder_layers=1, num_decoder_layers=1)
@@ -87,7 +87,7 @@ def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytes
     ids = torch.randint(2, 20, (2, 6))
 
     def loss() -> Loss:
-        return projected_cross_entropy(*model.logit_factors(model.hidden(ids, ids)), ids, pad_id=0)
+        return projected_cross_entropy(model.hidden(ids, ids), model.output_weight, ids, pad_id=0)
 
     loss().total.backward()
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_the_loss_prefetches_each_batch_in_another_thread() -> None:
     assert all(elsewhere for _, elsewhere in seen)
 
 
-def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
+def test_an_error_in_a_prefetched_batch_is_raised_when_it_is_requested() -> None:
     with pytest.raises(IndexError, match="there is no such batch"):
         PrefetchedBatches(Counted()).batch(0, 3)
 

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -125,6 +126,22 @@ def test_progress_is_printed_as_lines_without_a_terminal() -> None:
         "    source       我爱你",
         "    reference    I love you",
         "    translation  I [bold]love[/bold] you",
+        "",
+    ]
+
+
+def test_progress_lines_count_the_units_of_the_task() -> None:
+    stream = io.StringIO()
+    display = ProgressDisplay(Console(file=stream, width=40))
+    display.counted, display.has_perplexity = "numbers", False
+    display.report(train_event(1), 2000, None)
+    display.validation(msgspec.structs.replace(validation_event(2), bleu=None, chrf=None), best=False)
+    assert stream.getvalue().split("\n") == [
+        "step 1/2,000 · loss 1.250 · 1,234 numbers/s",
+        "step 2 · dev loss 0.500",
+        "    text         我爱你",
+        "    reference    I love you",
+        "    output       I [bold]love[/bold] you",
         "",
     ]
 

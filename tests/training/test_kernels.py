@@ -52,7 +52,7 @@ def test_with_an_old_llvmlite_pytorchs_kernels_are_chosen(monkeypatch: pytest.Mo
     assert not has_kernels()
 
 
-def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_kernels_need_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.training.choices.why_no_triton", why_no_triton.__wrapped__)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert choose_kernels("cuda", 1) == Choice("torch", "the package triton is not installed")

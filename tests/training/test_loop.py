@@ -174,7 +174,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted_bit_by_bit(
     ]
 
 
-def test_a_run_stopped_by_a_signal_saves_and_goes_on(tmp_path: Path, make_settings: Make) -> None:
+def test_a_run_stopped_by_a_signal_saves_and_can_be_resumed(tmp_path: Path, make_settings: Make) -> None:
     def stop(number: int) -> None:
         if number == 4:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -499,7 +499,7 @@ def test_the_best_model_by_bleu_is_kept(tmp_path: Path, make_settings: Make) -> 
     assert (result.best_step, result.best_value) == (4, 12.0)
 
 
-def test_the_loss_decides_between_equal_scores_and_patience_goes_on(tmp_path: Path, make_settings: Make) -> None:
+def test_the_loss_decides_between_equal_scores(tmp_path: Path, make_settings: Make) -> None:
     script = Script([7.0, 6.0, 5.0, 5.5], bleu=[0.0, 0.0, 0.0, 0.0])
     settings = make_settings(validate_every=2, best_by="bleu", patience=2)
     assert run_validated(tmp_path, settings, script).best_step == 6
@@ -575,7 +575,7 @@ def test_a_perfect_validation_is_kept_across_a_resume(tmp_path: Path, make_setti
     assert again.trainer.run().reason == "the whole dev set was right 2 times in a row"
 
 
-def test_without_patience_a_perfect_run_goes_on(tmp_path: Path, make_settings: Make) -> None:
+def test_without_patience_a_run_with_perfect_scores_continues(tmp_path: Path, make_settings: Make) -> None:
     script = Script([1.0] * 4, perfect=(2, 4, 6, 8))
     assert run_validated(tmp_path, make_settings(validate_every=2, patience=0), script).reason == "finished"
 

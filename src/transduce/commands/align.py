@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce align`."""
+    """Declare the arguments and options of `transduce align` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")

@@ -57,7 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce build-datastore`."""
+    """Declare the arguments and options of `transduce build-datastore` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce check-install`."""
+    """Declare the arguments and options of `transduce check-install` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", help="a model folder: show what decodes this model, and why faster backends do not")
     add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
@@ -39,7 +39,7 @@ def run_check_install(options: argparse.Namespace) -> int:
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce verify`."""
+    """Declare the arguments and options of `transduce verify` in its argparse parser."""
     parser.add_argument("folder", help="a model folder of `transduce train` or `transduce import`")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
 
@@ -84,7 +84,7 @@ class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
 
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce doctor`."""
+    """Declare the arguments and options of `transduce doctor` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
     add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")

@@ -16,7 +16,7 @@ from transduce.text.files import read_lines
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce export`."""
+    """Declare the arguments and options of `transduce export` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("out", help="the folder to create")
@@ -76,7 +76,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce import`."""
+    """Declare the arguments and options of `transduce import` in its argparse parser."""
     add = parser.add_argument
     add("folder", help="a Hugging Face folder: config.json, model.safetensors and the tokenizer's files")
     add("out", help="the folder to create")
@@ -105,7 +105,7 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce quantize`."""
+    """Declare the arguments and options of `transduce quantize` in its argparse parser."""
     parser.add_argument("folder", help="a model folder of `transduce train` or `transduce import`")
     parser.add_argument(
         "--prove",
@@ -124,7 +124,7 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
 def run_quantize(options: argparse.Namespace) -> int:
     """Store a model's weights in 8 bits, print a report and return 0.
 
-    With --prove, it is also measured and stored how often they give the float32 model's translations.
+    With --prove, how often the model then translates as in float32 is also measured, printed and stored.
     """
     from transduce.model_folder.upkeep import quantize_folder
 

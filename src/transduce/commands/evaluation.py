@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ _SEARCHES = (
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce evaluate`."""
+    """Declare the arguments and options of `transduce evaluate` in its argparse parser."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
@@ -187,12 +187,9 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 
 
 def _translate(
-    translator: "Translator", sources: Sequence[str], search: "SearchSettings", glossary: Glossary | None
+    translator: "Translator", sources: list[str], search: "SearchSettings", glossary: Glossary | None
 ) -> list[str]:
-    from transduce.inference.batching import Documents
-
-    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
-    return [translation.text for translation in translations]
+    return [each.text for each in translator(sources, search=search, glossary=glossary, document=True)]
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
@@ -225,7 +222,7 @@ def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSett
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce compare`."""
+    """Declare the arguments and options of `transduce compare` in its argparse parser."""
     add = parser.add_argument
     add("a", metavar="A", help="a model folder, or a file of translations")
     add("b", metavar="B", help="another model folder or file of translations")
@@ -296,7 +293,9 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
         search_settings(options, folder)
     if not folders:
         names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
-        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
+        refuse_options(
+            options, names_of_models, "`{option}` sets how to translate, but A and B are translations: leave it out."
+        )
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:
@@ -309,7 +308,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
-    lines = [translation.text for translation in translator(sources, search=search, document=True)]
+    lines = _translate(translator, sources, search, None)
     languages = translator.source_language, translator.target_language
     return _System(lines, languages, decoding_record(search, translator.precision))
 
@@ -367,7 +366,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce score`."""
+    """Declare the arguments and options of `transduce score` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -442,7 +441,7 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> str:
-        """The warnings as one text."""
+        """The warnings as one text, joined by commas; "" if there are none."""
         return ", ".join(map(str, self.warnings))
 
     @property
@@ -470,9 +469,9 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     flagged: list[ReviewedLine] = msgspec.field(name="doubtful")
     """The lines with warnings."""
     worst: list[ReviewedLine] = []
-    """The lines that --worst asks for, the worst first, with or without warnings."""
+    """The lines that --worst asks for, the worst first, with or without warnings; empty without the option."""
     nats_per_token: list[float | None]
-    """`ReviewedLine.nats_per_token` of every line."""
+    """The mean negative log-probability of a token in the translation of every line; None for a line without one."""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -482,7 +481,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce estimate-quality`."""
+    """Declare the arguments and options of `transduce estimate-quality` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -508,10 +507,10 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_estimate_quality(options: argparse.Namespace) -> int:
-    """Print the lines whose translations have quality warnings, and return 0.
+    """Print the lines whose translations have quality warnings, or the N worst lines for --worst N; return 0.
 
-    Each has the line number, the warnings, source and translation, separated by tabs. With --redecode, all translations
-    are written to a file, after those with warnings were searched again.
+    Each has the line number, the warnings, source and translation, separated by tabs. --output writes a table of all
+    lines. --redecode writes all translations to a file, after those with warnings were searched again.
     """
     from transduce.inference.redecoding import estimate_quality, redecode
 
@@ -552,10 +551,12 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
 
 
 def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
-    """Return a function that returns lines in the format of a file's name.
+    """Return a function that converts reviewed lines to the bytes of a file in the format of a path's suffix.
+
+    `.tsv` and `.csv` are tables with a header, `.jsonl` has a JSON object per line.
 
     Raises:
-        TransduceError: the name has another suffix.
+        TransduceError: the path has another suffix.
     """
     suffix = Path(path).suffix
     if suffix == ".jsonl":
@@ -566,7 +567,7 @@ def _table_writer(path: str) -> Callable[[list[ReviewedLine]], bytes]:
 
 
 def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
-    """Return lines as a table with a header, in which texts with quotes or delimiters are quoted."""
+    """Return reviewed lines as a UTF-8 table with a header, in which texts with quotes or delimiters are quoted."""
     import csv
     import io
 
@@ -615,7 +616,13 @@ def _with_scores(translator: "Translator", sources: list[str], targets: list[str
 def _reviewed(
     translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]", glossary: Glossary | None
 ) -> list[ReviewedLine]:
-    """Return the lines of translations with their quality warnings and probabilities."""
+    """Return each translation with its line number, quality warnings and the model's probability, in order.
+
+    Args:
+        translations: the translations, one per line.
+        warnings: the quality warnings about each; empty tuples for those without.
+        glossary: the terms whose tokens do not count in the probability; None without a glossary.
+    """
     from transduce.inference.quality_estimation import least_likely_nats
 
     return [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce forecast`."""
+    """Declare the arguments and options of `transduce forecast` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a forecaster")
     add("table", metavar="FILE", help="a .csv or .tsv table, plain or gzip, with a header; the newest line comes last")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import msgspec
 
 from transduce.atomic_io import name_path_in_errors
 from transduce.commands.options import TUTORIAL_STYLES, check_folder, option_of
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.ui_language import localized
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 4 * 1024**3
 _MAX_ADDED = 3  # padding, end and unknown words
-_STARTS = ("<s>", "<bos>", "<sos>", "<start>", "<go>", "[CLS]")
 _NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
 _PRE_NORM: "tuple[Style, ...]" = ("annotated",)
-_OF_TRANSLATORS = (
+_TRANSLATOR_OPTIONS = (
     *("source_words", "target_words", "start", "end", "padding", "source_start"),
     *("norm_order", "embeddings", "stacks", "unscaled"),
 )
@@ -34,7 +34,7 @@ _OF_TRANSLATORS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce import-tutorial`."""
+    """Declare the arguments and options of `transduce import-tutorial` in its argparse parser."""
     add = parser.add_argument
     add("file", help="the weights: a state_dict in a .pt or .pth file, or a .safetensors file; only tensors are read")
     add("out", help="the folder to create")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert a model written after a tutorial, with its word lists, to a model folder; print a report and return 0."""
     from transduce.interop.tutorials import import_tutorial
-    from transduce.interop.vocabulary_files import read_vocabulary
+    from transduce.interop.vocabulary_files import read_vocabulary, start_symbol_id
 
     check_folder(options.out)
     if options.style == "karpathy":
@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
     lists = [
         _read_list(file, options) for file in (options.words or options.source_words, options.target_words) if file
     ]
-    start = next((name for name in _STARTS if name in lists[-1]), None)
-    if start is None:
+    start_id = start_symbol_id(lists[-1])
+    if start_id is None:
         raise TransduceError("The target's word list has no usual start symbol: name its own with --start.")
     tokenizer = read_vocabulary(*lists, source_start=options.source_start)
     names = _names(options)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     for id, meaning, option in ((ids[0], "padding", "--padding"), (ids[1], "end", "--end")):
         if id not in lists[-1].values():
             raise TransduceError(f"The target's word list has no usual {meaning} symbol: name its own with {option}.")
-    config = _config(options, weights, names, lists[-1][start], ids)
+    config = _config(options, weights, names, start_id, ids)
     found = _with_unknown(import_tutorial(weights, config, style=options.style, names=names), tokenizer)
     languages = tuple(options.languages) if options.languages else (None, None)
     count = _save(found, options.out, tokenizer, languages)
@@ -128,7 +128,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
     """
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
 
-    unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
+    unused = next((name for name in _TRANSLATOR_OPTIONS if vars(options)[name]), None)
     if unused is not None:
         raise TransduceError(f"`{option_of(unused)}` is for translators, but karpathy's are language models.")
     if options.words is None:
@@ -139,11 +139,13 @@ def _import_language_model(options: argparse.Namespace) -> int:
     if table is None:
         raise TransduceError(
             f"{options.file} has neither {names.source} nor token_embedding_table.weight, the embeddings of the style "
-            f"karpathy: choose another --style; the first weights are {', '.join(list(weights)[:5])}."
+            f"karpathy: choose another --style; the first weights are {shown_names(weights, 5)}."
         )
     tokenizer = _language_tokenizer(options.words, len(table))
     vocabulary = tokenizer.target
-    weights = _with_rows(weights, vocabulary.size - len(table))
+    if (added := vocabulary.size - len(table)) > 0:
+        matrices = (names.source, "token_embedding_table.weight", "lm_head.weight")
+        weights = _with_rows(weights, dict.fromkeys(matrices, added), "lm_head.bias", (len(table), vocabulary.size))
     config = language_model_config(
         weights, options.heads, activation=options.activation, pad_id=vocabulary.pad_id, eos_id=vocabulary.eos_id
     )
@@ -171,12 +173,12 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
         TransduceError: the number of tokens does not fit the embeddings.
     """
     from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-    from transduce.interop.vocabulary_files import character_vocabulary, read_vocabulary
+    from transduce.interop.vocabulary_files import character_vocabulary, read_vocabulary, read_words
 
     if Path(file).name == "tokenizer.json":
         tokenizer = read_vocabulary(file)
     else:
-        tokenizer = character_vocabulary(_read_words(file), file)
+        tokenizer = character_vocabulary(read_words(Path(file), may_be_space=True), file)
     assert isinstance(tokenizer, ImportedTokenizer)
     record = tokenizer.record.source
     if not rows <= max(rows, record.size) <= rows + _MAX_ADDED:
@@ -188,29 +190,25 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
     return ImportedTokenizer(msgspec.structs.replace(tokenizer.record, source=source))
 
 
-def _with_rows(weights: "dict[str, Tensor]", added: int) -> "dict[str, Tensor]":
-    """Return a language model's weights with more rows in embeddings and output layer, for tokens added to its list.
+def _with_rows(
+    weights: "Mapping[str, Tensor]", added: Mapping[str, int], bias: str, sizes: tuple[int, int]
+) -> "dict[str, Tensor]":
+    """Return weights with more rows, for tokens that were added to a word list and must never be generated.
 
-    The rows are zero, and the bias of their logits is −10,000, so that the model never generates these tokens.
+    The rows are zero, and the bias of the tokens' logits is −10,000.
 
     Args:
-        weights: the model's state_dict, which is not changed.
-        added: number of rows to add; 0: the weights themselves are returned.
+        weights: the weights by name, which are not changed.
+        added: number of rows to add to each matrix, by its name; matrices that the model lacks are left out.
+        bias: name of the output layer's bias, which is zero if the model lacks it.
+        sizes: numbers of tokens of the output layer, before and after.
     """
     import torch
     from torch.nn import functional
 
-    if added == 0:
-        return weights
-    weights = dict(weights)
-    size = 0
-    for name in ("transformer.wte.weight", "token_embedding_table.weight", "lm_head.weight"):
-        if name in weights:
-            size = len(weights[name])
-            weights[name] = functional.pad(weights[name], (0, 0, 0, added))
-    bias = weights.get("lm_head.bias", torch.zeros(size))
-    weights["lm_head.bias"] = functional.pad(bias, (0, added), value=-1e4)
-    return weights
+    padded = {name: functional.pad(weights[name], (0, 0, 0, rows)) for name, rows in added.items() if name in weights}
+    old_bias = weights.get(bias, torch.zeros(sizes[0]))
+    return {**weights, **padded, bias: functional.pad(old_bias, (0, sizes[1] - sizes[0]), value=-1e4)}
 
 
 def read_tensors(file: Path) -> "dict[str, Tensor]":
@@ -265,33 +263,15 @@ def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
     Raises:
         TransduceError: the file lacks a symbol that an option names.
     """
-    ids = _read_words(file)
-    for symbol, usual in ((options.start, _STARTS[0]), (options.end, "</s>"), (options.padding, "<pad>")):
+    from transduce.interop.vocabulary_files import read_words
+
+    ids = read_words(Path(file))
+    for symbol, usual in ((options.start, "<s>"), (options.end, "</s>"), (options.padding, "<pad>")):
         if symbol is not None and symbol not in ids:
             raise TransduceError(f"{file} has no {symbol!r}: name a symbol as the list spells it.")
         if symbol is not None and symbol != usual:
             ids[usual] = ids.pop(symbol)
     return ids
-
-
-def _read_words(file: str) -> dict[str, int]:
-    """Return the id of each word in a vocabulary file: a word per line, a JSON list, or a JSON object of words and ids.
-
-    Words without ids are numbered from 0.
-
-    Raises:
-        TransduceError: the file starts like JSON, but is neither such a list nor such an object.
-    """
-    with name_path_in_errors(file):
-        text = Path(file).read_text("utf-8-sig")
-    if text.lstrip().startswith(("[", "{")):
-        try:
-            words = msgspec.json.decode(text, type=list[str] | dict[str, int])
-        except msgspec.DecodeError:
-            raise TransduceError(f"{file} must be a JSON list of words, or an object of words and ids.") from None
-    else:
-        words = text.splitlines()
-    return words if isinstance(words, dict) else {word: id for id, word in enumerate(words)}
 
 
 def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedModel":
@@ -307,13 +287,10 @@ def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedMode
     Raises:
         TransduceError: the word lists have fewer words, or over 3 more, than the embeddings have rows.
     """
-    import torch
-    from torch.nn import functional
-
     from transduce.interop.hugging_face.import_weights import ImportedModel
 
     sizes = tokenizer.source.size, tokenizer.target.size
-    config, weights = found.config, dict(found.weights)
+    config = found.config
     added = sizes[0] - config.source_vocabulary_size, sizes[1] - config.target_vocabulary_size
     if added == (0, 0):
         return found
@@ -323,11 +300,8 @@ def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedMode
             f"{config.source_vocabulary_size:,} and {config.target_vocabulary_size:,} rows: pass the lists that the "
             "model was trained with."
         )
-    for name, rows in (("source_weight", added[0]), ("own_target_weight", added[1]), ("own_output_weight", added[1])):
-        if name in weights:
-            weights[name] = functional.pad(weights[name], (0, 0, 0, rows))
-    bias = weights.get("output_bias", torch.zeros(config.target_vocabulary_size))
-    weights["output_bias"] = functional.pad(bias, (0, added[1]), value=-1e4)
+    rows = {"source_weight": added[0], "own_target_weight": added[1], "own_output_weight": added[1]}
+    weights = _with_rows(found.weights, rows, "output_bias", (config.target_vocabulary_size, sizes[1]))
     config = msgspec.structs.replace(
         config, source_vocabulary_size=sizes[0], target_vocabulary_size=sizes[1], output_bias=True
     )
@@ -369,7 +343,7 @@ def _config(
     if names.source not in weights:
         raise TransduceError(
             f"{options.file} has no {names.source}, the source embeddings of the style {options.style}: pass the names "
-            f"with --embeddings; the first weights are {', '.join(list(weights)[:5])}."
+            f"with --embeddings; the first weights are {shown_names(weights, 5)}."
         )
     d_model = weights[names.source].shape[1]
     inner = [name for name in weights if name.endswith(_INNER[options.style])]
@@ -402,5 +376,6 @@ _INNER: "dict[Style, str]" = {
     "annotated": "feed_forward.w_1.weight",
     "separate": "pos_ffn.fc.0.weight",
     "blocks": "ffn.dense1.weight",
+    "transduce": "feed_forward.inner.weight",
 }
 """For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
-from transduce.process_environment import handle_sigterm
+from transduce.process_environment import handle_sigterm, stop_with_parent
 from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
@@ -92,7 +92,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         super().start_section(None if heading is None else localized(heading))
 
     def format_help(self) -> str:
-        """Return the help text; the title of a group ends with a colon of the user's language."""
+        """Return the whole help text; in Chinese, the titles of groups end with a Chinese colon."""
         return re.sub(r"(?<=[\u2e80-\uffff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
     def add_text(self, text: str | None) -> None:
@@ -116,7 +116,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class ListingFormatter(HelpFormatter):
-    """A help formatter that keeps the lines of descriptions, for the list of commands."""
+    """A help formatter that keeps the line breaks of descriptions instead of wrapping them, for lists of commands."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - argparse's own interface
         return "\n".join(indent + line for line in text.split("\n"))
@@ -166,7 +166,7 @@ class Parser(argparse.ArgumentParser):
             return super().format_usage()
 
     def error(self, message: str) -> NoReturn:
-        """Print an error message about the arguments, and exit with code 2."""
+        """Print an error about the arguments on standard error, with a hint at `--help`, and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
@@ -267,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _start_in_utf8()
+        stop_with_parent()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with use_ui_language("auto"):
         language = _take_ui_language(arguments)

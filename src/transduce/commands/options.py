@@ -1,4 +1,4 @@
-"""Command-line options that several subcommands share."""
+"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "transduce", "karpathy")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
 ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -228,7 +228,7 @@ def glossary_from(options: argparse.Namespace) -> Glossary | None:
 
 
 LANGUAGE_OPTIONS = ("source_language", "target_language", "tag")
-"""The options of `add_languages`, by their names in Python."""
+"""The names in Python of the options for multilingual models: --source-language, --target-language and --tag."""
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:
@@ -258,14 +258,14 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
     Args:
         options: the options of a command.
         names: names of the options to refuse, which are None if they are not set.
-        reason: why, as the end of the message after the option.
+        reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
         if vars(options)[name] is not None:
-            raise TransduceError(f"`{option_of(name)}` {reason}")
+            raise TransduceError(reason.format(option=option_of(name)))
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
@@ -427,6 +427,12 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
     return lines
 
 
+def print_bytes(content: bytes) -> None:
+    """Write bytes to standard output at once, whatever the encoding of the terminal."""
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     """Print a report as text in the user's language, and write it as JSON too if a path is set.
 
@@ -437,8 +443,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     if json_path is not None:
         write_json_report(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write(localized(f"{report}\n").encode())
-        sys.stdout.buffer.flush()
+        print_bytes(localized(f"{report}\n").encode())
 
 
 def write_json_report(report: msgspec.Struct, path: str) -> None:
@@ -447,8 +452,7 @@ def write_json_report(report: msgspec.Struct, path: str) -> None:
     if path != "-":
         write_file(Path(path), content)
         return
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
+    print_bytes(content)
 
 
 def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
@@ -463,6 +467,5 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path is not None:
         write_json_report(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
-        sys.stdout.buffer.flush()
+        print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     sys.stderr.write(localized(f"{report}\n"))

@@ -16,6 +16,7 @@ from transduce.commands.options import (
     add_datastore,
     add_search,
     load_translator,
+    loading_options,
     option_of,
     search_settings,
 )
@@ -69,7 +70,7 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce serve`."""
+    """Declare the arguments and options of `transduce serve` in its argparse parser."""
     defaults = msgspec.structs.asdict(ServingSettings())
     add = parser.add_argument
     add(
@@ -285,9 +286,7 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerat
     from transduce.inference.generator import load_generator
     from transduce.serving.models import ServedGenerator
 
-    precision, device, threads = options.precision, options.device, options.threads
-    generator = load_generator(folder, precision=precision, device=device, threads=threads)
-    return ServedGenerator(folder.resolve().name, generator)
+    return ServedGenerator(folder.resolve().name, load_generator(folder, **loading_options(options)))
 
 
 def _translators(

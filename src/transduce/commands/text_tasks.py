@@ -20,7 +20,7 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word
@@ -79,7 +79,7 @@ def _write_results(results: Iterable[str], output: str | None) -> None:
 
 
 def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce classify`."""
+    """Declare the arguments and options of `transduce classify` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
     add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
@@ -160,7 +160,7 @@ def format_classification(classification: "Classification", shown: int | None) -
 
 
 def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce tag`."""
+    """Declare the arguments and options of `transduce tag` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a tagger")
     add(
@@ -233,13 +233,12 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
     tags = {tag for sentence in sentences for tag in sentence.tags}
     unknown = sorted(tags - set(tagger.tags))
     if len(unknown) == len(tags):
-        more = ", …" if len(tagger.tags) > _MAX_TAGS_SHOWN else ""
         raise TransduceError(
             f'{options.text} has tags such as "{unknown[0][:40]}", none of which the model knows: its tags are '
-            f"{', '.join(tagger.tags[:_MAX_TAGS_SHOWN])}{more}; choose the column of the tags by --columns."
+            f"{shown_names(tagger.tags, _MAX_TAGS_SHOWN)}; choose the column of the tags by --columns."
         )
     if unknown:
-        shown = ", ".join(unknown[:_MAX_TAGS_SHOWN])
+        shown = shown_names(unknown, _MAX_TAGS_SHOWN)
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:
@@ -270,7 +269,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce parse`."""
+    """Declare the arguments and options of `transduce parse` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
     add(
@@ -370,7 +369,7 @@ def _format_candidate(candidate: "Candidate") -> str:
 
 
 def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce fill-mask`."""
+    """Declare the arguments and options of `transduce fill-mask` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of a masked language model")
     add(
@@ -411,7 +410,7 @@ def _fill_line(filler: "Filler", number: int, line: str, candidates: int) -> "Fi
 
 
 def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce embed`."""
+    """Declare the arguments and options of `transduce embed` in its argparse parser."""
     add = parser.add_argument
     add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
     add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")

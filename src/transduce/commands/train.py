@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce train`."""
+    """Declare the arguments and options of `transduce train` in its argparse parser."""
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
@@ -58,7 +58,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that define a run: its settings, and where and how to compute."""
+    """Declare the options of a command that define a training run: its settings, and where and how to compute."""
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file; options override it")
     add_settings(add, "task")
@@ -204,7 +204,7 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce demo`."""
+    """Declare the arguments and options of `transduce demo` in its argparse parser."""
     add = parser.add_argument
     add("--out", default="models/demo", metavar="DIR", help="the run's folder")
     add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")

@@ -51,7 +51,7 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     row: int
     """The row of the first pair in its block, counted from 0."""
     kept: bool
-    """True if the lengths of the first pair pass the filters, so that it can be a dev pair."""
+    """True if the lengths in tokens of the first pair pass the filters, so that it can be a dev pair."""
     failed: int = 0
     """The number of pairs with this source whose lengths do not pass the filters, which would not be trained on anyway.
     """

@@ -280,7 +280,7 @@ class PlaceholderMasker:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the ids of both sides of a pair with 1 to 4 placeholders at random positions that correspond.
 
-        If a side would become too long, the ids stay unchanged.
+        If a side would then have too many tokens, the ids stay unchanged.
         """
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))

@@ -385,7 +385,7 @@ class SentencePairPlan:
         )
 
     def _rows_of_epoch(self, number: int) -> _Epoch:
-        """Return the rows of an epoch, which are cached until another epoch is requested."""
+        """Return the text of an epoch, cut into rows of tokens; it is cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))

@@ -226,6 +226,8 @@ def sentence_samplers(
 ) -> tuple[SentenceSampler, SentenceSampler]:
     """Return the samplers of the source and the target vocabulary, one object for both if the vocabulary is shared.
 
+    With `unigram_alpha`, they sample by a unigram model; None: by BPE-dropout at the rate `bpe_dropout`.
+
     Raises:
         TransduceError: a vocabulary is of another kind than the requested sampling needs.
     """

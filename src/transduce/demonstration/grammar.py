@@ -709,6 +709,9 @@ def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
 
 
 def _chance(combination: Combination, seed: int) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the combination's words and the seed."""
+    """Return a pseudo-random number in [0, 1), by which a word combination is held out of training or not.
+
+    It depends only on the combination's words and the seed.
+    """
     digest = blake2b(f"{seed} {' '.join(combination)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32

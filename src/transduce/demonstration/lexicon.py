@@ -14,7 +14,9 @@ class Noun(NamedTuple):
     many: str
     """English plural; equal to the singular for uncountable nouns."""
     container: tuple[str, str] | None = None
-    """English container to count instead, singular and plural: a cup of tea, two cups of tea."""
+    """English container to count instead, singular and plural: a cup of tea, two cups of tea; None: the noun is
+    counted.
+    """
 
 
 class Verb(NamedTuple):

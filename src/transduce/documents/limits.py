@@ -1,4 +1,4 @@
-"""Limits on documents, and readers of archives and XML that are safe for untrusted files."""
+"""Limit the size of documents, and read archives and XML such that untrusted files do no harm."""
 
 import io
 import re

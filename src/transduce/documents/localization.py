@@ -1,4 +1,4 @@
-"""Readers of the files of localization tools: gettext catalogs (PO) and XLIFF 1.2 and 2."""
+"""Read files of localization tools, gettext catalogs (PO) and XLIFF 1.2 and 2, and write translations into them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class _String(NamedTuple):
 
 @dataclass
 class _Entry:
-    """An entry of a gettext catalog: its flags, its texts and their translations."""
+    """An entry of a gettext catalog: its notes (flags and former text), the text to translate and its translations."""
 
     start: int
     """Position in the file of the entry's first statement."""

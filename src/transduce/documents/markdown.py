@@ -1,4 +1,4 @@
-"""Reader of Markdown: headings, paragraphs, list items and table cells are translated.
+"""Read Markdown, whose headings, paragraphs, list items and table cells are translated, and write it again.
 
 Code, links' targets, formulas, front matter, HTML tags and the layout of blocks stay the same.
 """
@@ -98,7 +98,7 @@ class _Reader:
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_Line]:
-        """Return the parts of the file's lines that hold a block's content, after prefixes such as `> `.
+        """Return the parts of the file's lines that hold a Markdown block's content, after prefixes such as `> `.
 
         Args:
             first: the index of the block's first line.
@@ -251,7 +251,7 @@ class _Parsed:
 
 @dataclass
 class _Delimiters:
-    """A run of characters such as `**` that may start or end emphasis."""
+    """A run of equal characters in Markdown, such as `**`, that may start or end emphasis."""
 
     position: int
     """Index among the block's strings and tags at which the tags that the run becomes are inserted."""
@@ -423,7 +423,7 @@ class _Inline:
         return source
 
     def escape(self, text: str) -> str:
-        """Return a text with backslashes before the characters that would otherwise be Markdown."""
+        """Return a text as Markdown that shows it as it is: with backslashes before characters that would be markup."""
         references = self.env.get("references", {})
 
         def bracket(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Texts with inline tags: their plain text for the model, and their translation with the tags put back.
+"""Take inline tags out of texts, so that the model translates plain text, and put them back into translations.
 
 Entities are decoded, white space is collapsed, and a protected element is one character of the text (`STAND_IN`).
 Inline elements become nodes, whose spans in the translation the model aligns (`inference/spans.py`). An empty node,
@@ -100,7 +100,7 @@ class Block(NamedTuple):
 
     @property
     def protected(self) -> list[InlineNode]:
-        """The text's protected elements, which translation copies unchanged, in order."""
+        """The text's protected elements, such as `<code>`, which translation copies unchanged, in order."""
         return [node for node in self.root.leaves() if node.kind == "protected"]
 
     def located(self) -> list[Span]:
@@ -363,7 +363,7 @@ def _has_content(node: InlineNode, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the first word or protected element in a part of a text, beside which a tag before it can stay.
+    """Return the neighbor of a tag that stands before `gap`: the first word or protected element in this part.
 
     Args:
         text: the plain text.
@@ -433,7 +433,7 @@ def split_white_space(source: str) -> tuple[str, str, str]:
 
 
 def _match_length(space: re.Pattern[str], source: str) -> int:
-    """Return the length of the match of a white-space pattern at the start of a text."""
+    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
     match = space.match(source)
     return match.end() if match else 0
 
@@ -593,10 +593,11 @@ class _Renderer:
         return sorted(insertions, key=lambda insertion: insertion[:2])
 
     def _wordless(self, parent: InlineNode, element: InlineNode, part: Span, occupied: Sequence[Span]) -> Span:
-        """Return the span in the translation at which to write an inline element without words.
+        """Return the span in the translation at which to write an inline element without words, such as `<b>(!)</b>`.
 
-        The span holds the element's protected elements, or else the same signs if they occur once in the translation.
-        Otherwise it is empty, at about the same share of the parent's translation.
+        It is where the element's protected elements are, or else the same signs if they occur once in the translation.
+        Otherwise it is empty: at the start or end if the element stands there in its parent, or at about the same share
+        of the parent's translation.
 
         Args:
             parent: the element around it.
@@ -635,11 +636,14 @@ class _Renderer:
         return min([*free, part.end], key=lambda position: abs(position - goal))
 
     def _position(self, parent: InlineNode, leaf: InlineNode, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the offset in the translation at which to insert an empty node, such as an image.
+        """Return the offset in the translation at which to insert a tag without words, such as an image.
+
+        It is before or after the translation of the word or element that the tag stays beside, never inside a word or
+        another element; without a known neighbor it is at about the same share of the parent's translation.
 
         Args:
-            parent: the element around the node.
-            leaf: the node.
+            parent: the element around the tag.
+            leaf: the tag.
             part: the parent's span in the translation.
             occupied: spans of other elements in the translation.
         """

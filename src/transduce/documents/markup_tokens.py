@@ -260,7 +260,7 @@ class _Outline(NamedTuple):
     """The tree of a document: which tags belong together, and which elements contain words themselves."""
 
     partner: dict[int, int]
-    """The index of the end tag by that of its start tag, and the other way around; tags without a partner lack."""
+    """The index of the end tag by that of its start tag, and the other way around; single tags are left out."""
     parent: list[int]
     """For each item (text or markup) of the document, the index of the start tag of the element around it; -1: none."""
     has_text: set[int]

@@ -1,4 +1,4 @@
-"""Readers of Office Open XML (Word, PowerPoint, Excel) and of OpenDocument (LibreOffice)."""
+"""Read Office Open XML (Word, PowerPoint, Excel) and OpenDocument (LibreOffice), and write them with translations."""
 
 import copy
 import re
@@ -108,13 +108,13 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The formatting of runs (stretches of text) that differs from that of most text in the paragraph."""
+    """A formatting that differs from that of most text in its paragraph, as a run (stretch of text) that has it."""
 
     run: Any
 
 
 class _Field(NamedTuple):
-    """The elements before and after the text of a field that is a link or a table of contents."""
+    """The elements before and after the text of a Word field that shows text to translate, such as a link."""
 
     start: list[_Leaf]
     end: list[_Leaf]
@@ -193,7 +193,10 @@ class _OpenXmlParagraph(_Paragraph):
         return style is not None and is_code_style(style.get(f"{_W}val"))
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
-        """Yield the content of a paragraph, or of a container in it, as (kind, run or container, text or element)."""
+        """Yield a paragraph's content (or a container's in it) as (kind, run or container, text or element).
+
+        The kinds are `text`, `leaf` and `code` (elements to copy), and the `open` and `close` of a container.
+        """
         dialect = self.dialect
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
@@ -583,7 +586,7 @@ def read_xlsx(source: Source) -> Document:
 
 
 def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
-    """Return an Excel file's workbook by its name, changed so that opening the file computes its formulas again."""
+    """Return the workbook of an Excel file, by name, changed so that opening the file computes its formulas again."""
     tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
     for properties in tree.getroot().iter(f"{_S}calcPr"):
         properties.set("fullCalcOnLoad", "1")

@@ -1,4 +1,4 @@
-"""Readers of subtitles: SubRip, WebVTT and SubStation Alpha.
+"""Read subtitles (SubRip, WebVTT, SubStation Alpha), and write them with translations.
 
 A sentence that continues in the next cue is translated as a whole and divided over the cues again. Time codes, cue
 identifiers, styles and comments stay the same.
@@ -54,7 +54,7 @@ _ASS = Syntax(
 
 @dataclass
 class Cue:
-    """A cue of a subtitle file: a text that is shown for some time."""
+    """A cue of a subtitle file: a text that is shown for some time, with its position in the file and its times."""
 
     start: int
     """Position of the cue's text in the file."""

@@ -165,7 +165,7 @@ class ModelTexts:
 
     @property
     def reads_context(self) -> bool:
-        """True if the model reads earlier sentences of a document before each sentence."""
+        """True if the model reads earlier sentences of a document as context for each sentence."""
         return self.translator.context is not None
 
     def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:

@@ -45,7 +45,7 @@ UnitKind = Literal["text", "xml", "html"]
 
 
 class Unit(NamedTuple):
-    """A text of a document that is translated independently of the others."""
+    """A text of a document, such as a paragraph or a cell, that is translated independently of the others."""
 
     text: str
     """The source text. Its line breaks are spaces, unless the author separated lines on purpose."""
@@ -115,7 +115,7 @@ class InlineText:
 
     @property
     def plain(self) -> str:
-        """The text of the unit without tags."""
+        """The text to translate without its inline tags; "" if it has only tags."""
         return "".join(part for part in self.core if isinstance(part, str))
 
     @property

@@ -92,7 +92,7 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of words of a short sentence, with punctuation."""
 
     def __str__(self) -> str:
-        """Return a line of scores for all sentences, and one for the short sentences."""
+        """Return a line of scores for sentences of all lengths, and one for the short sentences."""
         titles = ("all lengths", f"at most {self.short_length} words")
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 

@@ -16,10 +16,12 @@ _UNLIKE, _NEARLY, _MIN_CORRELATION = 0.5, 0.9, 0.1
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean errors of the forecasts of one series and of its seasonal baseline, in the unit of the series."""
+    """Errors of the forecasts of one time series and of its seasonal baseline, in the unit of the series."""
 
     mean_absolute: float
+    """The mean absolute error of the forecasts."""
     root_mean_square: float
+    """The root mean square error of the forecasts."""
     season_mean_absolute: float
     """The mean absolute error of the seasonal baseline."""
     season_root_mean_square: float

@@ -330,7 +330,7 @@ def _named(name: str, count: int) -> str:
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:
-    """Return the lines as they would be stored in a file, with inner line feeds replaced by spaces."""
+    """Return texts as lines that a file can store, with inner line feeds replaced by spaces."""
     return [line.replace("\n", " ") for line in lines]
 
 
@@ -573,7 +573,7 @@ class TagCounts(NamedTuple):
     """Counts of words and marked spans in a sentence, whose sums over sentences determine accuracy and span F1."""
 
     words: int
-    """The number of words."""
+    """The number of words in the sentence."""
     right: int
     """The number of words with the right tag."""
     common: int
@@ -601,7 +601,7 @@ def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
 
 
 def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> TaggingReport:
-    """Compute the accuracy of predicted tags and, if the right tags describe spans, the F1 of the spans.
+    """Compute the accuracy of predicted tags and, if the right tags (B-PER, I-PER) mark spans, the F1 of the spans.
 
     Args:
         predicted: the tags of each sentence's words.

@@ -1,4 +1,4 @@
-"""Test whether the difference of two systems in BLEU and chrF is significant, by two paired tests and in words."""
+"""Test whether two systems differ significantly in BLEU and chrF, and describe the result in a sentence."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,7 +324,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """Two systems' translations of the same lines, the systems' names, and the settings of the significance tests."""
+    """Two systems' translations of the same lines, which are compared, with their names and the tests' settings."""
 
     lines_a: list[str]
     lines_b: list[str]
@@ -429,9 +429,14 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
 
 
 def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
-    """Return the counts that sacreBLEU takes of each line, (N, K), whose sums over the lines determine a score.
+    """Return the counts of n-grams that sacreBLEU takes of each line, whose sums over the lines determine a score.
 
-    K is 10 for BLEU and 18 for chrF.
+    Args:
+        metric: sacreBLEU's metric, which must already hold the references.
+        lines: the N translations.
+
+    Returns:
+        The counts, (N, K), where K is 10 for BLEU and 18 for chrF.
     """
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 

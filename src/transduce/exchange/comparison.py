@@ -155,7 +155,10 @@ class Original:
 
     @property
     def longest(self) -> int:
-        """The maximum length of a text in tokens, for the original and the export."""
+        """The maximum number of tokens of a source or target that the export takes, to which the comparison keeps.
+
+        It is the number of learned positions, or else 1,024 (`longest_sequence`).
+        """
         return longest_sequence(self.config)
 
     @cached_property
@@ -215,7 +218,11 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as two lines of text; `name` names the weights, such as "float32" or "int8"."""
+        """Return the statistics as two lines of text for a report.
+
+        Args:
+            name: name of the weights, such as "float32" or "int8", with which each line begins.
+        """
         largest, mean = self.largest_difference, self.mean_difference
         compared = f"{self.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
         return [
@@ -268,7 +275,7 @@ def compare_models(
 
 
 class Comparison:
-    """The differences between a model that generates text and its export on all compared sentences."""
+    """The differences between a model that generates text and its export on all sentences that were compared so far."""
 
     def __init__(self) -> None:
         self.own_differences: list[_Difference] = []
@@ -404,7 +411,11 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def lines(self, name: str) -> list[str]:
-        """Return the statistics as two lines of text; `name` names the weights, such as "float32"."""
+        """Return the statistics as two lines of text for a report.
+
+        Args:
+            name: name of the weights, such as "float32", with which each line begins.
+        """
         each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
         return [
             f"{name}: largest differences of {each}",
@@ -413,7 +424,10 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worst(NamedTuple):
-    """The value among an encoder's outputs with the largest error relative to the tolerance, by both encoders."""
+    """The value among an encoder's outputs with the largest error, by the original (`ours`) and its export.
+
+    `excess` is the error over what rounding may cause, and `text` the index of the text.
+    """
 
     excess: float
     ours: float
@@ -422,7 +436,7 @@ class _Worst(NamedTuple):
 
 
 class EncoderComparison:
-    """The differences between an exported encoder and its original over all outputs of all texts."""
+    """The differences between an exported encoder and its original over all outputs of all texts compared so far."""
 
     def __init__(self) -> None:
         self._worst: dict[str, _Worst] = {}
@@ -594,9 +608,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of texts that the exported tokenizer must produce, with special tokens.
+    """Return the token ids, with special tokens, that an exported tokenizer must produce for some texts.
 
-    They are what the tokenizer of the original returns.
+    They are what the tokenizer of the original model returns. If the model has several target languages, these take
+    turns.
     """
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ImportedTokenizer):

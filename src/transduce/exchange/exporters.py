@@ -248,7 +248,7 @@ class Exporter(Protocol):
 
     @property
     def quantizations(self) -> Sequence[str]:
-        """The names of the storage types of weights that the format supports; the first is float32."""
+        """The storage types of weights that the format supports, such as `int8`; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
         """Write all files of the export to an empty folder, except the README.md.
@@ -282,7 +282,7 @@ class Exporter(Protocol):
 
 
 class CTranslate2Exporter(Exporter):
-    """An exporter to CTranslate2: model.bin, config.json, vocabularies and sentencepiece files."""
+    """Exports a model to CTranslate2: model.bin, config.json, vocabularies and tokenizer files."""
 
     title = "CTranslate2"
     quantizations = QUANTIZATIONS
@@ -313,7 +313,7 @@ class CTranslate2Exporter(Exporter):
 
 
 class OnnxExporter(Exporter):
-    """An exporter to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and sentencepiece files."""
+    """Exports a model to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and tokenizer files."""
 
     title = "ONNX"
     quantizations = ("float32",)
@@ -344,7 +344,7 @@ class OnnxExporter(Exporter):
 
 
 class HuggingFaceExporter(Exporter):
-    """An exporter to Hugging Face: a model folder without the run's other files.
+    """Exports a model to Hugging Face: as a model folder without the other files of the training run.
 
     The folder is written anew, because an older version may have written the model before its class was supported.
     """
@@ -526,7 +526,7 @@ def _other_formats(name: str, config: ModelConfig) -> str:
     If there are none, it says so.
     """
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
-    return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
+    return f"export it to {' or '.join(fitting)} instead" if fitting else "no other export can either"
 
 
 def _write_vocabularies(original: Original, folder: Path) -> None:

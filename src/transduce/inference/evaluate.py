@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import msgspec
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.evaluation.scores import (
     AccuracyReport,
     ScoreReport,
@@ -25,8 +25,6 @@ from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
-
-_MAX_SHOWN = 8  # labels in a message
 
 
 @overload
@@ -125,21 +123,26 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
         TransduceError: the classifier knows none of the labels.
     """
     if not set(classifier.labels).intersection(labels):
-        more = ", …" if len(classifier.labels) > _MAX_SHOWN else ""
         raise TransduceError(
             f'{where}: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels are '
-            f"{', '.join(classifier.labels[:_MAX_SHOWN])}{more}."
+            f"{shown_names(classifier.labels)}."
         )
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
     """Return the search settings to report with a score, by name.
 
-    These are the settings without their default value, and always beam size, length penalty and precision.
+    These are the settings without their default value, and always beam size, length penalty, precision, and all that
+    `sampling` and `generate` set.
     """
-    defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
-    changed = {name: value for name, value in used.items() if value != defaults[name]}
+    defaults, changed = SearchSettings(), dict[str, Any]()
+    for name, value in msgspec.structs.asdict(search).items():
+        if isinstance(value, msgspec.Struct):
+            changed |= {f"{name}.{key}": inner for key, inner in msgspec.structs.asdict(value).items()}
+        elif value != getattr(defaults, name):
+            changed[name] = value
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
+    changed = {name: value for name, value in changed.items() if value not in (None, ())}
     shown = {name: value if isinstance(value, int | float) else str(value) for name, value in changed.items()}
     return always | shown | {"precision": precision}
 

@@ -19,8 +19,8 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
-from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import length_penalty, length_power
+from transduce.model.config import ModelConfig
+from transduce.search.rules import GenerateSettings, length_penalty_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -119,7 +119,7 @@ def score_translations(
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 own = log_probabilities[len(contexts[number].target) :]
                 values[number] = (*(0.0 for _ in forced), *own[len(forced) :])
-    divisor = length_penalty if generate is None else length_power
+    divisor = length_penalty_of(generate)
     return [
         Score(
             source=source,
@@ -207,9 +207,7 @@ def _score_batch(
     `generate` decides which tokens are left out of the normalization; None: padding and the start symbol.
     """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
-    excluded = models[0].config.forbidden_tokens
-    if generate is not None:
-        excluded = list(generate.forbidden_ids) if generate.renormalize else []
+    excluded = excluded_tokens(models[0].config, generate)
     hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
     log_probabilities = torch.stack(
         [token_log_probabilities(model, states, tokens, excluded) for model, states in hidden]
@@ -217,6 +215,16 @@ def _score_batch(
     values = (log_probabilities.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = itertools.accumulate(map(len, target_ids))
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
+
+
+def excluded_tokens(config: ModelConfig, generate: GenerateSettings | None) -> list[int]:
+    """Return the token ids that have probability zero in search, while the others are normalized without them.
+
+    Without `generate`, these are padding and the start symbol. Its search excludes tokens only if it renormalizes.
+    """
+    if generate is None:
+        return config.forbidden_tokens
+    return list(generate.forbidden_ids) if generate.renormalize else []
 
 
 def target_states(
@@ -240,7 +248,7 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
     rows = max(_MIN_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
-    for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
+    for states, tokens in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
-        parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
+        parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)

@@ -22,6 +22,7 @@ from transduce.inference.forecaster import Forecaster
 from transduce.inference.generator import Generator
 from transduce.inference.mask_filler import Filler
 from transduce.inference.parser import Parser
+from transduce.inference.scoring import excluded_tokens
 from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
 from transduce.model.norms import normalize
@@ -84,7 +85,7 @@ class Reading:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that the predicting stack (encoder or decoder) reads, (T,)."""
+        """The text of each token that the predicting stack (encoder or decoder) reads, special tokens included."""
         return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
 
     def logits(self, copies: int = 1) -> Tensor:
@@ -249,6 +250,11 @@ def _encoder_decoder(
         memory, mask = model.encode(source)
         return [model.decode(inputs[:, :length], memory, mask) for length in lengths]
 
+    excluded = torch.tensor(excluded_tokens(config, reader.search.generate), dtype=torch.int64, device=device)
+
+    def head(states: Tensor) -> Tensor:
+        return model.project(states).float().index_fill(-1, excluded, float("-inf"))  # type: ignore[no-any-return]
+
     def finish(x: Tensor) -> Tensor:
         return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
@@ -265,7 +271,7 @@ def _encoder_decoder(
         forward=forward,
         finish=finish if hasattr(model, "decoder_norm") else None,
         positions=tuple(range(len(target_ids))),
-        head=model.project,
+        head=head,
         ids=tuple(source_ids),
         states_of=states_of,
         prefix_states=prefix_states,

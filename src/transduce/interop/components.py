@@ -1,4 +1,4 @@
-"""Weights of a model's components in the layout that exporters need, such as separate query, key and value projections.
+"""Give exporters a model's weights in the layout that they need, such as separate query, key and value projections.
 
 Legend: D model width, H heads, G key/value heads, K width of a head's queries and keys, P positions.
 """
@@ -137,7 +137,7 @@ def join(layers: list[Linear]) -> Linear:
 
 
 class Projections(NamedTuple):
-    """The query, key, value and output projections of a multi-head attention."""
+    """The query, key, value and output projections of a multi-head attention, as four linear layers."""
 
     query: Linear
     key: Linear

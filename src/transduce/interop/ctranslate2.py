@@ -75,7 +75,7 @@ CTRANSLATE2 = table(
 
 
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings that CTranslate2 does not support; empty if it supports the configuration."""
+    """Return the names of a configuration's settings that CTranslate2 does not support; empty if it supports all."""
     unsupported = {
         # CTranslate2's decoders apply a wrong relative bias after a prompt of several tokens.
         "positions": config.kind == "decoder" and config.positions == "relative",
@@ -172,7 +172,10 @@ def _language_model_specification(model: Decoder) -> Any:
 
 
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments that describe a model's layers to CTranslate2's specifications of encoder and decoder."""
+    """Return the keyword arguments of CTranslate2's specifications of encoder and decoder that describe the layers.
+
+    They cover norms, activation, positions and heads, and follow from the model's configuration.
+    """
     common = import_extra("ctranslate2", "export").specs.common_spec
     rotary = config.positions.startswith("rotary")
     return {
@@ -279,7 +282,7 @@ def _set_linear(spec: Any, linear: Linear) -> None:
 
 
 class CTranslate2Model(ExportedModel):
-    """An encoder–decoder in CTranslate2's format, which CTranslate2 runs on the CPU."""
+    """An exported encoder–decoder that CTranslate2 runs on the CPU, to compare it with its original."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
@@ -315,7 +318,7 @@ class CTranslate2Model(ExportedModel):
 
 
 class CTranslate2LanguageModel(ExportedModel):
-    """A decoder-only language model in CTranslate2's format, which CTranslate2 runs on the CPU."""
+    """An exported decoder-only language model that CTranslate2 runs on the CPU, to compare it with its original."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")

@@ -14,13 +14,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_weights import ImportedModel
 from transduce.model.build import build_model
 from transduce.model.config import Activation, ModelConfig
 from transduce.model.positions import interleaving, sinusoids
 
-Style = Literal["torch", "annotated", "separate", "blocks", "karpathy"]
+Style = Literal["torch", "annotated", "separate", "blocks", "transduce", "karpathy"]
 
 # This package's parameter name within a layer, and the names of the tensors that form the parameter.
 _Layer = dict[str, tuple[str, ...]]
@@ -104,6 +104,17 @@ _GPT_LAYER: _Layer = {
     "feed_forward_residual.{norm}.{p}": ("ln_2.{p}",),
 }
 
+_OWN_NAMES = (
+    *(f"{name}.{{p}}" for name in ("self_attention.projection", "self_attention.output")),
+    *(f"{name}.{{p}}" for name in ("memory_attention.projection", "memory_attention.output")),
+    *("feed_forward.inner.{p}", "feed_forward.outer.{p}"),
+)
+_OWN_RESIDUALS = ("self_attention_residual", "memory_attention_residual", "feed_forward_residual")
+_OWN_LAYER: _Layer = {
+    **{name: (name,) for name in _OWN_NAMES},
+    **{f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _OWN_RESIDUALS},
+}
+
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
     "torch": (_TORCH_ENCODER, _TORCH_DECODER),
     "annotated": (_ANNOTATED_ENCODER, _ANNOTATED_DECODER),
@@ -119,6 +130,7 @@ _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
         | _block("memory_attention", "attention2", "addnorm2")
         | _block_feed_forward("addnorm3"),
     ),
+    "transduce": (_OWN_LAYER, _OWN_LAYER),
     "karpathy": ({}, _GPT_LAYER),  # a decoder without an encoder
 }
 _ANNOTATED_EPSILON = 1e-6
@@ -131,9 +143,9 @@ class TutorialNames(NamedTuple):
     """The names of a tutorial model's embeddings, output layer and stacks, which differ between authors."""
 
     source: str
-    """Name of the source embeddings."""
+    """Name of the source embeddings' weight, in full."""
     target: str
-    """Name of the target embeddings; equal to `source` if they are shared."""
+    """Name of the target embeddings' weight, in full; equal to `source` if they are shared."""
     output: str
     """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"
@@ -163,6 +175,14 @@ USUAL_NAMES: dict[Style, TutorialNames] = {
         output="decoder.dense",
         layer="blks.block{number}",
     ),
+    "transduce": TutorialNames(
+        source="source_weight",
+        target="own_target_weight",
+        output="output",
+        encoder="encoder_layers",
+        decoder="decoder_layers",
+        layer="{number}",
+    ),
     "karpathy": TutorialNames(
         source="transformer.wte.weight",
         target="transformer.wte.weight",
@@ -190,6 +210,7 @@ def import_tutorial(
             whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
         style: `torch` for torch.nn.Transformer's names; `annotated` for those of "The Annotated Transformer";
             `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`;
+            `transduce` for the model that transduce's own tutorial writes, docs/tutorial, with its sinusoids;
             `karpathy` for the language models nanoGPT and minGPT and for the lecture that writes a GPT from an empty
             file (`language_model_config` returns their configuration; `names` has no effect).
             Norms with the weights `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes
@@ -209,6 +230,9 @@ def import_tutorial(
         config = _with_annotated_norm(config)
     if style == "karpathy":
         weights, names = _as_nano_gpt(weights, config.num_heads), USUAL_NAMES[style]
+    if style == "transduce":  # its output layer is the target embedding, and its sinusoids are this package's
+        weights = {**weights, "output.weight": _read(weights, "own_target_weight")}
+        names, interleaved = USUAL_NAMES[style], False
     renamed_weights = _normalize_names(weights)
     source, target = _read(renamed_weights, names.source), _read(renamed_weights, names.target)
     output = _read(renamed_weights, f"{names.output}.weight")
@@ -433,8 +457,8 @@ def _layer_weights(
     unexpected = sorted(set(renamed_weights) - used)
     if missing or unexpected:
         raise TransduceError(
-            f"The weights are not of this configuration: missing {', '.join(missing) or 'none'}; unexpected "
-            f"{', '.join(unexpected) or 'none'}."
+            f"The weights are not of this configuration: missing {shown_names(missing)}; unexpected "
+            f"{shown_names(unexpected)}."
         )
     converted = {name: torch.cat([renamed_weights[part] for part in parts]) for name, (parts, _) in expected.items()}
     for name, (_, shape) in expected.items():

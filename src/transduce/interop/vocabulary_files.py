@@ -48,6 +48,7 @@ VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
 
 _SPACE, _LINE_FEED = "▁", "\n"
+_SPECIAL_LINE = re.compile(r"\[[A-Za-z]\w*\]\n")  # begins a word list, though JSON may begin with a bracket, too
 _MAX_BYTES = 1 << 28
 _MAX_SIZE = 10_000_000
 # Usual names of special tokens, in lower case; the first one that a list has counts.
@@ -167,12 +168,7 @@ def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) ->
     text = _text(content)
     if text is None:
         return Tokenizer(Vocabulary(_with_special_pieces(content, str(path), notes), nfc=nfc, name=str(path)))
-    if text.lstrip()[:1] not in ("{", "["):
-        return _of_words(_numbered(text.removesuffix("\n").split("\n"), str(path)), str(path), notes)
-    try:
-        decoded = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise TransduceError(f"{path} cannot be read as JSON ({error}): copy or write it again.") from None
+    decoded = _lines_or_json(text, path)
     if isinstance(decoded, dict) and isinstance(decoded.get("model"), dict):
         return _of_tokenizer_json(decoded, path, notes)
     return _of_words(_numbered(decoded, str(path)), str(path), notes)
@@ -199,6 +195,16 @@ def _text(content: bytes) -> str | None:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return None
+
+
+def _lines_or_json(text: str, path: Path) -> Any:
+    """Return the lines of a word list, or what JSON describes; a first line such as [PAD] begins a word list."""
+    if text.lstrip()[:1] not in ("{", "[") or _SPECIAL_LINE.match(text):
+        return text.removesuffix("\n").split("\n")
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TransduceError(f"{path} cannot be read as JSON ({error}): copy or write it again.") from None
 
 
 # --- sentencepiece ---
@@ -255,12 +261,34 @@ def _put_control(name: str, ids: Mapping[str, int], added: list[Piece], replaced
 # --- lists ---
 
 
-def _numbered(tokens: object, location: str) -> dict[str, int]:
+def read_words(path: Path, *, may_be_space: bool = False) -> dict[str, int]:
+    """Return the tokens of a word list with their ids: a token a line, or a JSON list or object of ids.
+
+    Args:
+        path: the file.
+        may_be_space: True if tokens may have spaces, such as the characters of a text.
+
+    Raises:
+        TransduceError: the file is no such list.
+    """
+    text = _text(_content(path))
+    if text is None:
+        raise TransduceError(f"{path} must be a word list in UTF-8, but is not UTF-8: convert it.")
+    return _numbered(_lines_or_json(text, path), str(path), may_be_space=may_be_space)
+
+
+def start_symbol_id(ids: Mapping[str, int]) -> int | None:
+    """Return the id of a word list's start symbol, by its usual names such as <s> and <bos>; None if it has none."""
+    return _named(ids, "bos")
+
+
+def _numbered(tokens: object, location: str, *, may_be_space: bool = False) -> dict[str, int]:
     """Check the tokens of a word list, and return them with their ids.
 
     Args:
         tokens: a list of tokens, whose ids are their indices, or a mapping of tokens to ids.
         location: name of the list, for messages.
+        may_be_space: True if tokens may have spaces.
 
     Raises:
         TransduceError: a token is empty, has a space or occurs twice, an id occurs twice or is out of range, or
@@ -285,7 +313,7 @@ def _numbered(tokens: object, location: str) -> dict[str, int]:
         where = f"{location}, token {id + 1:,}"
         if token in found:
             raise TransduceError(f"{where}: {token!r} is token {found[token] + 1:,} already: leave it out once.")
-        if not token or (token != _LINE_FEED and re.search(r"\s", token)):
+        if not token or (not may_be_space and token != _LINE_FEED and re.search(r"\s", token)):
             raise TransduceError(
                 f"{where}: a word list has one token on each line, without spaces, but this one is {token!r:.60}: "
                 "leave out counts and empty lines."

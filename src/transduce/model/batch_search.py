@@ -49,7 +49,7 @@ class SearchRules(NamedTuple):
     no_repeated_ngrams: int = 0
     """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
     penalties: RepetitionPenalties | None = None
-    """Penalties of tokens that occurred before, which make their repetition less likely."""
+    """Penalties of tokens that occurred before, which make their repetition less likely; None: no penalties."""
     renormalizes: bool = False
     """True if probabilities are normalized over the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"
@@ -108,7 +108,7 @@ class BatchSearchOptions(NamedTuple):
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
-    """Options for drawing `beam_size` samples of each sentence instead of searching for the best hypotheses."""
+    """Options for drawing `beam_size` samples of each sentence; None: the best hypotheses are searched."""
     reserved: ReservedCapacity | None = None
     """Capacity for prompts that join later; None: only for the prompts at the start."""
 

@@ -119,7 +119,7 @@ def register(setting: str, name: str) -> Callable[[C], C]:
     Args:
         setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of
             `MultiHeadAttention`), "attention_score" (of `ScoredAttention`) or "positions" (called with the model's
-            configuration and whether the stack is causal; a bias on the scores).
+            configuration and whether the stack is causal; a bias on the scores, not positions added to embeddings).
         name: the value of `model.SETTING` that chooses the component.
 
     Raises:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache, LayerCache, Window, block_length, build_attention
 from transduce.model.backend import Component
-from transduce.model.config import ModelConfig
+from transduce.model.config import OWN_NAMES, ModelConfig
 from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.norms import build_norm, normalize
@@ -159,12 +159,39 @@ class DecoderLayer(Component):
 
 def _bias(config: ModelConfig, causal: bool) -> nn.Module:
     try:
-        return BIASES[config.positions](config, causal)
+        bias = BIASES[config.positions](config, causal)
     except TypeError as error:
         raise TransduceError(
             f"`model.positions` = {config.positions} cannot be built: {error}. It is called with the configuration and "
             "whether the stack is causal."
         ) from None
+    if config.positions in OWN_NAMES["positions"] and not torch.empty(0).is_meta:
+        _check_bias(bias, config)
+    return bias
+
+
+def _check_bias(bias: nn.Module, config: ModelConfig) -> None:
+    """Check that a registered position scheme maps positions of queries and keys to a bias of attention scores.
+
+    Raises:
+        TransduceError: it does something else, such as adding positions to embeddings.
+    """
+    queries, keys = torch.arange(2), torch.arange(3)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = bias(queries, keys)
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        result = f"it fails with {type(error).__name__}: {error}"
+    else:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape in ((1, config.num_heads, 2, 3), (1, 1, 2, 3)):
+            return
+        result = f"the result has the shape {shape}"
+    raise TransduceError(
+        f"`model.positions` = {config.positions} must be a bias on attention scores, a module that maps the positions "
+        f"of queries (Q,) and keys (L,) to (1, heads, Q, L), but with 2 queries and 3 keys {result}. Positions that "
+        "are added to embeddings cannot be registered: change `build_embedding_positions` (docs/adding.md)."
+    )
 
 
 class StackPositions(nn.Module):

@@ -127,9 +127,11 @@ class CellState(NamedTuple):
     cell: Tensor | None
     """The cell state of an LSTM; None for a GRU."""
     past: Tensor | None = None
-    """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
+    """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); None without attention to the
+    past.
+    """
     average: Tensor | None = None
-    """The average of past states from which the last step started, (N, D); only for attention to the past."""
+    """The average of past states from which the last step started, (N, D); None without attention to the past."""
 
     def select(self, rows: Tensor) -> "CellState":
         """Return the state of the hypotheses at these row indices, in this order; rows may repeat."""
@@ -376,7 +378,10 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D)."""
+        """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D).
+
+        `trace` receives the attention weights.
+        """
         cache = self._started(cache, memory, memory_mask)
         x = self.target_embedding(tokens, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)

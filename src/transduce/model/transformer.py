@@ -110,7 +110,8 @@ class DecodingState(Protocol):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
 
-        At the first step there is one hypothesis for each sentence, and its token is the start symbol.
+        At the first step there is one hypothesis for each sentence, and its token is the start symbol. `trace` receives
+        the attention weights.
         """
 
     def reorder(self, parents: Tensor) -> None:
@@ -158,7 +159,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the records of the sentences at these batch indices, in this order."""
+        """Keep only what is recorded of the sentences at these batch indices, in this order; others left the batch."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -254,7 +255,10 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return self.decode(target_input_ids, memory, memory_mask)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S).
+
+        `trace` receives the attention weights.
+        """
         check_ids(source_ids, "source_ids")
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.batch_norm_positions(source_ids)
@@ -539,7 +543,8 @@ class PromptState(DecodingState):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
 
-        The first call returns the output after each prompt's last token, (B, 1, D), whatever `tokens` is.
+        The first call returns the output after each prompt's last token, (B, 1, D), whatever `tokens` is. `trace`
+        receives the attention weights.
         """
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None

@@ -1,6 +1,7 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,7 @@ from transduce.model_folder.read import (
 )
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.model_folder.tensor_files import write_tensors
+from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
@@ -95,6 +97,44 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
         write_file(folder / name, content)
 
 
+# --- settings.toml ---
+
+
+def to_toml(settings: msgspec.Struct | Mapping[str, Any]) -> str:
+    """Return settings as the text of a TOML file; settings that are None are left out."""
+    return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
+
+
+def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
+    for key, value in content.items():
+        if value is not None and not isinstance(value, Mapping):
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{prefix}{key}]"
+            yield from _toml_lines(value, f"{prefix}{key}.")
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else msgspec.json.encode(key).decode()
+
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+            + "}"
+        )
+    # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
 # --- writing ---
 # Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old and
 # the new digest while the weights change. The folder is thus consistent at every moment.
@@ -108,6 +148,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
+    search: SearchSettings | None = None,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -118,6 +159,7 @@ def write_model_folder(
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
+        search: the model's search settings, for `generate` of transformers; None: unknown.
 
     Raises:
         TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
@@ -131,7 +173,7 @@ def write_model_folder(
             digest = _write_weights(partial_file, weights, config)
             write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
             if tokenizer is not None:
-                _write_tokenizer(folder, tokenizer, config, languages)
+                _write_tokenizer(folder, tokenizer, config, languages, search)
             for name, text in documents.items():
                 write_file(folder / name, text.encode())
             _write_manifest(folder, languages, [digest, *_known_digests(folder)])
@@ -166,9 +208,13 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
 
 
 def _write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
+    folder: Path,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    languages: tuple[str | None, str | None],
+    search: SearchSettings | None,
 ) -> None:
-    if (generation := generation_config(config, tokenizer.target.unk_id)) is not None:
+    if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
         write_json(folder / "generation_config.json", generation)
     tokenizer.save(folder)
     for name, content in tokenizer_files(tokenizer, config, languages).items():

@@ -25,7 +25,7 @@ from transduce.search.selection import (
 )
 
 Phrase = tuple[tuple[int, ...], ...]
-"""Alternative token sequences of one phrase; a hypothesis needs any one of them."""
+"""A phrase that a translation must contain, as alternative token sequences, any one of which suffices."""
 
 
 class WordContinuations(NamedTuple):

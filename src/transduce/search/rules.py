@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.search.scorer import LengthPenalty, length_penalty, length_power
 from transduce.search.selection import IMPOSSIBLE
 
 
@@ -185,9 +186,9 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Settings from `generation_config.json` that have no equivalent in `SearchSettings`."""
 
     forced_first_id: int | None = None
-    """The first token of every translation, such as the tag of its language."""
+    """The id of the first token of every translation, such as the tag of its language; None: any token."""
     forced_last_id: int | None = None
-    """The token at the maximum length of a translation, mostly the end symbol."""
+    """The id of the token at the maximum length of a translation, mostly the end symbol; None: any token."""
     forbidden_ids: tuple[int, ...] = ()
     """The ids of tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
@@ -202,6 +203,11 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name, id in _ids_of(self):
             if isinstance(id, bool) or not isinstance(id, int) or id < 0:
                 raise TransduceError(f"`search.generate.{name}` must be a token id, at least 0, but is {id!r}.")
+
+
+def length_penalty_of(generate: GenerateSettings | None) -> LengthPenalty:
+    """Return the length penalty of a search: that of `generate` for such settings, otherwise the paper's."""
+    return length_penalty if generate is None else length_power
 
 
 def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
@@ -247,7 +253,7 @@ class ForcedToken(Rule):
 
 
 class Renormalize(Rule):
-    """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
+    """A rule that renormalizes probabilities, so that those of the tokens that earlier rules permit sum to 1."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities, (B, W, V), of the permitted tokens alone; their probabilities sum to 1."""

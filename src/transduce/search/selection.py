@@ -250,7 +250,10 @@ class DiverseSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> SelectedCandidates:
-        """Return the best continuations of each group of the beam, and those that end, one group after another."""
+        """Return the best continuations of each group of the beam, and those that end, one group after another.
+
+        A token that earlier groups chose in this step gets a lower score in later groups.
+        """
         taken = step.logits.new_zeros(
             len(step.logits), step.logits.shape[-1]
         )  # (B, V), how often each token was chosen

@@ -133,7 +133,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     max_length_extra: int = 50
     """Number of tokens added to `max_length_factor` × source tokens for the maximum length."""
     max_length: int | None = None
-    """The maximum length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`."""
+    """The maximum length in tokens, including the end symbol; None: by `max_length_factor` and `max_length_extra`."""
     min_length: int = 0
     """Minimum number of tokens before the end symbol."""
     no_repeated_ngrams: int = 0
@@ -160,9 +160,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     Each process uses one thread, and greedy search takes at most a quarter more time.
     """
     sampling: SamplingSettings | None = None
-    """Draw `n_best` translations instead of searching for the best ones."""
+    """Draw `n_best` translations instead of searching for the best ones; None: search."""
     generate: GenerateSettings | None = None
-    """Rank, force and forbid tokens as Hugging Face's `generate` does; the length penalty is then |Y|^alpha."""
+    """Rank, force and forbid tokens as Hugging Face's `generate` does; the length penalty is then |Y|^alpha. None: as
+    in the paper.
+    """
 
     def __post_init__(self) -> None:
         _check_numbers(self)

@@ -90,7 +90,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request by the protocol of ASGI."""
+        """Answer one HTTP request by the protocol of ASGI, as the server calls the application for each request."""
         await self._app(scope, receive, send)
 
     def _refuse(self) -> RequestError | None:

@@ -1,4 +1,4 @@
-"""Queue the sentences of all requests, form batches, and decode them in worker threads within the time limits."""
+"""Queue the sentences of all requests, form batches of them, and decode these in worker threads within time limits."""
 
 import asyncio
 import logging
@@ -202,7 +202,7 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that is running or may start now; None if `max_running` others run."""
+        """Return the first of some queued jobs that runs already or may start now; None if `max_running` others run."""
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
@@ -235,7 +235,11 @@ class Batcher:
         Args:
             job: the job (client's request) that has waited longest since its last batch.
             jobs: the jobs of which the others may be, if they are compatible with it.
+
+        A job whose sentences are context of one another goes into one batch, in order.
         """
+        if job.documents is not None:
+            return [JobSentence(job, number) for number in range(len(job.sentences))]
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (
@@ -619,9 +623,9 @@ class Workers:
             torch.set_num_threads(share)
 
     def _decode(self, batch: JobBatch, *, may_grow: bool = True) -> None:
-        """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
+        """Decode a batch and deliver its results; if it fails, decode each of its jobs (clients' requests) separately.
 
-        A batch has sentences of several clients, so an error that one job causes must not reach the others.
+        So an error that one client's text causes does not reach the others; a job that fails alone gets the error.
 
         Args:
             batch: the batch.

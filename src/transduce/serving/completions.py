@@ -31,6 +31,7 @@ from transduce.serving.service import (
     token_probabilities,
     warning_headers,
     watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.settings import ServingSettings
 
@@ -39,7 +40,8 @@ FinishReason = Literal["stop", "length"]
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
-_MAX_STOPS = 16
+MAX_STOPS = 16
+"""Maximum number of stop sequences in a request."""
 _MAX_STOP_CHARACTERS = 500
 _JOINER = "\u200d"  # joins emoji to one
 _SKIN_TONES = "🏻🏼🏽🏾🏿"
@@ -64,6 +66,8 @@ class CompletionRequest(NamedTuple):
     """`frequency_penalty` and `presence_penalty`, which only language models use; None: the default."""
     with_tokens: bool = False
     """True if the completions should contain their tokens with log-probabilities."""
+    before: Sequence[tuple[str, str]] = ()
+    """Earlier texts of the user in the conversation, with the answers to them, for a model that reads context."""
 
 
 class Choice(NamedTuple):
@@ -123,6 +127,27 @@ class Completions:
             raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
         return found
 
+    def reads_context(self, name: str) -> bool:
+        """Return whether a model reads earlier texts of a conversation; a language model reads them in its prompt.
+
+        Raises:
+            RequestError: status 404, no model has this name.
+        """
+        found = self.find(name)
+        return found not in self.service.generators and self._model(self._pair(found)).reads_context
+
+    def _pair(self, name: str) -> tuple[str, str]:
+        """Return the source and target language of the translation model with a name."""
+        pairs = self.service.routes.named_pairs
+        return next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
+
+    def _model(self, pair: tuple[str, str]) -> Model:
+        """Return the model of a language pair that is served."""
+        routes = self.service.routes
+        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
+        assert model is not None
+        return model
+
     async def complete(
         self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
     ) -> Completion:
@@ -138,17 +163,15 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        if len(request.stop) > _MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
+        if len(request.stop) > MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
             raise invalid_request(
-                f"`stop` must have at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
+                f"`stop` must have at most {MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
             )
         name = self.find(request.model)
         generator = self.service.generators.get(name)
         if generator is not None:
             return await self._generate(generator, request, disconnected, report)
-        pairs = self.service.routes.named_pairs
-        source, target = next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
-        return await self._translate((source, target), request, disconnected, report)
+        return await self._translate(self._pair(name), request, disconnected, report)
 
     async def respond(
         self,
@@ -169,17 +192,14 @@ class Completions:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        disconnected = watch_disconnect(request)
         if formatter is not None:
-            latest = ProgressBuffer()
+            disconnected, latest = watch_disconnect(request), ProgressBuffer()
             answering = asyncio.ensure_future(self.complete(wanted, disconnected, latest.put))
             response = await stream_response(answering, latest, disconnected.cancel, formatter)
             response.headers.update(self._language_headers(wanted))
             return response
-        try:
+        with watching_disconnect(request) as disconnected:
             completion = await self.complete(wanted, disconnected)
-        finally:
-            disconnected.cancel()
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
@@ -206,15 +226,14 @@ class Completions:
             raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
-        routes = self.service.routes
-        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
-        assert model is not None
+        model = self._model(pair)
         translation = TranslationRequest(
             request.prompts,
             source=pair[0],
             target=pair[1],
             alternatives=request.choices - 1,
             with_tokens=True,
+            before=request.before,
         )
         shown = (
             None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
@@ -304,7 +323,12 @@ class GenerationJob(Job):
     may_overtake = False
 
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
-        """Tokenize the prompts and start the clock of the deadline.
+        """Count the prompts' tokens and start the clock of the deadline.
+
+        Args:
+            model: the language model.
+            request: the prompts and their settings.
+            settings: the server's limits on new tokens and time.
 
         Raises:
             RequestError: a setting of the request is out of range.
@@ -315,7 +339,7 @@ class GenerationJob(Job):
         self.served = model
         self.stop = request.stop
         self.report: Callable[[str], None] | None = None
-        """Receives the final part of the only continuation while it grows, in a decoding thread; None: nothing does."""
+        """Receives the final part of the only continuation while it grows, in a decoding thread; None: unreported."""
 
     def is_compatible_with(self, other: Job) -> bool:
         """Return whether prompts of both jobs may be in one batch.
@@ -532,7 +556,12 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens that begin within `text`, which is the first part of the text that `tokens` spell."""
+    """Return the tokens of a generated text that begin within its first part.
+
+    Args:
+        tokens: the tokens of the whole text.
+        text: the first part of the text, which was cut at a stop sequence.
+    """
     kept, length = [], 0
     for token in tokens:
         if length >= len(text):

@@ -17,7 +17,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, base, canonical, language_name
-from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request
+from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, unsupported_field
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import (
@@ -26,7 +26,7 @@ from transduce.serving.service import (
     TranslationRequest,
     warning_header,
     warning_headers,
-    watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
@@ -197,7 +197,7 @@ class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
     seconds_remaining: int | UnsetType = UNSET
     """1 while the document is translated, so that the client asks again; the time is not estimated."""
     billed_characters: int | UnsetType = UNSET
-    """The number of translated characters, once the document is translated."""
+    """The number of translated characters; unset until the whole document is translated."""
     error_message: str | UnsetType = UNSET
     """Why the document could not be translated."""
 
@@ -276,11 +276,8 @@ class DeepLHandlers:
             text_settings=_SPLITTING[message.split_sentences or "1"],
             markup=_markup_settings(message),
         )
-        disconnected = watch_disconnect(request)
-        try:
+        with watching_disconnect(request) as disconnected:
             answers = await self.service.translate(translation_request, disconnected)
-        finally:
-            disconnected.cancel()
         translations = [
             DeepLTranslation(
                 detected_source_language=_detected_language(answer),
@@ -354,7 +351,11 @@ class DeepLHandlers:
         )
 
     async def glossaries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries` with the client's glossaries, and `POST` by creating one."""
+        """Answer `GET /v2/glossaries` with descriptions of the client's glossaries, and `POST` by creating one.
+
+        Raises:
+            RequestError: the new glossary is invalid, for no served languages, or one too many.
+        """
         if request.method != "POST":
             owner = self.checks.check_key(request)
             return json_response(
@@ -378,7 +379,10 @@ class DeepLHandlers:
         return json_response(_describe(stored), 201)
 
     async def glossary(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it."""
+        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it.
+
+        Status 404 if the client has no such glossary.
+        """
         owner, id = self.checks.check_key(request), request.path_params["id"]
         if request.method == "DELETE":
             self.service.glossaries.delete(id, owner)
@@ -386,7 +390,10 @@ class DeepLHandlers:
         return json_response(_describe(self.service.glossaries.get(id, owner)))
 
     async def glossary_entries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms as tab-separated lines."""
+        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms: per line a term, a tab, its translation.
+
+        Status 404 if the client has no such glossary.
+        """
         owner = self.checks.check_key(request)
         stored = self.service.glossaries.get(request.path_params["id"], owner)
         return Response(entries_as_tsv(stored), media_type="text/tab-separated-values")
@@ -415,7 +422,7 @@ class DeepLHandlers:
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
 
     async def document_status(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}` with the state of the document's translation."""
+        """Answer `POST /v2/document/{id}` with the state of the document's translation; status 404 if it is unknown."""
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -444,9 +451,7 @@ class DeepLHandlers:
         if translation.state != "done":
             raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
         self.documents.delete(translation)
-        response = file_response(translation.result, translation.target_name)
-        response.headers.update(warning_header(translation.language_warnings))
-        return response
+        return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
@@ -457,7 +462,7 @@ def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
     """
     for name in fields:
         if getattr(message, name):
-            raise invalid_request(f"`{name}` is not supported by this server: leave it out")
+            raise unsupported_field(name)
 
 
 def _check_formality(formality: Formality | None) -> None:
@@ -490,7 +495,7 @@ def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
-    """Return the settings for reading a request's texts as HTML or XML; None for plain text.
+    """Return the settings with which a request's texts are read as HTML or XML; None for plain text.
 
     Raises:
         RequestError: a field with tag names is invalid, or is set without `tag_handling`.

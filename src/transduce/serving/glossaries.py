@@ -3,8 +3,8 @@
 import csv
 import io
 import re
-import secrets
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class GlossaryStore:
         if len(self.list(owner)) >= MAX_GLOSSARIES or len(self._glossaries) >= _MAX_ALL_GLOSSARIES:
             raise RequestError(456, f"There may be {MAX_GLOSSARIES} glossaries: delete one first.")
         stored = StoredGlossary(
-            id=_new_id(),
+            id=str(uuid.uuid4()),
             name=name,
             source=source,
             target=target,
@@ -128,12 +128,6 @@ class GlossaryStore:
             (self._folder / f"{id}.json").unlink(missing_ok=True)
         del self._glossaries[id]
         self._for_search.pop(id, None)
-
-
-def _new_id() -> str:
-    """Return a random identifier for a glossary in the form of a UUID, which is the name of its file, too."""
-    digits = secrets.token_hex(16)
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _read_folder(folder: Path) -> Iterator[StoredGlossary]:
@@ -196,5 +190,5 @@ def _lines(text: str) -> list[str]:
 
 
 def entries_as_tsv(stored: StoredGlossary) -> str:
-    """Return the terms of a stored glossary as lines of source and translation, separated by a tab."""
+    """Return the terms of a stored glossary as text: a line for each, with a tab between source and translation."""
     return "\n".join(f"{source}\t{target}" for source, target in stored.terms)

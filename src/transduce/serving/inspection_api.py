@@ -1,4 +1,4 @@
-"""The inspection API: how a sentence was translated, and how its translation changes under interventions.
+"""Answer requests of the inspection API: how a sentence was translated, and how interventions change its translation.
 
 Serving does not import inspection: the functions and the types of their results are passed in as `InspectionViews`.
 """
@@ -21,10 +21,11 @@ from transduce.serving.messages import (
     PageSettings,
     RequestError,
     SentenceRequest,
+    check_characters,
     invalid_request,
 )
 from transduce.serving.models import ServedModel
-from transduce.serving.service import RequestChecks, watch_disconnect, with_alternatives
+from transduce.serving.service import RequestChecks, watching_disconnect, with_alternatives
 
 _LINE_ENDS = ("\n", "\r")
 
@@ -45,7 +46,11 @@ class InspectionViews(NamedTuple):
 
 
 def operations(views: InspectionViews) -> tuple[Operation, ...]:
-    """Return the API operations of inspection, for the OpenAPI document."""
+    """Return the descriptions of `POST /inspect` and `POST /intervene` for the OpenAPI document.
+
+    Args:
+        views: has the types of the two responses.
+    """
     return (
         Operation(
             "post", "/inspect", "Show how a sentence is translated.", views.inspection, InspectRequest, needs_key=True
@@ -129,9 +134,7 @@ class InspectionHandlers:
         return model, with_alternatives(model.search, alternatives)
 
     def _check_text(self, name: str, text: str) -> None:
-        limit = self.service.settings.max_characters
-        if len(text) > limit:
-            raise invalid_request(f"`{name}` ({len(text)}) exceeds text limit ({limit} characters)")
+        check_characters(len(text), self.service.settings.max_characters, f"`{name}`")
         if any(end in text for end in _LINE_ENDS):
             raise invalid_request(f"`{name}` must be one line: only one line is inspected at a time")
 
@@ -157,9 +160,6 @@ class InspectionHandlers:
 
     async def _answer(self, request: Request, message: SentenceRequest, job: FunctionJob) -> Response:
         self.service.metrics.characters.inc(len(message.q))
-        disconnected = watch_disconnect(request)
-        try:
+        with watching_disconnect(request) as disconnected:
             ((content,),) = await self.service.engine.decode([job], disconnected)
-        finally:
-            disconnected.cancel()
         return Response(content, media_type="application/json")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 import msgspec
 
 from transduce.documents.markup import protected_spans
+from transduce.inference.batching import Documents
 from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -39,6 +40,8 @@ class Model(QueuedModel, Protocol):
     """Code of the target language, as the model spells it."""
     glossary: Glossary | None
     """Glossary for requests without a glossary; None: no terms."""
+    reads_context: bool
+    """True if the model reads earlier sentences of a document before each sentence."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Refuse a glossary whose terms the model cannot write.
@@ -61,6 +64,7 @@ class Model(QueuedModel, Protocol):
         text_settings: TextSettings,
         *,
         protected: Sequence[Sequence[Span]] | None = None,
+        documents: Documents | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order; a sentence is a line or a text.
 
@@ -74,10 +78,18 @@ class Model(QueuedModel, Protocol):
             text_settings: how lines and texts are divided into sentences.
             protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
                 that are found in the sentences.
+            documents: the documents that the sentences belong to, for a model that reads context; None: each is one.
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it or protected spans in it."""
+        """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
+
+        Only then its tokens alone give the text of its growing translation.
+
+        Args:
+            text: the text.
+            text_settings: how texts are divided into sentences, and what is protected.
+        """
 
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
@@ -136,7 +148,7 @@ class ContinuousDecoder(Protocol):
         """The maximum number of further hypotheses (beam size or samples per sentence) that can join."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
-        """Start to decode sentences, together with those that are being decoded."""
+        """Add sentences, which the next steps decode together with those that are being decoded."""
 
     def step(self) -> list[tuple["JobSentence", Any]]:
         """Run one decoding step, and return the sentences that have finished with it, with their results."""
@@ -196,6 +208,11 @@ class Job:
         self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
         self.elements = elements or {}
+        self.documents: Documents | None = None
+        """The documents that the sentences belong to, for a model that reads context; None: each is by itself.
+
+        If set, the sentences are decoded in one batch, in order, without those of other jobs.
+        """
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.timeout: float | None = None
@@ -246,8 +263,11 @@ class Job:
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch.
 
-        They may if the model and the settings of search, glossary and texts are the same.
+        They may if the model and the settings of search, glossary and texts are the same, and neither job has documents
+        whose sentences are context of others.
         """
+        if self.documents is not None or other.documents is not None:
+            return self is other
         return (
             self.model is other.model
             and self.search == other.search
@@ -281,7 +301,14 @@ class Job:
         if any(entry.elements for entry in batch):
             protected = [protected_spans(entry.sentence, entry.elements, self.text_settings) for entry in batch]
         translations = self.model.translate(
-            sentences, self.search, indices, observer, self.glossary, self.text_settings, protected=protected
+            sentences,
+            self.search,
+            indices,
+            observer,
+            self.glossary,
+            self.text_settings,
+            protected=protected,
+            documents=self.documents,
         )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):
@@ -327,7 +354,7 @@ class JobSentence(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The sentence's text."""
+        """The text of the sentence."""
         return self.job.sentences[self.number]
 
     @property
@@ -337,7 +364,7 @@ class JobSentence(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The expected number of decoding steps of the sentence."""
+        """The expected number of decoding steps of the sentence, by which work is estimated."""
         return self.job.expected_steps(self.number)
 
     @property
@@ -352,7 +379,7 @@ class JobSentence(NamedTuple):
 
 
 class FunctionJob(Job):
-    """A job that runs a function on a decoding thread, such as an inspection, alone in its batch."""
+    """A job of the queue that runs a function on a decoding thread, such as an inspection, alone in its batch."""
 
     may_overtake = False
 

@@ -30,6 +30,7 @@ from transduce.serving.messages import (
     TranslateFileResponse,
     TranslateRequest,
     TranslateResponse,
+    check_characters,
     invalid_request,
 )
 from transduce.serving.request_bodies import as_list
@@ -41,6 +42,7 @@ from transduce.serving.service import (
     language_warnings,
     warning_header,
     watch_disconnect,
+    watching_disconnect,
 )
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.text.glossary import Glossary
@@ -75,7 +77,12 @@ class LibreTranslateHandlers:
         self.documents = documents
 
     async def translate(self, request: Request) -> Response:
-        """Answer `POST /translate` with translations, or with a stream of events if the client asks for one."""
+        """Answer `POST /translate` with translations, or with a stream of events if the client asks for one.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit, or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
         message = await self.checks.read(request, TranslateRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q", "source", "target"))
@@ -89,15 +96,12 @@ class LibreTranslateHandlers:
             quality_warnings=message.quality_warnings or message.doubts,
             glossary=_glossary(message),
         )
-        disconnected = watch_disconnect(request)
         if message.stream:
-            latest = ProgressBuffer()
+            disconnected, latest = watch_disconnect(request), ProgressBuffer()
             answering = asyncio.ensure_future(self._answer(message, translation_request, disconnected, latest))
             return await stream_response(answering, latest, disconnected.cancel)
-        try:
+        with watching_disconnect(request) as disconnected:
             return json_response(await self._answer(message, translation_request, disconnected))
-        finally:
-            disconnected.cancel()
 
     async def _answer(
         self,
@@ -129,12 +133,7 @@ class LibreTranslateHandlers:
         message = await self.checks.read(request, DetectRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))
-        if len(message.q) > self.service.settings.max_characters:
-            raise RequestError(
-                400,
-                f"Invalid request: request ({len(message.q)}) exceeds text limit "
-                f"({self.service.settings.max_characters} characters)",
-            )
+        check_characters(len(message.q), self.service.settings.max_characters)
         detected = self.service.detector.detect(message.q)
         return json_response([_with_own_code(language, self.service.routes) for language in detected])
 
@@ -185,11 +184,8 @@ class LibreTranslateHandlers:
         if not message.file.name:
             raise invalid_request("empty file")
         translation = self.documents.start(DocumentOrder(message.file, message.source, message.target))
-        disconnected = watch_disconnect(request)
-        try:
+        with watching_disconnect(request) as disconnected:
             await self.documents.wait(translation, disconnected)
-        finally:
-            disconnected.cancel()
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"
         url = request.url.replace(path=f"{address}/{quote(translation.target_name)}", query="")
         return json_response(
@@ -205,9 +201,7 @@ class LibreTranslateHandlers:
         translation = self.documents.get(id, key)
         if translation.state != "done":
             raise RequestError(404, "The document is not translated.")
-        response = file_response(translation.result, translation.target_name)
-        response.headers.update(warning_header(translation.language_warnings))
-        return response
+        return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
 
     async def suggest(self, request: Request) -> Response:
         """Answer `POST /suggest` by appending a user's better translation to the server's file of suggestions.
@@ -225,10 +219,7 @@ class LibreTranslateHandlers:
         routes = self.service.routes
         source, target = (routes.own_code(routes.find(code)) for code in (message.source, message.target))
         stored = {"q": message.q, "s": message.s, "source": source, "target": target}
-        characters = len(message.q) + len(message.s)
-        if characters > self.service.settings.max_characters:
-            limit = self.service.settings.max_characters
-            raise invalid_request(f"request ({characters}) exceeds text limit ({limit} characters)")
+        check_characters(len(message.q) + len(message.s), self.service.settings.max_characters)
         _append_line(Path(path), msgspec.json.encode(stored))
         return json_response(SuggestResponse())
 

@@ -201,7 +201,7 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
 
 
 class RateLimiter:
-    """A rate limiter with a token bucket per client: each request takes a token, and tokens return at an even rate."""
+    """Limits the requests of each client per minute, with a token bucket: each takes one, and they return evenly."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Create a limiter.

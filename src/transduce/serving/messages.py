@@ -308,6 +308,21 @@ def invalid_request(reason: str) -> RequestError:
     return RequestError(400, f"Invalid request: {reason}")
 
 
+def unsupported_field(name: str) -> RequestError:
+    """Return the error for a field of a request that would change the answer, but that the server does not know."""
+    return invalid_request(f"`{name}` is not supported by this server: leave it out")
+
+
+def check_characters(characters: int, limit: int, name: str = "request") -> None:
+    """Check the number of characters of a request or of a part of it, which `name` names.
+
+    Raises:
+        RequestError: there are more than `limit` characters.
+    """
+    if characters > limit:
+        raise invalid_request(f"{name} ({characters}) exceeds text limit ({limit} characters)")
+
+
 # --- the OpenAPI document ---
 
 

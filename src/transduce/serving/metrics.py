@@ -1,4 +1,4 @@
-"""Counters and histograms of the server, in Prometheus' text format (extra `serve`: prometheus-client).
+"""Count and time what the server does, in Prometheus' text format (extra `serve`: prometheus-client).
 
 Names, types and units follow Prometheus' conventions: seconds as the unit, and `_total` at the end of a counter's name.
 """

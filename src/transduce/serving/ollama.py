@@ -1,6 +1,7 @@
-"""Ollama's API, as far as programs use it to have texts translated or continued."""
+"""Answer Ollama's clients: the part of its API by which programs have texts translated or continued."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
@@ -11,15 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
-from transduce.serving.messages import Operation, Progress, RequestError, invalid_request
-from transduce.serving.openai import ChatMessage, Ignored, Refused, conversation_text, last_user_message
+from transduce.serving.messages import Operation, Progress, RequestError, invalid_request, unsupported_field
+from transduce.serving.openai import (
+    ChatMessage,
+    Ignored,
+    Refused,
+    Stop,
+    conversation_text,
+    earlier_turns,
+    last_user_message,
+)
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import EventFormatter, json_response
 from transduce.serving.service import RequestChecks
 
 # --- messages ---
-
-Stop = str | Annotated[list[str], Meta(max_length=16)]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -208,22 +215,31 @@ class OllamaHandlers:
         message = await self.checks.read(request, OllamaChatRequest)
         self.checks.check_key(request)
         if any(each.images for each in message.messages):
-            raise invalid_request("`images` is not supported by this server: leave it out")
+            raise unsupported_field("images")
         is_generator = self.completions.find(message.model) in self.completions.service.generators
         prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
-        return await self._answer(request, message, prompt, is_chat=True)
+        before = earlier_turns(message.messages) if self.completions.reads_context(message.model) else []
+        return await self._answer(request, message, prompt, before, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        """Answer `POST /api/generate` with the translation of a text, or a language model's continuation."""
+        """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it."""
         message = await self.checks.read(request, OllamaGenerateRequest)
         self.checks.check_key(request)
-        return await self._answer(request, message, message.prompt, is_chat=False)
+        return await self._answer(request, message, message.prompt, [], is_chat=False)
 
-    async def _answer(self, request: Request, message: _SharedFields, prompt: str, *, is_chat: bool) -> Response:
+    async def _answer(
+        self,
+        request: Request,
+        message: _SharedFields,
+        prompt: str,
+        before: Sequence[tuple[str, str]],
+        *,
+        is_chat: bool,
+    ) -> Response:
         name = self.completions.find(message.model)
         for field in _REFUSED:
             if getattr(message, field, None):
-                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+                raise unsupported_field(field)
         options = message.options or OllamaOptions()
         has_limit = options.num_predict is not None and options.num_predict > 0
         order = CompletionRequest(
@@ -238,6 +254,7 @@ class OllamaHandlers:
                 "min_p": options.min_p,
                 "seed": options.seed,
             },
+            before=before,
         )
         formatter = _LineFormatter(message.model, is_chat=is_chat)
         streams = message.stream is None or message.stream
@@ -252,7 +269,7 @@ class OllamaHandlers:
         return response
 
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /api/tags` and `GET /api/ps` with all models."""
+        """Answer `GET /api/tags` and `GET /api/ps` with the names of all models of the server."""
         names = [f"{name}:latest" for name in self.completions.names]
         return json_response(
             OllamaModels(models=[OllamaModel(name=name, model=name, modified_at=self._started_at) for name in names])

@@ -1,6 +1,7 @@
-"""OpenAI's API: chat completions, text completions and models, for its clients.
+"""Answer OpenAI's clients: chat completions, text completions and models.
 
-A translation model translates the last message of the role `user` and ignores earlier messages and instructions. A
+A translation model translates the last message of the role `user`. One that was trained with document context reads
+earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
 language model continues the text of all messages.
 """
 
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.completions import (
+    MAX_STOPS,
     Choice,
     Completion,
     CompletionRequest,
@@ -23,15 +25,21 @@ from transduce.serving.completions import (
     FinishReason,
     token_offsets,
 )
-from transduce.serving.messages import OpenAIError, Operation, Progress, RequestError, invalid_request
+from transduce.serving.messages import (
+    OpenAIError,
+    Operation,
+    Progress,
+    RequestError,
+    invalid_request,
+    unsupported_field,
+)
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import EventFormatter, json_response, openai_error
 from transduce.serving.service import RequestChecks, TokenProbability
 
 # --- messages ---
 
-_MAX_STOPS = 16
-Stop = str | Annotated[list[str], Meta(max_length=_MAX_STOPS)]
+Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 Choices = Annotated[int, Meta(ge=1, le=1000, description="Number of completions, best first.")]
 MaxTokens = Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum number of tokens of a completion.")]
 Ignored = Annotated[Any, Meta(description="Accepted without effect.")]
@@ -66,7 +74,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a streamed response of OpenAI's API."""
+    """Options of a streamed response of OpenAI's API: whether a last event reports the numbers of tokens."""
 
     include_usage: bool | None = False
     """True if a last event has the numbers of tokens."""
@@ -314,10 +322,12 @@ class OpenAIHandlers:
             max_tokens=message.max_completion_tokens or message.max_tokens,
             with_tokens=bool(message.logprobs),
         )
+        if self.completions.reads_context(message.model):
+            order = order._replace(before=earlier_turns(message.messages))
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
-        """Answer `POST /v1/completions` with the translations of texts, or a language model's continuations."""
+        """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
         self.checks.check_key(request)
         if message.logprobs:
@@ -350,7 +360,7 @@ class OpenAIHandlers:
         for field, harmless in _NO_EFFECT.items():
             value = getattr(message, field, None)
             if value is not None and value not in harmless:
-                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+                raise unsupported_field(field)
         if message.stream and (len(prompts) > 1 or (message.n or 1) > 1):
             raise invalid_request("only one text can be streamed: leave `n` out, and send one prompt")
         if message.stream and with_tokens:
@@ -411,6 +421,23 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     if message is None or message.content is None:
         raise invalid_request("there must be a message of the role `user`, whose content is translated")
     return message.text
+
+
+def earlier_turns(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
+    """Return the messages of the role `user` before the last one, each with the assistant's answer, "" without one.
+
+    Messages without text are left out.
+
+    Raises:
+        RequestError: a message has a part that is not text.
+    """
+    turns: list[tuple[str, str]] = []
+    for message in messages:
+        if message.role == "user" and message.text:
+            turns.append((message.text, ""))
+        elif message.role == "assistant" and turns:
+            turns[-1] = (turns[-1][0], message.text)
+    return turns[:-1]
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:
@@ -488,7 +515,7 @@ class StreamDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
 
 
 class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The completion in an event of a stream, which has exactly one completion."""
+    """The new part of the completion in an event of a stream, which has exactly one completion."""
 
     delta: StreamDelta | UnsetType = UNSET
     """The new text of a chat completion."""
@@ -519,8 +546,8 @@ class OpenAIEventFormatter(EventFormatter):
 
         Args:
             head: id, time and model of all events.
-            is_chat: whether the stream is a chat completion, not a text completion.
-            with_usage: whether to send the numbers of tokens at the end.
+            is_chat: the stream is a chat completion, not a text completion.
+            with_usage: send the numbers of tokens at the end.
         """
         self._is_chat = is_chat
         self._with_usage = with_usage

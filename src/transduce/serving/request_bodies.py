@@ -172,7 +172,7 @@ class _Parts:
         self._header, self._value = bytearray(), bytearray()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """Return the methods that handle the multipart parser's events, by the name of the event."""
+        """Return the methods that handle the events of python-multipart's parser, by the name of the event."""
         return {
             "on_header_field": self._add_to_header,
             "on_header_value": self._add_to_value,
@@ -246,7 +246,10 @@ def _convert(fields: _Fields, message: type[_Message]) -> _Message:
 
 
 def _validation_error(error: msgspec.ValidationError) -> RequestError:
-    """Return the error for a message that does not fit its struct, worded as LibreTranslate's clients expect."""
+    """Return the error (status 400) for a request that does not fit its struct, as LibreTranslate's clients expect it.
+
+    A missing field becomes "missing NAME parameter".
+    """
     missing = _MISSING_FIELD.match(str(error))
     if missing:
         return invalid_request(f"missing {missing[1]} parameter")
@@ -317,7 +320,7 @@ async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: 
 
 
 def body_too_large_error(max_bytes: int) -> RequestError:
-    """Return the error for a body with more than `max_bytes` bytes."""
+    """Return the error (status 413) for a request whose body has more than `max_bytes` bytes."""
     return RequestError(413, f"The request's body must have at most {max_bytes:,} bytes, also when it is uncompressed.")
 
 
@@ -352,11 +355,11 @@ class Decoder:
     """Decodes the body of a request chunk by chunk: this class returns it unchanged, and subclasses decompress it."""
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
-        """Return the decoded bytes of a chunk; subclasses stop after about `max_bytes` bytes."""
+        """Return the bytes of a chunk of the body as they are; subclasses decompress at most `max_bytes` bytes."""
         return chunk
 
     def finish(self) -> None:
-        """Raise a `RequestError` if compressed data is incomplete; an uncompressed body needs no check."""
+        """Check that the body has ended; an uncompressed one needs no check, and subclasses raise a `RequestError`."""
 
 
 class Inflater(Decoder):

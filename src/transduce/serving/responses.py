@@ -32,14 +32,20 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
-def file_response(content: bytes, name: str) -> Response:
-    """Return an HTTP response that a browser saves as a file of this name and never shows, whatever it contains."""
+def file_response(content: bytes, name: str, more_headers: Mapping[str, str]) -> Response:
+    """Return an HTTP response that a browser saves as a file of this name and never shows, whatever it contains.
+
+    Args:
+        content: the file.
+        name: its name.
+        more_headers: further headers of the response.
+    """
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-store",
     }
-    return Response(content, headers=headers, media_type="application/octet-stream")
+    return Response(content, headers=headers | dict(more_headers), media_type="application/octet-stream")
 
 
 def error_response(error: RequestError, path: str) -> Response:
@@ -78,7 +84,10 @@ _PREFLIGHT = {
 
 
 class ResponseMiddleware:
-    """An ASGI middleware that adds cross-origin headers, counts requests and limits the time to send an answer."""
+    """ASGI middleware around the whole server: adds headers, counts requests and limits the time to send an answer.
+
+    It also answers preflight requests of browsers, and refuses all requests while the server shuts down.
+    """
 
     def __init__(
         self,
@@ -192,7 +201,7 @@ class ProgressBuffer:
         arrived.cancel()
 
     def take(self) -> list[Progress]:
-        """Return the progress stored since the last call, at most one entry per line."""
+        """Return and remove the progress stored since the last call, at most one entry per line."""
         self._arrived.clear()
         progress = list(self._latest.values())
         self._latest.clear()

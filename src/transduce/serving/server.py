@@ -83,7 +83,10 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received data to the parser unless the request is refused; start a timer for an incomplete head."""
+        """Handle received bytes: pass them to uvicorn's parser unless the request is refused or postponed.
+
+        While the head of a request is incomplete, a timer runs, after which it is refused.
+        """
         if self._is_refused or self.transport.is_closing():
             return
         cycle_before = self.cycle
@@ -123,7 +126,7 @@ class LimitedConnection(H11Protocol):
         self.data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer data that is not HTTP with status 400, and close the connection."""
+        """Answer data that is not HTTP with status 400 and uvicorn's message, and close the connection."""
         self._refuse(RequestError(400, f"{msg.rstrip('.')}: the connection is closed."))
 
     def _start_timer(self) -> None:
@@ -289,7 +292,7 @@ class Server(uvicorn.Server):
         announce: Callable[[], object] = lambda: None,
         load: Callable[[], Catalog] | None = None,
     ) -> None:
-        """Configure uvicorn.
+        """Configure uvicorn for the application; nothing runs until `serve` is called.
 
         Args:
             application: the ASGI application that answers the requests.
@@ -441,7 +444,7 @@ def signal_handlers(
 
 
 def serve(server: Server, opened: socket.socket) -> None:
-    """Serve on a bound socket until a signal ends the server; remove the file of a Unix domain socket at the end."""
+    """Run a server on a bound socket until a signal ends it; remove the file of a Unix domain socket at the end."""
     try:
         server.run(sockets=[opened])
     finally:

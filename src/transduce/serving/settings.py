@@ -1,4 +1,4 @@
-"""Settings of the server: address, API keys and limits, whose defaults suit a public server."""
+"""Define the settings of the HTTP server: address, API keys and limits, whose defaults suit a public server."""
 
 import ipaddress
 import re

@@ -16,7 +16,7 @@ from transduce.documents.translate import UNIT_MARKUP, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
-from transduce.serving.messages import RequestError, UploadedFile
+from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
@@ -80,7 +80,7 @@ class DocumentTranslation:
         return f"{path.stem}.{self.order.target.lower()}{path.suffix}"
 
     def start(self) -> None:
-        """Begin to translate the document in a thread, which does not keep the process alive."""
+        """Begin to translate the document in a thread of its own, which does not keep the process alive."""
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
@@ -192,7 +192,7 @@ class DocumentStore:
         return self._service.settings
 
     def start(self, order: DocumentOrder) -> DocumentTranslation:
-        """Store an uploaded document, begin its translation in the background, and return the translation.
+        """Store an uploaded document and begin its translation in the background; return it with id and secret key.
 
         Raises:
             RequestError: the languages are not served, the file is empty, or too many documents are stored.
@@ -202,9 +202,9 @@ class DocumentStore:
         if order.source == "auto":
             routes.sources_of(target)
         elif routes.model(routes.find(order.source), target) is None:
-            raise RequestError(400, "Invalid request: the source and the target language must differ")
+            raise invalid_request("the source and the target language must differ")
         if not order.file.content:
-            raise RequestError(400, "Invalid request: empty file")
+            raise invalid_request("empty file")
         self._delete_old()
         if len(self._documents) >= self._settings.max_documents:
             raise RequestError(503, "The server has too many documents: try again later.", retry_after_seconds=30)

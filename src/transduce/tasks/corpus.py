@@ -40,7 +40,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, is_decodable
+from transduce.text.files import LineNotes, count_noun, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -113,16 +113,22 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """A progress display of preparing a corpus, called with the number of pairs read; used in a ``with`` statement."""
+    """A progress display of preparing a corpus, called with the number of examples; used in a ``with`` statement."""
 
-    def __init__(self, console: Console, pairs: int | None) -> None:
-        """Create the progress display; ``pairs`` is the total number, None if unknown."""
+    def __init__(self, console: Console, total: int | None, noun: str) -> None:
+        """Create the progress display.
+
+        Args:
+            console: the terminal or file to print to.
+            total: the number of examples; None if unknown.
+            noun: the noun for one example, in the singular.
+        """
         self._console = console
-        self._pairs = pairs
+        self._total, self._noun = total, noun
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
         columns = (TextColumn("{task.fields[text]}"), BarColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("prepare", total=pairs, text="preparing the corpus")
+        self._task = self._bar.add_task("prepare", total=total, text="preparing the corpus")
 
     def __enter__(self) -> "PreparationBar":
         self._bar.start()
@@ -132,14 +138,16 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show that `read` pairs have been read so far, and how many per second."""
-        text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
-        self._bar.update(self._task, completed=read, text=text)
+        """Show that `read` examples have been read so far, and how many per second."""
+        count, speed = count_noun(read, self._noun), read / max(self._clock.elapsed_seconds, 1e-9)
+        text = (
+            f"{count} · {speed:,.0f} a second"
+            if self._total is None
+            else f"{count} of {self._total:,} · {speed:,.0f} a second"
+        )
+        self._bar.update(self._task, completed=read, text=localized(text))
         if not self._console.is_terminal and self._clock.is_due():
             self._console.print(localized(f"prepared {text}"), markup=False, soft_wrap=True)
-
-    def _of(self, read: int) -> str:
-        return f"{read:,}" if self._pairs is None else f"{read:,}/{self._pairs:,}"
 
 
 # --- preparation ---
@@ -167,7 +175,14 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[str, ...] = ()
     """Special tokens that the task adds to the vocabulary, which no text contains."""
     writes_text: bool = True
-    """True if the target side is text, False if it is labels."""
+    """True if the target side is text, False if it is labels or trees."""
+    noun: str = ""
+    """The noun for one example in messages, in the singular; empty: the files' noun, "line" or "pair"."""
+
+    @property
+    def example_noun(self) -> str:
+        """The noun for one example in messages, in the singular."""
+        return self.noun or self.files.noun
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
         """Return this text with its line feeds kept, if `keeps`, or read as spaces.
@@ -291,7 +306,7 @@ def prepare_corpus(
         measure_corpus(text.dev, notes)
     if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
         notes.repeated_spaces = 0
-    for line in notes.notices():
+    for line in notes.notices(writes_text=text.writes_text):
         display.say(line)
     if text.writes_text and not text.files.is_text_alone:
         for line in language_notices(text.files, languages_of(settings.data)):
@@ -308,7 +323,7 @@ def prepare_corpus(
             display.say(line)
     text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     store_text_file_states(folder, settings.data, text.dev)
-    with PreparationBar(display.console, size.pairs) as bar:
+    with PreparationBar(display.console, size.pairs, text.example_noun) as bar:
         prepared = prepare(
             text.files,
             tokenizer,
@@ -318,7 +333,7 @@ def prepare_corpus(
             workers=choose_workers(size.pairs),
             report_progress=bar,
         )
-    for line in prepared.filters.lines(text.files.noun):
+    for line in prepared.filters.lines(text.example_noun):
         display.say(line)
     if text.dev is not None and (notice := overlap_notice(text.files, text.dev)) is not None:
         display.say(notice)
@@ -384,7 +399,7 @@ def use_prepared_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     write_file(folder / _CARD_COPY, (corpus.folder / CORPUS_CARD_NAME).read_bytes())
-    for line in corpus.filters.lines(text.files.noun):
+    for line in corpus.filters.lines(text.example_noun):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
     result = _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)

@@ -23,10 +23,11 @@ from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
+from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
-from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256, read_lines
@@ -69,7 +70,7 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     seeds: tuple[int, ...] = (1, 2, 3)
     """The seeds (`training.seed`) that each variant is trained with."""
     base: str | None = None
-    """A settings file that all runs start from."""
+    """A settings file that all runs start from; None: there is none."""
     settings: dict[str, Any] = {}
     """Settings of all runs, by dotted names or in tables."""
     variants: tuple[VariantSettings, ...] = ()
@@ -528,7 +529,7 @@ class _Runner:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=child_environment(),
+                    env=child_environment(stops_with_parent=True),
                     start_new_session=True,
                 )
                 self._processes.add(process)

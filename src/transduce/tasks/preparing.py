@@ -233,7 +233,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
         else:
             tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
             tokenizer.save(partial)
-        with PreparationBar(display.console, size.pairs) as bar:
+        with PreparationBar(display.console, size.pairs, text.example_noun) as bar:
             corpus = write_prepared_corpus(
                 text.files,
                 tokenizer,
@@ -274,7 +274,7 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
             shard=request.shard,
         )
         tokenizer.save(partial)
-        with PreparationBar(display.console, None) as bar:
+        with PreparationBar(display.console, None, task.files.noun) as bar:
             folders = write_parts(
                 part, tokenizer, partial / PARTS_FOLDER, workers=request.workers or 1, report_progress=bar
             )
@@ -317,7 +317,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
     with atomic_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
         tokenizer.save(partial)
         (partial / CORPUS_FOLDER).mkdir()
-        with PreparationBar(display.console, sum(part.kept for part in parts)) as bar:
+        with PreparationBar(display.console, sum(part.kept for part in parts), request.files.noun) as bar:
             write_corpus(parts, tokenizer, partial / CORPUS_FOLDER, bar)
         card = PreparedCard(files=request.files, filters=request.filters, task=request.task)
         write_prepared_card(partial, card)

@@ -67,15 +67,21 @@ class LineNotes:
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
 
-    def notices(self) -> list[str]:
-        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields."""
+    def notices(self, *, writes_text: bool = True) -> list[str]:
+        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields.
+
+        `writes_text` is False for a model that writes no text, such as a classifier.
+        """
         notices = [
             f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
         ]
         if self.line_feeds:
+            count = count_noun(self.line_feeds, "text")
             notices.append(
-                f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
-                "feeds, as it translates each line apart. With --line-feeds (`tokenizer.line_feeds`) they are tokens."
+                f"{count} had line feeds, which became spaces; translation keeps line feeds, as it translates each "
+                "line apart. With --line-feeds (`tokenizer.line_feeds`) they are tokens."
+                if writes_text
+                else f"{count} had line feeds, which became spaces."
             )
         if self.kept_line_feeds:
             notices.append(f"{count_noun(self.kept_line_feeds, 'text')} with line feeds, which are tokens.")
@@ -87,7 +93,7 @@ class LineNotes:
         if self.repeated_spaces:
             notices.append(
                 f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
-                "them, so the model writes single ones."
+                f"them, so the model {'writes' if writes_text else 'reads'} single ones."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
@@ -233,10 +239,12 @@ class _Decoder:
         if not raw_lines:
             return []
         content = b"".join(raw_lines)
+        has_mark = self.lines == 0 and content.startswith(_BYTE_ORDER_MARK)
         try:
-            text = (self._without_mark(content) if self.lines == 0 else content).decode("utf-8")
+            text = (content[len(_BYTE_ORDER_MARK) :] if has_mark else content).decode("utf-8")
         except UnicodeDecodeError:
             return [self.decode_line(raw) for raw in raw_lines]  # finds the line at fault
+        self._notes.byte_order_marks += has_mark
         self._refuse_other_ends(text)
         self.lines += len(raw_lines)
         self._offset += len(content)

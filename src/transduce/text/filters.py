@@ -105,18 +105,22 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def lines(self, noun: str = "pair") -> list[str]:
         """Return the report as lines of text; `noun` names what was counted, in the singular."""
+        names = {EMPTY: "empty"} if noun in ("line", "sentence") else {}
+        names |= {HELD_OUT: f"same source as a held-out {noun}", DUPLICATE: f"duplicate of an earlier {noun}"}
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
         separators = self.dropped.get(BETWEEN_DOCUMENTS, 0)
         lines = [f"{count_noun(self.read - separators, noun)} read, {self.kept:,} kept{held_out}"]
         if separators:
             lines.append(f"empty lines between documents: {separators:,}")
         lines += [
-            f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
+            f"{count:,} dropped: {names.get(reason, reason)} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
             if count and reason != BETWEEN_DOCUMENTS
         ]
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
-            lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")
+            lines.append(
+                f"many {noun}s have the source of a held-out one: name a dev set (--dev-source) to train on them"
+            )
         if self.carriage_returns:
             lines.append(f"{count_noun(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
@@ -125,7 +129,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths.
+    """A filter that decides for each pair alone whether to drop it, by its texts and by its lengths in tokens.
 
     Duplicates are found by `pair_digest` instead.
     """
@@ -160,7 +164,10 @@ class PairFilter:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash that identifies a pair of texts without control characters, to find duplicates."""
+    """Return an 8-byte hash of a sentence pair, by which duplicates are found.
+
+    Neither side may contain control characters other than line feeds, which the filter of pairs ensures.
+    """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"
     return hashlib.blake2b(f"{source}{separator}{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines, uncompressed_name
 
 # --- sentences ---
@@ -104,7 +104,10 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the column of words and of the column of tags, which may be None."""
+        """Return the indices of the column of words and of the column of tags, which may be None.
+
+        `columns` names or numbers both; None: they are found by their names, or the first and the last column.
+        """
         width = len(self._first.cells)
         if columns is None and self._names:
             columns = ("FORM", "UPOS") if "UPOS" in self._names else ("FORM", self._names[-1])
@@ -119,7 +122,7 @@ class _ColumnReader:
         elif column.isdecimal():
             number = int(column)
         else:
-            known = f"numbers from 1 to {width}" + (f" or {', '.join(self._names)}" if self._names else "")
+            known = f"numbers from 1 to {width}" + (f" or {shown_names(self._names, 20)}" if self._names else "")
             raise TransduceError(f"{self._path} has no column `{column}`: its columns are {known}.")
         if not 1 <= number <= width:
             raise TransduceError(

@@ -13,6 +13,7 @@ import msgspec
 from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
+from transduce.text.files import count_noun
 from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
@@ -96,8 +97,8 @@ PRESETS = {
 }
 
 
-def choose_preset(pairs: int) -> Choice[str]:
-    """Choose the model size from the number of sentence pairs.
+def choose_preset(pairs: int, noun: str = "pair") -> Choice[str]:
+    """Choose the model size from the number of sentence pairs, or of other examples that `noun` names.
 
     tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: small corpora train small models
     best. On Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu et al. 2021, "Good
@@ -105,8 +106,8 @@ def choose_preset(pairs: int) -> Choice[str]:
     """
     for limit, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
         if pairs < limit:
-            return Choice(preset, f"{pairs:,} pairs, fewer than {limit:,}")
-    return Choice("big", f"{pairs:,} pairs, 10,000,000 or more")
+            return Choice(preset, f"{count_noun(pairs, noun)}, fewer than {limit:,}")
+    return Choice("big", f"{count_noun(pairs, noun)}, 10,000,000 or more")
 
 
 def choose_preset_in_time(
@@ -159,7 +160,7 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
     rounded = min(40_000, max(400, round(chosen / 100) * 100))
-    reason = f"70 × pairs^0.4 = {by_size:,.0f}"
+    reason = f"70 × {size.pairs:,}^0.4 = {by_size:,.0f}"
     if size.unspaced_characters:
         reason += f", and {size.unspaced_characters:,} characters of a script without spaces"
     return Choice(rounded, reason)
@@ -209,19 +210,19 @@ def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[in
     return Choice(limit, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
 
 
-def choose_epochs(pairs: int) -> Choice[float]:
+def choose_epochs(pairs: int, noun: str = "pair") -> Choice[float]:
     """Choose the number of epochs: 100 × (30,000 / pairs)^0.6, between 5 and 150.
 
     That is 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps of 8,192 tokens, about 150 epochs), 36
     for 165,000, and 5 for 4.5 million (the paper's 100,000 steps of 25,000 tokens are about 17).
     """
     epochs = 100.0 * (30_000 / pairs) ** 0.6
-    return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {pairs:,} pairs)^0.6, between 5 and 150")
+    return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {count_noun(pairs, noun)})^0.6, between 5 and 150")
 
 
-def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int, noun: str = "pair") -> Choice[int]:
     """Choose the number of steps of the epochs that `choose_epochs` returns, but at least 300."""
-    epochs = choose_epochs(pairs)
+    epochs = choose_epochs(pairs, noun)
     steps = max(300, round(epochs.value * epoch_tokens / batch_tokens))
     return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
 

@@ -88,9 +88,9 @@ class _Example(NamedTuple):
     position: NDArray[np.float64]
 
 
-def read_records(path: Path = RECORDS) -> tuple[RecordedRun, ...]:
+def read_records() -> tuple[RecordedRun, ...]:
     """Return the finished runs that are recorded in a JSON file, from which scores are forecast."""
-    return msgspec.json.decode(path.read_bytes(), type=tuple[RecordedRun, ...])
+    return msgspec.json.decode(RECORDS.read_bytes(), type=tuple[RecordedRun, ...])
 
 
 def forecast_score(
@@ -246,7 +246,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     peak_gpu_memory: int | None = None
     """The largest memory that PyTorch takes on the GPU, in bytes; None on a CPU."""
     score: ScoreForecast | None = None
-    """The score on the dev set at the end, if it was forecast."""
+    """The forecast of the score on the dev set at the end; None: it was not forecast."""
 
     def __str__(self) -> str:
         memory = "" if self.peak_memory is None else f", {format_bytes(self.peak_memory)} of memory at most"

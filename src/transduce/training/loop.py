@@ -73,9 +73,9 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
-    """A function that describes a batch as readable JSON, for the record of a skipped step."""
+    """A function that describes a batch as readable JSON, for the record of a skipped step; None: no description."""
     environment: Environment | None = None
-    """The run's environment, which is stored and compared on resume."""
+    """The run's environment, which is stored and compared on resume; None: it is not stored."""
 
 
 class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +85,8 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of wall clock that preparations have taken in this process."""
     end_validations: float = 0.0
     """How many validations take as long as the final evaluation, for which time is kept."""
+    validation_steps: float | None = None
+    """How many steps are expected to take as long as a validation; None: unknown."""
 
 
 # --- training loop ---
@@ -201,7 +203,7 @@ class Trainer:
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()
         self.after_first_steps: Callable[[float], None] | None = None
-        """A function that is called once with the mean duration of the first steps."""
+        """A function that is called once with the mean seconds of the first steps; None: there is none."""
         self._stopped_by: str | None = None
         self._validation_due = False
         self._stop_signaled = False
@@ -418,7 +420,7 @@ class Trainer:
             self._decide_steps(seconds := time.monotonic() - before)
             if (mean := timer.add(seconds)) is not None and self.after_first_steps is not None:
                 self.after_first_steps(mean)
-            self.display.advance(self.step, self.steps, self._report.text())
+            self.display.advance(self.step, self.steps, self._report.text(self.display.counted))
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
                 self._write_report(log)
@@ -548,6 +550,7 @@ class Trainer:
                 validates=self.validate is not None or not self.processes.is_first,
                 every=settings.validate_every,
                 end_validations=self.time_use.end_validations,
+                validation_steps=self.time_use.validation_steps,
             )
 
     def _decide_steps(self, step_seconds: float) -> None:

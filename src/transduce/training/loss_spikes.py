@@ -131,7 +131,7 @@ class Origin(msgspec.Struct, frozen=True):
     """The origin of a non-finite loss or gradient, found by computing the batch once more."""
 
     module: str | None = None
-    """The name of the first module whose output was not finite."""
+    """The name of the first module whose output was not finite; None: all outputs were finite."""
     parameters: list[str] = []
     """The names of the first parameters whose gradient was not finite."""
 

@@ -296,7 +296,10 @@ class PackedLoss:
         return self._records and batch.weights is None and not _Recording.is_watched
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
-        """Pack a batch without padding; `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs."""
+        """Pack a batch without padding; the result is None if the batch has an empty sentence or inner padding.
+
+        `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs.
+        """
         config = self._model.config
         max_length = config.max_positions if config.positions == "learned" else 1 << 30
         capacity_for = max_length if with_capacity else None

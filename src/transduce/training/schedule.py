@@ -65,14 +65,22 @@ _DECISIONS = 50  # maximum number of decisions, evenly spread over the time
 _RECENT_SHARE = 0.05  # the steps in this latest part of the time determine the current speed
 # Validations: their maximum number, the minimum of steps between them, and the maximum of their time.
 VALIDATIONS, _MIN_STEPS, _VALIDATION_SHARE = 12, 50, 0.1
-_EXPECTED_SHARE = 0.08 / VALIDATIONS  # assumed for a validation until one is measured
+_EXPECTED_SHARE = 0.08 / VALIDATIONS  # assumed for a validation that cannot be forecast, until one is measured
 _MAX_END_SHARE = 0.3  # maximum that is reserved for the final evaluation
 
 
 class StepClock:
     """A clock that plans how many steps fit into a time budget, and adapts the plan to the measured speed."""
 
-    def __init__(self, budget_seconds: float, *, validates: bool, every: int | None, end_validations: float) -> None:
+    def __init__(
+        self,
+        budget_seconds: float,
+        *,
+        validates: bool,
+        every: int | None,
+        end_validations: float,
+        validation_steps: float | None = None,
+    ) -> None:
         """Create a clock.
 
         Args:
@@ -80,6 +88,8 @@ class StepClock:
             validates: True if the run validates.
             every: steps between validations; None: the clock plans their number.
             end_validations: how many validations take as long as the final evaluation.
+            validation_steps: how many steps are expected to take as long as a validation, until one is measured; None:
+                unknown.
         """
         self._budget, self._validates, self._every = budget_seconds, validates, every
         self._end_validations = end_validations
@@ -87,6 +97,7 @@ class StepClock:
         self._recent_seconds = self._measured_seconds = 0.0
         self._count = 0
         self._validation_seconds = _EXPECTED_SHARE * budget_seconds if validates else 0.0
+        self._validation_steps = validation_steps if validates else None
         self._decided_at = -math.inf
 
     def add_step(self, seconds: float) -> None:
@@ -105,7 +116,7 @@ class StepClock:
 
     def add_validation(self, seconds: float) -> None:
         """Record the duration of a validation in seconds, which the plan of steps takes into account."""
-        self._validation_seconds = seconds
+        self._validation_seconds, self._validation_steps = seconds, None
 
     def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:
         """Return a new decision on the number of steps; None if it is not yet time for one, or it would change nothing.
@@ -119,6 +130,8 @@ class StepClock:
             return None
         self._decided_at = used_seconds
         seconds_per_step = max(self._recent_seconds / len(self._recent), 1e-9)
+        if self._validation_steps is not None:
+            self._validation_seconds = self._validation_steps * seconds_per_step
         end = min(self._end_validations * self._validation_seconds, _MAX_END_SHARE * self._budget)
         left_seconds = self._budget - used_seconds - end
         validations = self._plan_validations(step + left_seconds / seconds_per_step, plan)

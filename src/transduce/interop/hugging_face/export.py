@@ -24,11 +24,12 @@ from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, Exp
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_names import Family as StoredNames
 from transduce.interop.hugging_face.import_names import Names, find_names
-from transduce.interop.hugging_face.import_settings import names_of
+from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
+from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import is_plain
 from transduce.text.tokenizer import Tokenizer, special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import (
@@ -49,7 +50,7 @@ _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 class StoredParameter(NamedTuple):
-    """The names of the stored tensors that hold one parameter of a model, and how the parameter is stored in them."""
+    """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
@@ -129,7 +130,7 @@ def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collecti
     return header | encoder_decoder | family.content(config) | label_names | ids | ours
 
 
-def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None:
+def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings | None = None) -> dict[str, Any] | None:
     """Return the content of `generation_config.json`, the settings of Hugging Face's `generate`.
 
     None for an encoder, which generates no text.
@@ -137,6 +138,7 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
     Args:
         config: the model's configuration.
         unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
+        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
@@ -150,8 +152,11 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
         }
     if config.kind not in ("transformer", "recurrent"):
         return None
-    content = {"decoder_start_token_id": config.start_id, **ids, "bad_words_ids": [[config.pad_id]]}
-    return content | {"num_beams": 4, "max_length": 512}
+    content = {"decoder_start_token_id": config.start_id, **ids}
+    if search is None or search.generate is None:
+        return content | {"bad_words_ids": [[config.pad_id]], "num_beams": 4, "max_length": 512}
+    forbidden = sorted({config.pad_id, *search.generate.forbidden_ids})
+    return content | {"bad_words_ids": [[id] for id in forbidden]} | export_generation(search, search.generate)
 
 
 def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
@@ -330,7 +335,9 @@ class _OpenedModel:
             )
 
     def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Make `generate` search as this package's greedy search does, regardless of the folder's generation config.
+        """Make `generate` of transformers search as this package's greedy search does, whatever the folder says.
+
+        Nothing happens for an encoder, which generates no text.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.

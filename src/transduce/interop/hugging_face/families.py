@@ -30,9 +30,9 @@ class Family(NamedTuple):
     kind: Kind
     """The kind of model, such as decoder-only."""
     wanted: Mapping[str, object]
-    """The values that some settings must have, by name."""
+    """The values that the class requires of some of a model's settings, by the setting's name."""
     free: frozenset[str]
-    """Names of settings that may have any value; all others must have their default values."""
+    """Names of settings that may have any value; those neither here nor in `wanted` must have their default values."""
     activations: Mapping[str, str]
     """The activation functions that the class supports: Hugging Face's name by this package's."""
     content: Callable[[ModelConfig], dict[str, Any]]
@@ -164,7 +164,8 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that Qwen2's config.json cannot express; empty if it can.
 
-    They are Llama's, except that queries, keys and values have biases and the attention's output has none.
+    They are those for Llama, but different biases of the attention's projections and output are allowed: in Qwen2 only
+    queries, keys and values have biases.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -319,8 +320,8 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that T5's class cannot express; empty if it can.
 
-    The decoder's output is scaled by 1/√d_model, only if the output projection is tied, or not at all. The decoder may
-    not be deeper than the encoder: `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
+    Those are values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a cache with as
+    many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if tied.
     """
     scales = (config.d_model**-0.5, 1.0) if config.tie_output else (1.0,)
     return [

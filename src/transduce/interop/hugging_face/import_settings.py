@@ -1,4 +1,4 @@
-"""The Hugging Face families that can be imported, and how each one's `config.json` becomes model settings."""
+"""Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -64,7 +64,12 @@ class ConfigReader:
     """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Read settings from `content`, the object in a config.json; `location` names the file in error messages."""
+        """Create a reader.
+
+        Args:
+            content: the JSON object in a config.json.
+            location: the name of the file in error messages.
+        """
         self.content = content
         self.location = location
 
@@ -647,6 +652,27 @@ def import_generation(
         raise
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise TransduceError(f"{location}: the generation settings cannot be read: {error}.") from error
+
+
+def export_generation(search: SearchSettings, generate: GenerateSettings) -> dict[str, Any]:
+    """Convert search settings and their part `generate` to settings of `generation_config.json`.
+
+    This reverses `import_generation`, except for forbidden tokens. Settings with their default value are left out,
+    except for the number of beams.
+    """
+    values = {
+        "length_penalty": (search.length_penalty, 1.0),
+        "max_length": (None if search.max_length is None else search.max_length + 1, None),
+        "min_new_tokens": (search.min_length, 0),
+        "no_repeat_ngram_size": (search.no_repeated_ngrams, 0),
+        "repetition_penalty": (search.repetition_penalty, 1.0),
+        "forced_bos_token_id": (generate.forced_first_id, None),
+        "forced_eos_token_id": (generate.forced_last_id, None),
+        "early_stopping": ({name: value for value, name in _STOPS.items()}[generate.stop], False),
+        "renormalize_logits": (generate.renormalize, False),
+    }
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return {"num_beams": search.beam_size} | changed
 
 
 def _integer(values: Mapping[str, Any], name: str, default: int) -> int:

@@ -47,7 +47,7 @@ class TokenizerFiles:
         self.location = location
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file, or an empty one if there is no such file.
+        """Return the JSON object in a file of the tokenizer's folder, or an empty one if there is no such file.
 
         Raises:
             TransduceError: the file does not contain a JSON object.
@@ -209,7 +209,7 @@ class AddedToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of the added token."""
+        """The text of the added token, as it stands in a text and in the vocabulary."""
         return self.symbol.text
 
 
@@ -527,7 +527,10 @@ def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any]
 
 
 def _class_name(files: TokenizerFiles, model_type: str) -> str:
-    """Return the class as which transformers opens a folder's tokenizer, without the suffix `Fast`; "" if unknown."""
+    """Return the name of the class with which transformers opens a folder's tokenizer, without the suffix `Fast`.
+
+    It is the class in tokenizer_config.json or config.json, or else the usual one of the family; "" if unknown.
+    """
     names = (files.json(name).get("tokenizer_class") for name in ("tokenizer_config.json", "config.json"))
     return str(next(filter(None, names), _DEFAULT_CLASSES.get(model_type, ""))).removesuffix("Fast")
 

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_names import Family, find_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
 from transduce.model.build import build_model
@@ -25,12 +25,17 @@ class StoredTensors:
     """Reads the tensors of a Hugging Face folder by name, each of them when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
-        """Store the functions that read the tensors by name; `location` is the folder's name in error messages."""
+        """Create a reader.
+
+        Args:
+            names: for each tensor a function that reads it.
+            location: the folder's name in error messages.
+        """
         self.names = names
         self.location = location
 
     def read(self, name: str) -> Tensor:
-        """Read the tensor with this name, converted to float32."""
+        """Read and return the tensor with this name, converted to float32."""
         return self.names[name]().float()
 
     def shape(self, name: str) -> torch.Size:
@@ -164,7 +169,10 @@ def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Return whether all values of a tensor are finite, which a sum shows in a tenth of the time of `isfinite`."""
+    """Return whether all values of a tensor are finite: neither NaN nor infinite.
+
+    A sum shows this in a tenth of the time of `isfinite`, which is only needed if the sum overflows.
+    """
     # A sum with NaN or an infinite number is never finite; that of finite numbers may overflow.
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
@@ -329,12 +337,9 @@ def _shape_of(stored: StoredTensors, source: _Source) -> tuple[int, ...]:
 
 
 def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: list[str]) -> TransduceError:
-    def shown(names: list[str]) -> str:
-        return ", ".join(names) or "none"
-
     return TransduceError(
-        f"{stored.location} does not hold the weights of its config.json: missing {shown(missing)}; unexpected "
-        f"{shown(unexpected)}."
+        f"{stored.location} does not hold the weights of its config.json: missing {shown_names(missing)}; unexpected "
+        f"{shown_names(unexpected)}."
     )
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol, Vocabulary, replace_lone_surrogates
@@ -122,7 +122,7 @@ class ImportedVocabulary(Vocabulary):
         return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
-        """Return whether an id belongs to a token of text, not to a special token or to no token."""
+        """Return whether an id is of a token of text: not of a special token, the unknown token or no token at all."""
         return id in self._tokens and id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
@@ -182,7 +182,7 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             TransduceError: the model has no such language.
         """
         if language not in self.tags:
-            known = ", ".join(sorted(self.tags))
+            known = shown_names(sorted(self.tags), 40)
             raise TransduceError(f"The model's languages are {known}, but `{language}` was asked for.")
         return self.tags[language]
 
@@ -207,7 +207,7 @@ class ImportedTokenizer(Tokenizer):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that determines the token ids."""
+        """The SHA-256 (hexadecimal) of everything that determines the token ids, by which tokenizers are compared."""
         return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002

@@ -1,6 +1,6 @@
-"""Tokenization algorithms of imported tokenizers, by sentencepiece or the `tokenizers` package.
+"""Split texts into tokens by the algorithms of imported tokenizers, with sentencepiece or the `tokenizers` package.
 
-Each algorithm is a record that a model folder stores, and `build_splitter` builds a tokenizer from the record.
+Each algorithm is a record that a model folder stores, and `build_splitter` makes an object that splits texts by it.
 `ByteLevelBpeRecord`, `WordPieceRecord` and `CharacterBpeRecord` list settings one by one, and become a tokenizer.json
 when a folder is opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
 """
@@ -62,7 +62,7 @@ class TokenSplitter(Protocol):
 
 
 class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
-    """A sentencepiece model whose tokens have another toolkit's ids."""
+    """The tokenization algorithm of a sentencepiece model, whose tokens have another toolkit's ids."""
 
     model: bytes
     """The content of the sentencepiece model's file."""
@@ -70,7 +70,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Treatment of white space. `model`: as the model does; `all`: each run becomes one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the function that splits texts by this sentencepiece model and joins its tokens.
+        """Build the algorithm that splits texts by this sentencepiece model and joins its tokens.
 
         Args:
             ids: the id of each token; not used.

@@ -108,7 +108,7 @@ class Graph:
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """Add a constant vector of int64 to the ONNX graph, and return its name."""
+        """Add a constant int64 vector of these values to the ONNX graph, and return its name."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
@@ -222,7 +222,7 @@ class Graph:
 
 
 def lowest() -> float:
-    """Return the lowest finite float32, which is added to an attention score to mask a key."""
+    """Return the lowest finite float32, about -3.4e38, which is added to an attention score to mask a key."""
     return torch.finfo(torch.float32).min
 
 
@@ -397,7 +397,16 @@ def build_self_attention(
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """Add a cross-attention's projections of the encoder output, (B, S, D), to keys and values to an ONNX graph."""
+    """Add the projections of the encoder output for a cross-attention to an ONNX graph.
+
+    Args:
+        graph: the graph to extend.
+        memory: the encoder output, (B, S, D).
+        attention: the module to convert.
+
+    Returns:
+        The names of its keys and values, which do not change during decoding.
+    """
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))

@@ -23,7 +23,6 @@ from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlac
 from transduce.tasks.kinds.texts import text_only, write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
-from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
@@ -92,6 +91,7 @@ class DenoisingKind(TextKind):
     """The task of denoising: a model restores a corrupted text, as pretraining for other tasks."""
 
     name = "denoising"
+    example = "line"
     may_be_prepared = True
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
@@ -144,10 +144,6 @@ class DenoisingKind(TextKind):
         assert corpus.dev is not None
         noise_generator = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
         return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
-
-    def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return the size of the corpus as text: its number of lines."""
-        return count_noun(corpus.pairs, "line")
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the title, description, usage and other parts of the model card that are specific to denoising."""

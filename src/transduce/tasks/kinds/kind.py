@@ -203,6 +203,8 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch device, such as "cpu" or "cuda"."""
     threads: int
     """Number of compute threads."""
+    evaluation_seconds: float | None = None
+    """The time for the final evaluation of a run with a time budget; None: unlimited."""
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +271,10 @@ class TaskKind(ABC, Generic[C]):
     """The metrics that `training.best_by` can select the best model by."""
     reads_text: ClassVar[bool] = True
     """True if the task's models read tokens, not numbers."""
+    example: ClassVar[str] = "pair"
+    """What an example that the task learns from is called, in the singular."""
+    counted: ClassVar[str] = "tokens"
+    """What the loss and the speed of training count."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps may be recorded as CUDA graphs and replayed (`training.record`)."""
     label_smoothing: ClassVar[float] = 0.1
@@ -281,6 +287,8 @@ class TaskKind(ABC, Generic[C]):
     """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
+    names_languages: ClassVar[bool] = False
+    """True if the choice log names the languages of source and target."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
     accepts_text_noise: ClassVar[bool] = False
@@ -410,7 +418,7 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
         """Choose the model's preset by the number of pairs, or, in some tasks, of target tokens in an epoch."""
-        return choose_preset(pairs)
+        return choose_preset(pairs, self.example)
 
     def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
         """Return the number of tokens in an epoch, as `training.batch_tokens` counts them."""
@@ -418,7 +426,7 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
         """Choose the number of training steps; `batch_tokens` counts target tokens unless the task counts others."""
-        return choose_steps(pairs, epoch_tokens, batch_tokens)
+        return choose_steps(pairs, epoch_tokens, batch_tokens, self.example)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
         """Choose `training.batch_tokens`, by default the number of target tokens in a batch."""
@@ -450,7 +458,9 @@ class TaskKind(ABC, Generic[C]):
 
     def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the metric that selects the best model; `translated` counts the dev sentences to translate."""
-        return choose_best_by(translated)
+        if self.writes_translations:
+            return choose_best_by(translated)
+        return Choice("loss", f"the measure of `task.kind` {self.name}")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:
         """Choose the precision; `default` is what the machine computes fastest."""
@@ -521,7 +531,7 @@ class TaskKind(ABC, Generic[C]):
 
     def describe_size(self, corpus: C) -> str:
         """Return the size of the training data as text, for messages."""
-        return count_noun(corpus.pairs, "pair")
+        return count_noun(corpus.pairs, self.example)
 
     # --- the model folder ---
 

@@ -117,6 +117,7 @@ class LanguageModelKind(TextKind):
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
     task_settings = ("context",)
+    example = "line"
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 

@@ -227,6 +227,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
     """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
 
     name = "masked-language-model"
+    example = "sentence"
     may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
@@ -258,7 +259,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
         No dev text is held out of it here.
         """
-        return text_only(data, "masked language model")
+        return msgspec.structs.replace(text_only(data, "masked language model"), noun=self.example)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without room for text between special tokens.
@@ -333,7 +334,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
     def choose_learning_rate(
         self,
-        settings: Settings,  # noqa: ARG002
+        settings: Settings,
         d_model: int,
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
@@ -341,7 +342,8 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
         """Choose the peak learning rate 0.25 / d_model, half of Adam's for pre-norm models, also with a base model."""
-        return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
+        usual = f"0.25 / d_model ({d_model})"
+        return Choice(0.25 / d_model, usual if settings.init_from is None else f"{usual}, as for random weights")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the function from a batch to its loss, which includes next-sentence prediction if the model has it."""
@@ -397,7 +399,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return {file name: content} of the task card, which stores the kind of task and the maximum length."""
+        """Return {file name: content} of the task card: the kind of task and the maximum length in tokens."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}

@@ -24,7 +24,7 @@ from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validat
 from transduce.tasks.kinds.texts import pairs_of_files
 from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import read_lines
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import (
@@ -79,7 +79,9 @@ class ParsingKind(TranslationKind):
     """The task of constituency parsing: translation from sentences to linearized trees."""
 
     name = "parsing"
+    example = "tree"
     may_be_prepared = False
+    names_languages = False
     accepts_back_translations = False
     accepts_several_directions = False
     accepts_weights = False
@@ -152,7 +154,8 @@ class ParsingKind(TranslationKind):
         """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
-        return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
+        pairs = pairs_of_files(data)
+        return msgspec.structs.replace(pairs, filters=filters, marks=symbols, writes_text=False, noun=self.example)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose F1 to select the best model if dev sentences are parsed during training, or else the loss."""
@@ -173,10 +176,6 @@ class ParsingKind(TranslationKind):
             device=placement.device,
         )
         return ParsingDevSet(inner, corpus.tokenizer, dev_trees(corpus)[: resolved.training.translate_dev])
-
-    def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return the size of the corpus as text: its number of trees."""
-        return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Return {file name: content} of the task card, which marks the model as a parser."""

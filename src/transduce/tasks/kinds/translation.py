@@ -5,6 +5,7 @@ Any task with one text as input and another as output is trained this way, such 
 Legend: B batch, S source length, T target length.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -76,6 +77,12 @@ _BEAM_TIME = 1.1
 _LOSS_COST, _SEARCH_COST = 0.35, 1.5
 # If translations are shorter than this, relative to their references, the time of a validation says little.
 _SHORT = 0.7
+# While the dev perplexity is higher, a model cannot translate yet, and may not have learned to end: validation then
+# stops translations this many tokens after the length of the source.
+_UNTRAINED_PERPLEXITY, _UNTRAINED_EXTRA = 100.0, 10
+# A final evaluation with a time limit scores at least so many sentences, whose time tells how many more it can score.
+# The time is overestimated by up to the factor, because larger batches are faster.
+_FEWEST_SENTENCES, _WARM_UP_SENTENCES, _OVERESTIMATE = 100, 8, 2.0
 # Models of so few pairs, in each direction, often leave words out. If there are enough dev sentences and BLEU's brevity
 # penalty is below the limit, a coverage penalty is tried (Wu et al. 2016), whose search takes more time.
 _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
@@ -242,9 +249,13 @@ class DevSet(Validation):
         samples, contributions = list[tuple[str, str, str]](), list[float]()
         reports: dict[str, ScoreReport] = {}
         started_at, lengths = time.monotonic(), [0, 0]
+        is_untrained = event.perplexity > _UNTRAINED_PERPLEXITY
         with temporary_inference_copy(self.model):
             for direction, translator in self.directions:
-                translations = translate_dev(translator, direction, translator.search)
+                search = translator.search
+                if is_untrained:
+                    search = msgspec.structs.replace(search, max_length_extra=_UNTRAINED_EXTRA)
+                translations = translate_dev(translator, direction, search)
                 reports[str(direction)] = score(
                     translations, direction.references, target_language=direction.target_language
                 )
@@ -301,6 +312,7 @@ class TranslationKind(TextKind):
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
+    names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
     accepts_own_vocabularies = True
@@ -507,17 +519,25 @@ class TranslationKind(TextKind):
             threads=placement.threads,
             target_language=corpus.dev_groups.directions[0][1] if corpus.dev_groups.directions else None,
         )
-        search, reports = resolved.search, score_dev(translator, corpus, resolved.search)
-        chosen = ""
+        search, chosen, started_at = resolved.search, "", time.monotonic()
+        reports = _score_in_time(translator, corpus, search, placement.evaluation_seconds)
+        sentences, total = sum(report.sentences for report in reports.values()), len(corpus.dev_sources)
         if _chooses_search(corpus, resolved):
-            search, reports, chosen = choose_search(translator, corpus, search, reports)
+            seconds = time.monotonic() - started_at
+            left = math.inf if placement.evaluation_seconds is None else placement.evaluation_seconds - seconds
+            if sentences == total and seconds * _COVERAGE_TIME / _BEAM_TIME <= _OVERESTIMATE * left:
+                search, reports, chosen = choose_search(translator, corpus, search, reports)
         several = len(reports) > 1
         shown = "\n".join(f"{name}\n{report}" if several else str(report) for name, report in reports.items())
         if several:
             bleu, chrf = mean_scores(reports)
             shown += f"\nMean of {len(reports)} directions: BLEU {bleu:.2f}, chrF {chrf:.2f}"
-        sentences = sum(report.sentences for report in reports.values())
-        measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
+        measured = (
+            f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
+            if sentences == total
+            else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
+            f"train --resume --out {shell_word(placement.folder)}`), beam {search.beam_size}:\n{shown}"
+        )
         outcome = Outcome.of(
             chosen + measured,
             f"Try: transduce translate {shell_word(placement.folder)}{_target_option(resolved.data)}{common_options()}",
@@ -684,11 +704,32 @@ def choose_search(
     return covering, others, reason
 
 
-def score_dev(translator: Translator, corpus: TaskCorpus, search: SearchSettings) -> dict[str, ScoreReport]:
-    """Translate the dev set with these search settings, and return the scores by language pair and tag."""
+def _score_in_time(
+    translator: Translator, corpus: TaskCorpus, search: SearchSettings, seconds: float | None
+) -> dict[str, ScoreReport]:
+    """Score translations of as much of the dev set as the time allows, at least of a hundred sentences; None: of all.
+
+    A model that has not learned to end takes many times as long as a trained one.
+    """
+    total = len(corpus.dev_sources)
+    if seconds is None or total <= _FEWEST_SENTENCES:
+        return score_dev(translator, corpus, search)
+    score_dev(translator, corpus, search, _WARM_UP_SENTENCES)
+    started_at = time.monotonic()
+    reports = score_dev(translator, corpus, search, _FEWEST_SENTENCES)
+    affordable = int(_FEWEST_SENTENCES * seconds / max(time.monotonic() - started_at, 1e-9))
+    if affordable * _OVERESTIMATE >= total:
+        return score_dev(translator, corpus, search)
+    return score_dev(translator, corpus, search, affordable) if affordable > _FEWEST_SENTENCES else reports
+
+
+def score_dev(
+    translator: Translator, corpus: TaskCorpus, search: SearchSettings, max_sentences: int | None = None
+) -> dict[str, ScoreReport]:
+    """Translate the dev set, or about its first `max_sentences`, and return the scores by language pair and tag."""
     decoding = decoding_record(search, translator.precision)
     reports = {}
-    for direction in dev_directions(corpus):
+    for direction in dev_directions(corpus, max_sentences):
         target = direction.target_language if corpus.dev_groups.directions else None
         directed = translator if target is None else translator.for_target(target)
         directed = directed.for_tag(direction.tag) if direction.tag else directed

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transduce.atomic_io import file_sha256, replace_file, write_json
 from transduce.errors import TransduceError
+from transduce.inference.decoding import read_search_settings
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
 from transduce.interop.word_vectors import Coverage, MatchedVectors, copy_vectors, match_vectors, vector_width
@@ -22,7 +23,10 @@ from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig, convert_config
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.search.settings import SearchSettings
+from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
@@ -268,6 +272,58 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
             "tokens, and its tokenizer is kept: leave it out."
         )
     return content
+
+
+# Search settings of the user's, each with the one of the base model that would leave it without effect.
+_OVERRIDES = {
+    "max_length_factor": "max_length",
+    "max_length_extra": "max_length",
+    "beam_size": "sampling",
+    "length_penalty": "sampling",
+}
+
+
+def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:
+    """Return settings in which the base model determines the search settings that the user left open; log these.
+
+    Args:
+        settings: the settings, with a base model.
+        specified: the table `search` of the user's settings, without defaults.
+        choice_log: receives each setting that the base model determines.
+
+    Raises:
+        TransduceError: the base model's settings cannot be read, or contradict the user's.
+    """
+    kind, folder = kind_of(settings.task.kind), Path(str(settings.init_from))
+    used = set(SearchSettings.__struct_fields__ if kind.search_advice is None else kind.used_search_settings)
+    if not used:
+        return settings
+    try:
+        base = read_search_settings(folder)
+    except TransduceError as error:
+        if not is_hugging_face_folder(folder):
+            raise
+        choice_log.record("search", None, Choice("default", f"not as in {folder}: {str(error).rstrip('.')}"))
+        return settings
+    if base.generate is not None and "generate" not in used:
+        return settings  # its length penalty is a different formula
+    names = used - {_OVERRIDES.get(name, name) for name in specified}
+    taken = {name: value for name, value in msgspec.to_builtins(base).items() if name in names and value is not None}
+    for name, value in specified.items():
+        taken[name] = {**taken.get(name, {}), **value} if isinstance(value, Mapping) else value
+    try:
+        search = msgspec.convert(taken, SearchSettings)
+    except msgspec.ValidationError as error:
+        raise TransduceError(
+            f"{str(error.__cause__ or error).rstrip('.')}. Search settings that you leave out are as in {folder}."
+        ) from None
+    defaults = SearchSettings()
+    for name in SearchSettings.__struct_fields__:
+        value = getattr(search, name)
+        if name in names and name not in specified and value != getattr(defaults, name):
+            shown = value if isinstance(value, int | float) else "set"
+            choice_log.record(f"search.{name}", None, Choice(shown, f"as in {folder}"))
+    return msgspec.structs.replace(settings, search=search)
 
 
 def store_base_config(folder: Path, config: ModelConfig) -> None:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from transduce.acceleration import forecast_decoder
+from transduce.acceleration import forecast_decoder, why_no_whole_layers
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
-from transduce.machine import Machine
+from transduce.machine import DTYPES, Machine
 from transduce.model.build import Model, build_any_model
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.transformer import Decoder, Transformer
@@ -70,13 +70,13 @@ class VocabularyProperties(NamedTuple):
     """The properties of a tokenizer that a model configuration contains."""
 
     source_size: int
-    """Size of the source vocabulary."""
+    """Number of tokens in the source vocabulary."""
     target_size: int
-    """Size of the target vocabulary."""
+    """Number of tokens in the target vocabulary."""
     pad_id: int
     """Id of the padding token."""
     eos_id: int
-    """Id of the end symbol."""
+    """Id of the end symbol of sentences."""
     joint: bool
     """True if both sides share one vocabulary."""
 
@@ -285,7 +285,7 @@ MAX_WORDS = 30_000
 # Smaller corpora and vocabularies get no placeholder tokens by default.
 _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
-_COPIED = (
+_COPIED_SETTINGS = (
     "seed",
     "minutes",
     "time_plan",
@@ -376,10 +376,9 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
             "data.corpora", None, Choice(directions, "each corpus's languages; one model learns them all")
         )
         return
-    names = " ".join(language or "?" for language in found)
-    reason = (
-        "the files' suffixes" if all(found) else "unknown from the files' suffixes: pass `--languages`, for BLEU too"
-    )
+    names = " ".join(language or "?" for language in found) if any(found) else "unknown"
+    by_names = "the files' suffixes" if found == languages_of(settings.data) else "the names of the columns"
+    reason = by_names if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
     choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
@@ -529,7 +528,7 @@ def resolve_training(
         lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
         if training.lora_rank
         else None,
-        **{name: getattr(training, name) for name in _COPIED},
+        **{name: getattr(training, name) for name in _COPIED_SETTINGS},
     )
 
 
@@ -568,6 +567,17 @@ def _adapts_dropout(settings: Settings) -> bool:
     return (
         {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if specified is None else specified
     )
+
+
+def explain_training(config: ModelConfig, training: ResolvedTraining, device: str, choice_log: ChoiceLog) -> None:
+    """Add to the choice log why our kernels do not train whole layers, if that is so."""
+    if training.kernels != "native" or config.kind == "recurrent":
+        return
+    with torch.device("meta"):
+        model = build_any_model(config)
+    reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
+    if reason is not None:
+        choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:

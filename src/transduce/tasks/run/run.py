@@ -29,7 +29,7 @@ from transduce.model.backend import using_backend
 from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
-from transduce.model_folder.write import carry_original_tokenizer, write_model_folder
+from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
@@ -37,6 +37,7 @@ from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
+    follow_base_search,
     load_base_config,
     needs_stored_weights,
     prepare_initial_weights,
@@ -48,6 +49,7 @@ from transduce.tasks.run.resolving import (
     explain_decoding,
     explain_languages,
     explain_sampling,
+    explain_training,
     keep_base_config,
     predict_epochs,
     preflight,
@@ -69,8 +71,8 @@ from transduce.tasks.run.run_folder import (
     refuse_resume_without_text,
     refuse_to_overwrite,
 )
-from transduce.tasks.settings.presets import preset_settings
-from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.tasks.settings.presets import preset_settings, with_preset
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
 from transduce.training.callbacks import Callback
@@ -217,6 +219,8 @@ class Run:
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
         settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
+        if base_model is not None:
+            settings = follow_base_search(settings, self._specified_search(), choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
@@ -230,7 +234,7 @@ class Run:
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
             choice_log.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
-        if self.kind.writes_translations:
+        if self.kind.names_languages:
             explain_languages(settings, corpus.languages, choice_log)
         if settings.data.corpora:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
@@ -244,10 +248,17 @@ class Run:
         for name, (value, _) in added.items():
             if name not in logged:
                 choice_log.record(name, value, None)
+        explain_training(resolved.model, resolved.training, self.machine.device, choice_log)
         explain_decoding(resolved.model, self.machine.device, choice_log)
         prepare_initial_weights(folder, resolved, corpus.tokenizer, choice_log, self.kind.reinitialized(corpus))
         self._say_choices(choice_log)
         return resolved, corpus
+
+    def _specified_search(self) -> Mapping[str, Any]:
+        """Return the user's search settings and those of the preset, without defaults."""
+        content = with_preset(with_current_settings(self.request.settings, warn=False))
+        specified: Mapping[str, Any] = msgspec.to_builtins(content.get("search", {}))
+        return specified
 
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, choice_log: ChoiceLog
@@ -430,13 +441,13 @@ def _train_run(request: RunRequest) -> TrainResult | None:
         return None
     with ExitStack() as resources:
         resolved, corpus = _open_run(run, resources, has_run=has_run)
-        result = _train(run, resolved, corpus)
+        result, evaluation_seconds = _train(run, resolved, corpus)
         if run.processes.is_first:
             if result.time_plan and not result.reason.startswith("SIG"):
                 training = msgspec.structs.replace(resolved.training, time_plan=result.time_plan)
                 resolved = msgspec.structs.replace(resolved, training=training)
                 write_settings(request.out, resolved)
-            _finish(run, resolved, corpus, result)
+            _finish(run, resolved, corpus, result, evaluation_seconds)
     run.processes.leave()
     return result
 
@@ -542,8 +553,15 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
     return resolved, corpus
 
 
-def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Train a run to its end, with a forecast printed after the first steps, and return how it ended."""
+_MIN_EVALUATION_SHARE = 0.1  # of a time budget, even if it is used up
+
+
+def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[TrainResult, float | None]:
+    """Train a run to its end, with a forecast printed after the first steps.
+
+    Returns:
+        How the run ended, and the seconds that are left of a time budget for the final evaluation (None: unlimited).
+    """
     trainer = _open_trainer(run, resolved, corpus)
 
     def say_forecast(step_seconds: float) -> None:
@@ -564,13 +582,26 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     if run.processes.is_first:
         trainer.after_first_steps = say_forecast
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
-        return trainer.run()
+        is_under_clock = resolved.training.minutes is not None and not resolved.training.time_plan
+        has_steps_left = trainer.steps is None or trainer.step < trainer.steps
+        result = trainer.run()
+        if not (is_under_clock and has_steps_left):
+            return result, None  # a repeated or extended evaluation has no limit
+        budget = 60.0 * float(resolved.training.minutes or 0.0)
+        left = budget - result.elapsed_seconds - trainer.time_use.overhead_seconds
+        return result, max(left, _MIN_EVALUATION_SHARE * budget)
 
 
 def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
     """Predict how many seconds a validation takes from those of a step; NaN if the task makes no such prediction."""
+    steps = _validation_steps(run, corpus, resolved)
+    return math.nan if steps is None else steps * step_seconds
+
+
+def _validation_steps(run: Run, corpus: RunCorpus, resolved: ResolvedSettings) -> float | None:
+    """Predict how many steps take as long as a validation; None if the task makes no such prediction."""
     tokens = run.kind.validation_tokens(corpus, resolved)
-    return math.nan if tokens is None else tokens * step_seconds / resolved.training.batch_tokens
+    return None if tokens is None else tokens / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
@@ -591,6 +622,7 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
     training, placement, reinitialized = resolved.training, _placement(run), run.kind.reinitialized(corpus)
+    run.display.counted, run.display.has_perplexity = run.kind.counted, run.kind.reads_text
     torch.manual_seed(training.seed)
     model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=reinitialized).to(
         placement.device
@@ -623,6 +655,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     trainer.time_use = TimeUse(
         overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
         end_validations=run.kind.end_validations(corpus, resolved),
+        validation_steps=_validation_steps(run, corpus, resolved),
     )
     if run.request.resume and _resume(run, resolved, trainer):
         return trainer
@@ -657,8 +690,13 @@ def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
     return False
 
 
-def _placement(run: Run) -> RunPlacement:
-    return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
+def _placement(run: Run, evaluation_seconds: float | None = None) -> RunPlacement:
+    return RunPlacement(
+        folder=run.request.out,
+        device=run.machine.device,
+        threads=run.machine.threads,
+        evaluation_seconds=evaluation_seconds,
+    )
 
 
 def _write_model(
@@ -676,14 +714,18 @@ def _write_model(
         config=resolved.model,
         tokenizer=corpus.tokenizer,
         languages=corpus.languages,
+        search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
     )
 
 
-def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
+def _finish(
+    run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult, evaluation_seconds: float | None
+) -> None:
     """Print how training ended, measure and print the best model's quality, and write its final files.
 
-    After a run that a signal stopped, nothing is measured, because it is to be resumed.
+    The measurement should take at most `evaluation_seconds`; None: no limit. After a run that a signal stopped, nothing
+    is measured, because it is to be resumed.
     """
     display, out, duration = run.display, run.request.out, format_duration(result.elapsed_seconds)
     display.say(
@@ -694,7 +736,7 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: Tra
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: continue with --resume.")
         return
-    outcome = run.kind.finish(corpus, resolved, _placement(run), result.best_step)
+    outcome = run.kind.finish(corpus, resolved, _placement(run, evaluation_seconds), result.best_step)
     for name, content in outcome.files.items():
         write_file(out / name, content)
     if outcome.search is not None:

@@ -57,10 +57,10 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Largest number of tokens that a language model (masked or not), a classifier or a tagger sees at a time."""
 
     noise: NoiseSettings | None = None
-    """Denoising: how the text is noised."""
+    """Denoising: how the text is noised; None: by the defaults."""
 
     masking: MaskingSettings | None = None
-    """Masked language model: which tokens are hidden, and how."""
+    """Masked language model: which tokens are hidden, and how; None: as in BERT."""
 
     next_sentence: bool | None = None
     """Masked language model: also learn whether one stretch of text follows another; None: true."""
@@ -78,7 +78,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     1. `balanced` gives all classes the same share: texts / (classes × texts of the class). None: 1."""
 
     series: SeriesSettings | None = None
-    """Time series: which columns are read, and what is forecast."""
+    """Time series: which columns are read, and what is forecast; None: by the defaults."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -426,7 +426,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return how batches mix the corpora over the run, given the number of pairs of each file of `source`."""
+        """Return the schedule of each corpus's share of the batches, and weights that divide the rest among the others.
+
+        `pairs` is the number of pairs of each file of `source`.
+        """
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
@@ -577,7 +580,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
 
     init_from: str | None = None
-    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings."""
+    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings, and
+    also its search settings where `search.*` sets nothing; None: random weights.
+    """
 
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()

@@ -43,12 +43,12 @@ def search(beam_size: int, n_best: int, groups: int, penalty: float) -> list[Hyp
     return found
 
 
-def test_groups_of_one_take_other_tokens_where_the_penalty_is_high() -> None:
+def test_groups_take_different_tokens_if_the_penalty_is_high() -> None:
     found = search(beam_size=3, n_best=3, groups=3, penalty=10.0)
     assert [hypothesis.ids for hypothesis in found] == [(A,), (B,), (C,)]
 
 
-def test_without_a_penalty_all_groups_find_the_same_and_it_counts_once() -> None:
+def test_without_a_penalty_equal_results_of_groups_are_merged() -> None:
     assert [hypothesis.ids for hypothesis in search(beam_size=3, n_best=3, groups=3, penalty=0.0)] == [(A,)]
 
 
@@ -65,7 +65,7 @@ def test_scores_are_the_models_whatever_the_penalty() -> None:
     assert [hypothesis.score for hypothesis in found] == pytest.approx([math.log(FIRST[piece]) for piece in (A, B, C)])
 
 
-def test_the_n_best_come_from_the_groups_in_turn() -> None:
+def test_the_n_best_alternate_between_groups() -> None:
     """Groups of two: the first has a and b, the second, for which both cost much, c and the empty sentence."""
     found = search(beam_size=4, n_best=2, groups=2, penalty=10.0)
     assert [hypothesis.ids for hypothesis in found] == [(A,), (C,)]
@@ -84,7 +84,7 @@ def test_diverse_selection_with_one_group_equals_beam_selection() -> None:
         assert torch.allclose(expected.float(), values.float(), atol=1e-6)
 
 
-def test_each_group_goes_on_with_its_own_hypotheses() -> None:
+def test_each_group_continues_its_own_hypotheses() -> None:
     logits = torch.zeros(1, 4, 6)
     logits[0, :2, 2] = 5.0  # whatever the first group likes is nothing to the second
     logits[0, 2:, 3] = 1.0

@@ -146,7 +146,7 @@ def test_forcing_special_tokens_is_answered_or_refused(live: Any) -> None:
             assert all(isinstance(value, float) for value in reply.json["after"]["piece_log_probabilities"])
 
 
-def test_a_model_that_can_only_translate_says_so(serve: Any, gated_model: Any) -> None:
+def test_inspecting_a_model_that_only_translates_is_refused(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), views=inspection_views()) as live:
         assert study(live, "/inspect").error == "This model cannot be inspected: it can only translate."
 
@@ -302,7 +302,7 @@ def test_studies_of_disconnected_clients_are_not_computed(
         assert metrics.value("transduce_decoding_steps_total") - before <= 2
 
 
-def test_a_failing_study_says_nothing_of_its_inside(serve: Any, model: ServedModel) -> None:
+def test_a_failed_inspection_reveals_no_internal_error(serve: Any, model: ServedModel) -> None:
     def fail(*asked: Any) -> Any:  # noqa: ARG001
         raise RuntimeError("secrets")
 

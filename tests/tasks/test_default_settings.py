@@ -9,11 +9,12 @@ from unittest.mock import Mock
 import pytest
 
 import transduce
+from transduce.acceleration import why_no_kernels
 from transduce.machine import Machine, Precision
 from transduce.model.config import ModelConfig
 from transduce.search.settings import SearchSettings
 from transduce.tasks.kinds import translation
-from transduce.tasks.run.resolving import explain_decoding, predict_epochs
+from transduce.tasks.run.resolving import explain_decoding, explain_training, predict_epochs
 from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import (
     PRESETS,
@@ -309,10 +310,10 @@ def test_averaging_window_for_runs_of_each_length(steps: int | None, window: int
 
 
 @pytest.mark.parametrize("pairs", [300, 24_000, 165_000])
-def test_every_choice_says_why(pairs: int) -> None:
+def test_every_default_has_a_reason(pairs: int) -> None:
     size = CorpusSize(pairs=pairs, unspaced_characters=0)
     assert f"{pairs:,}" in choose_preset(pairs).reason
-    assert "pairs^0.4" in choose_vocabulary_size(size).reason
+    assert f"70 × {size.pairs:,}^0.4 = " in choose_vocabulary_size(size).reason
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
 
 
@@ -353,6 +354,31 @@ def test_the_choice_log_reports_what_will_decode_the_model(changes: dict[str, An
     (line,) = account.lines
     assert (line.name, line.value) == ("decoding kernels", backend)
     assert reason in line.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"positions": "relative", "norm": "rms", "activation": "swiglu"}, None),
+        ({"norm": "batch"}, "norm `batch`, which the layer kernel does not know"),
+        ({"d_ff": 120}, "a matrix from 64 to 120 numbers does not fill the kernels' blocks"),
+        ({"attention_window": 5}, "`model.attention_window` is set"),
+    ],
+)
+def test_the_choice_log_reports_why_layers_do_not_run_as_a_whole(changes: dict[str, Any], reason: str | None) -> None:
+    if why_no_kernels(1) is not None:
+        pytest.skip("this processor has no kernels")
+    account = ChoiceLog()
+    sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    training: Any = SimpleNamespace(kernels="native", precision="fp32")
+    explain_training(ModelConfig(**(sizes | changes)), training, "cpu", account)
+    assert [(line.name, line.value) for line in account.lines] == [("training kernels", "by component")] * bool(reason)
+    assert reason is None or account.lines[0].reason.startswith("not whole layers, because ")
+    assert reason is None or account.lines[0].reason.endswith(reason)
+    training.kernels = "torch"
+    explain_training(ModelConfig(**(sizes | changes)), training, "cpu", account)
+    assert len(account.lines) == bool(reason)
 
 
 @pytest.mark.parametrize(

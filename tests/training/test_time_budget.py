@@ -12,10 +12,15 @@ Make = Callable[..., ResolvedTraining]
 
 
 def simulate(
-    budget: float, duration: Callable[[int, float], float], *, validation: float = 0.0, overhead: float = 0.0
+    budget: float,
+    duration: Callable[[int, float], float],
+    *,
+    validation: float = 0.0,
+    overhead: float = 0.0,
+    forecast: float | None = None,
 ) -> tuple[float, list[Decision], int]:
     """Return the time at which a run ends, its plan and the number of its validations."""
-    clock = StepClock(budget, validates=validation > 0.0, every=None, end_validations=2.0)
+    clock = StepClock(budget, validates=validation > 0.0, every=None, end_validations=2.0, validation_steps=forecast)
     plan: list[Decision] = []
     step, now, validated = 0, overhead, 0
     while not plan or step < plan[-1].steps:
@@ -67,6 +72,14 @@ def test_slow_validations_become_fewer() -> None:
     assert plan[-1].validations < 12
     assert validated <= 4
     assert abs(end - 120.0) <= 15.0
+
+
+def test_a_forecast_of_validations_leaves_time_for_the_only_one() -> None:
+    unexpected, _, _ = simulate(120.0, lambda *_: 1.0, validation=25.0)
+    end, _, validated = simulate(120.0, lambda *_: 1.0, validation=25.0, forecast=20.0)
+    assert validated == 1
+    assert unexpected >= 160.0
+    assert abs(end - 120.0) <= 20.0
 
 
 def test_steps_longer_than_the_budget_end_the_run_at_the_second() -> None:

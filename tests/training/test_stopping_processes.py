@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.training import loop
-from transduce.training.checkpoint import Checkpoint, Rows, RunState, save_checkpoint, save_together
+from transduce.training.checkpoint import Checkpoint, RowRange, RunState, save_checkpoint, save_together
 from transduce.training.distributed import Processes, join_processes
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
@@ -23,7 +23,7 @@ Make = Callable[..., ResolvedTraining]
 
 
 @pytest.fixture
-def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def first_of_two_processes(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make this process, alone in its group, act as the first of two that waits for no other."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
@@ -75,7 +75,7 @@ class Watched:
         return ValidationEvent(step=step, loss=1.0, perplexity=2.7)
 
 
-@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.usefixtures("first_of_two_processes")
 @pytest.mark.parametrize(("stop_in_step", "before"), [(4, [2]), (2, []), (3, [2])])
 def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
     tmp_path: Path, make_settings: Make, stop_in_step: int, before: list[int]
@@ -90,7 +90,7 @@ def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
     assert stopped.validated + resumed.validated == [2, 4]
 
 
-@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.usefixtures("first_of_two_processes")
 def test_a_validation_is_stopped_for_a_stop_and_comes_first_on_resume(
     tmp_path: Path, make_settings: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +127,7 @@ class Counting(Processes):
         return value
 
 
-def checkpoint(rows: dict[str, Rows] | None) -> Checkpoint:
+def checkpoint(rows: dict[str, RowRange] | None) -> Checkpoint:
     state = RunState(
         step=1,
         updates=1,
@@ -152,7 +152,7 @@ def test_other_processes_are_notified_if_the_first_cannot_save(tmp_path: Path, m
 
 
 def test_a_checkpoint_part_that_another_process_cannot_write_fails_in_all(tmp_path: Path) -> None:
-    whole = checkpoint({"w": Rows(0, [4, 3])})
+    whole = checkpoint({"w": RowRange(0, [4, 3])})
     message = r"step-000000001 could not be written \(another process could not write its part\)"
     with pytest.raises(TransduceError, match=message) as raised:
         save_checkpoint(tmp_path, whole, keep=1, processes=Counting(failures=1.0))
