@@ -47,6 +47,7 @@ MODEL: dict[str, float | str] = {
     "model.dropout": 0.0,
     # A slow core processes 14 million tokens in an hour, which small batches divide into seven thousand steps.
     "training.batch_tokens": 2048,
+    "training.optimizer": "adam",
     "training.learning_rate": 0.004,
 }
 # Continued pretraining on the utterances without their intents, about twenty epochs.

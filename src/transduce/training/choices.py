@@ -278,8 +278,8 @@ def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None)
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
     Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models
-    with pretrained weights (`--init-from`) use Adam. Masked language models use Adam, and classifiers and taggers that
-    start from a small one use Muon (docs/bert.md).
+    with pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked
+    language model use Muon (docs/bert.md).
     """
     if model_kind == "recurrent":
         return Choice("adam", "recurrent cells have no Transformer layers for Muon")
