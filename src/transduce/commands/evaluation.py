@@ -373,7 +373,11 @@ class TextSummary(Summary, frozen=True, kw_only=True):
     """The negative log-probability of all lines in bits, per character without line feeds."""
 
     def __str__(self) -> str:
-        return f"{Summary.__str__(self)}, {self.bits_per_character:,.3f} bits per character"
+        return (
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}, "
+            f"{self.bits_per_character:,.3f} bits per character"
+        )
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
