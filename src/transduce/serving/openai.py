@@ -1,6 +1,7 @@
 """Answer OpenAI's clients: chat completions, text completions and models.
 
-A translation model translates the last message of the role `user` and ignores earlier messages and instructions. A
+A translation model translates the last message of the role `user`. One that was trained with document context reads
+earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
 language model continues the text of all messages.
 """
 
@@ -321,6 +322,8 @@ class OpenAIHandlers:
             max_tokens=message.max_completion_tokens or message.max_tokens,
             with_tokens=bool(message.logprobs),
         )
+        if self.completions.reads_context(message.model):
+            order = order._replace(before=earlier_turns(message.messages))
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
@@ -418,6 +421,23 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     if message is None or message.content is None:
         raise invalid_request("there must be a message of the role `user`, whose content is translated")
     return message.text
+
+
+def earlier_turns(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
+    """Return the messages of the role `user` before the last one, each with the assistant's answer, "" without one.
+
+    Messages without text are left out.
+
+    Raises:
+        RequestError: a message has a part that is not text.
+    """
+    turns: list[tuple[str, str]] = []
+    for message in messages:
+        if message.role == "user" and message.text:
+            turns.append((message.text, ""))
+        elif message.role == "assistant" and turns:
+            turns[-1] = (turns[-1][0], message.text)
+    return turns[:-1]
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:

@@ -221,7 +221,10 @@ class TermTally:
 
     def __str__(self) -> str:
         translated = self.terms - len(self.missing)
-        shown = "".join(f"\n  line {number:,}: {term}" for number, term in self.missing[:MAX_SHOWN])
+        shown = "".join(
+            f"\n  line {number:,} lacks {' or '.join(f'`{target}`' for target in term.targets)} for `{term.source}`"
+            for number, term in self.missing[:MAX_SHOWN]
+        )
         more = f"\n  and {len(self.missing) - MAX_SHOWN:,} more" if len(self.missing) > MAX_SHOWN else ""
         counts = (
             f"glossary: {count_noun(self.terms, 'term')} in the sources, {translated:,} of them in the translations"
