@@ -435,7 +435,9 @@ def _score_texts(options: argparse.Namespace) -> int:
     from transduce.inference.generator import load_generator
 
     refuse_options(
-        options, ("target", *LANGUAGE_OPTIONS), "is for translations, but the model is a language model: leave it out."
+        options,
+        ("target", *LANGUAGE_OPTIONS),
+        "`{option}` is for translations, but the model is a language model: leave it out.",
     )
     if len(options.model) > 1 or options.length_penalty:
         raise TransduceError(
