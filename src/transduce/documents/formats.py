@@ -304,7 +304,7 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     return document
 
 
-_APPLY_TO = {
+_FORMATS_OF_SETTING = {
     "columns": ("csv", "tsv"),
     "fields": ("json", "jsonl"),
     "keep_source": ("txt", "srt", "vtt", "ass", "po", "xliff"),
@@ -316,7 +316,7 @@ _APPLY_TO = {
 
 
 def _check_settings(settings: DocumentSettings, format: Format) -> None:
-    for name, formats in _APPLY_TO.items():
+    for name, formats in _FORMATS_OF_SETTING.items():
         if getattr(settings, name) and format.name not in formats:
             raise TransduceError(
                 f"`{name}` applies to {', '.join(formats)}, but the document is {format.name}: leave it out."

@@ -286,7 +286,7 @@ MAX_WORDS = 30_000
 # Smaller corpora and vocabularies get no placeholder tokens by default.
 _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
-_COPIED = (
+_COPIED_SETTINGS = (
     "seed",
     "minutes",
     "time_plan",
@@ -528,7 +528,7 @@ def resolve_training(
         lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
         if training.lora_rank
         else None,
-        **{name: getattr(training, name) for name in _COPIED},
+        **{name: getattr(training, name) for name in _COPIED_SETTINGS},
     )
 
 
