@@ -15,6 +15,7 @@ from transduce.errors import TransduceError
 from transduce.model.backend import TrainingKernels
 from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder
 
@@ -124,7 +125,7 @@ except ModuleNotFoundError as missing:
         """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
         return NO_KERNELS
 
-    def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
+    def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
         """Return that this installation has no kernels."""
         return NO_KERNELS
 

@@ -157,6 +157,13 @@ def test_translations_are_named_with_their_language() -> None:
     [
         ("a.txt", SRT.format("x"), [], "a.txt looks like SubRip subtitles: pass --format srt, or --format txt"),
         ("a.zh", "<!DOCTYPE html><p>x", [], "a.zh looks like HTML: pass --format html, or --format txt"),
+        (
+            "a.ts",
+            "<!DOCTYPE TS>\n<TS><context/></TS>",
+            [],
+            "a.ts is XML of a kind that cannot be translated: convert it",
+        ),
+        ("a.dat", "<?xml version='1.0'?>\n<data>x</data>", [], "a.dat is XML of a kind that cannot be translated"),
         ("a.rtf", "x", [], "a.rtf is named .rtf, which cannot be translated: convert it to one of .txt"),
         ("a.txt", "%PDF-1.7", [], "a.txt is PDF, which cannot be translated"),
         ("a.srt", SRT.format("x"), ["--workers", "2"], "`--workers` applies to lines of text, not to documents"),

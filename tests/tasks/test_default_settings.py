@@ -302,7 +302,7 @@ def test_averaging_window_for_runs_of_each_length(steps: int | None, window: int
 def test_every_default_has_a_reason(pairs: int) -> None:
     size = CorpusSize(pairs=pairs, unspaced_characters=0)
     assert f"{pairs:,}" in choose_preset(pairs).reason
-    assert "pairs^0.4" in choose_vocabulary_size(size).reason
+    assert f"70 × {size.pairs:,}^0.4 = " in choose_vocabulary_size(size).reason
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
 
 

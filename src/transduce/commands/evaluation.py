@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,12 +187,9 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 
 
 def _translate(
-    translator: "Translator", sources: Sequence[str], search: "SearchSettings", glossary: Glossary | None
+    translator: "Translator", sources: list[str], search: "SearchSettings", glossary: Glossary | None
 ) -> list[str]:
-    from transduce.inference.batching import Documents
-
-    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
-    return [translation.text for translation in translations]
+    return [each.text for each in translator(sources, search=search, glossary=glossary, document=True)]
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
@@ -311,7 +308,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
-    lines = [translation.text for translation in translator(sources, search=search, document=True)]
+    lines = _translate(translator, sources, search, None)
     languages = translator.source_language, translator.target_language
     return _System(lines, languages, decoding_record(search, translator.precision))
 

@@ -26,7 +26,7 @@ _MAX_BYTES = 4 * 1024**3
 _MAX_ADDED = 3  # padding, end and unknown words
 _NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
 _PRE_NORM: "tuple[Style, ...]" = ("annotated",)
-_OF_TRANSLATORS = (
+_TRANSLATOR_OPTIONS = (
     *("source_words", "target_words", "start", "end", "padding", "source_start"),
     *("norm_order", "embeddings", "stacks", "unscaled"),
 )
@@ -128,7 +128,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
     """
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
 
-    unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
+    unused = next((name for name in _TRANSLATOR_OPTIONS if vars(options)[name]), None)
     if unused is not None:
         raise TransduceError(f"`{option_of(unused)}` is for translators, but karpathy's are language models.")
     if options.words is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import is_special_file, name_path_in_errors
-from transduce.commands.options import check_writable, load_translator, option_of, refuse_options
+from transduce.commands.options import check_writable, load_translator, option_of, print_bytes, refuse_options
 from transduce.documents.formats import (
     FORMATS,
     START_BYTES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
-_OF_LINES: dict[str, object] = {
+_LINE_OPTIONS: dict[str, object] = {
     "phrases": None,
     "shard": "1/1",
     "workers": 1,
@@ -147,7 +147,7 @@ def translate_file(
     """
     from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
 
-    for name, unset in _OF_LINES.items():
+    for name, unset in _LINE_OPTIONS.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(f"`{option_of(name)}` applies to lines of text, not to documents: leave it out.")
     output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
@@ -227,8 +227,7 @@ def naming_options(file: str) -> Iterator[None]:
 def _write_stream(path: str | None, content: bytes) -> None:
     """Write the bytes of a document to a device such as /dev/stdout; a path of None is standard output."""
     if path is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        print_bytes(content)
     else:
         with name_path_in_errors(path), Path(path).open("wb") as stream:
             stream.write(content)

@@ -38,6 +38,7 @@ from transduce.machine import usable_memory
 from transduce.model.backend import TrainingKernels
 from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -181,7 +182,7 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
     return NativeTraining()
 
 
-def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:
+def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str) -> str | None:
     """Return why our kernels train a model component by component, as a clause; None if they compute whole layers.
 
     The model may be on the meta device, so its weights need not be read.
@@ -190,8 +191,12 @@ def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> st
         from transduce.kernels.cpu.training.layer import why_not_whole
     else:
         from transduce.kernels.cuda.backend import why_not_whole
-    if getattr(getattr(model, "config", None), "attention_window", None) is not None:
+    if config.attention_window is not None:
         return "`model.attention_window` is set"
+    if device != "cpu" and not (config.kind == "transformer" and config.can_be_packed):
+        return "batches of such a model are padded"
+    if device != "cpu" and config.activation_dropout:
+        return "`model.activation_dropout` is not 0"
     layers = [each for each in model.modules() if isinstance(each, EncoderLayer | DecoderLayer)]
     return next((reason for each in layers if (reason := why_not_whole(each, dtype)) is not None), None)
 

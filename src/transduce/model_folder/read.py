@@ -549,17 +549,22 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
     """
     manifest = _read_manifest(folder)
     try:
-        return manifest, _check_digests(folder, manifest, verified)
+        return manifest, check_digests(folder, manifest, verified.digest)[WEIGHTS]
     except TransduceError:
         # A run may have replaced its weights since the manifest was read; then the manifest has changed, too.
         newer = _read_manifest(folder)
         if newer == manifest:
             raise
-        return newer, _check_digests(folder, newer, verified)
+        return newer, check_digests(folder, newer, verified.digest)[WEIGHTS]
 
 
-def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) -> str:
-    """Check every file that the manifest lists against its digests there, and return the digest of the weights.
+def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str]) -> dict[str, str]:
+    """Check every file that the manifest lists against its digests there, and return the digests found by file name.
+
+    Args:
+        folder: the model folder.
+        manifest: its manifest.
+        digest: returns the SHA-256 of a file.
 
     Raises:
         TransduceError: a file is missing or has another digest.
@@ -570,10 +575,13 @@ def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) ->
         path = file_inside(folder, name)
         if not path.is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
-        found[name] = verified.digest(path)
+        found[name] = digest(path)
         if found[name] not in digests:
-            raise TransduceError(f"{path} is damaged: it is not what the manifest says was written.")
-    return found[WEIGHTS]
+            raise TransduceError(
+                f"{path} is damaged: it is not what the manifest says was written. Copy the folder again, or train or "
+                "import the model again."
+            )
+    return found
 
 
 def _read_weights(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO, TypeVar, cast
 
 import msgspec
 from rich.console import Console
@@ -258,6 +258,27 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
 Event = TrainEvent | ValidationEvent
 
 
+_FILE = "metrics.jsonl"
+_T = TypeVar("_T")
+
+
+def read_events(folder: Path, kind: type[_T]) -> list[_T]:
+    """Return the events that a run has logged in its folder, each as a struct or dictionary; empty without the file.
+
+    An incomplete last line, which a run is writing or which it left when it was killed, is left out.
+
+    Raises:
+        TransduceError: a line is damaged.
+    """
+    path, events = folder / _FILE, []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
+        try:
+            events.append(msgspec.json.decode(line, type=kind))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path}, line {number}, is not what a run writes: {error}.") from None
+    return events
+
+
 def event_numbers(event: Event) -> dict[str, float]:
     """Return the numbers of an event except its step, by name: `train/…` of a report, `dev/…` of a validation."""
     values = msgspec.to_builtins(event)
@@ -285,7 +306,7 @@ class EventLog:
             resume_at: the step after which the run continues; 0 starts an empty log.
             validate_again: whether the validation of that step will be repeated too.
         """
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / _FILE
         kept = _events_until(self.path, resume_at, validate_again) if resume_at else []
         write_file(self.path, b"".join(kept))
         self._file = self.path.open("ab", buffering=0)
