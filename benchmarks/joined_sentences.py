@@ -18,9 +18,9 @@ from quality_warnings import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translation, Translator, load, score
-from transduce.inference.batching import sentence_separator
 from transduce.inference.bulk_files import Job, portions, translate_portions
 from transduce.text.files import read_lines
+from transduce.text.languages import sentence_separator
 from transduce.text.text_settings import TextSettings
 
 LINES = 500

@@ -36,7 +36,7 @@ if __name__ == "__main__":
     source, target, folder, workers, kind = sys.argv[1:]
     files = CorpusFiles(source=(source,), target=(target,))
     settings = TokenizerSettings(vocabulary_size=4000, kind=kind)
-    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, shrink=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
     tokenizer.save(folder)
     prepare(files, tokenizer, FilterSettings(drop_duplicates=True), folder + "/corpus", workers=int(workers))
 """

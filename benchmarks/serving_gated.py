@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
 from transduce.inference.translation import Alternative, Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -49,6 +50,7 @@ class GatedModel:
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.glossary = glossary
+        self.context_before = 0
         self.steps = steps
         self.steps_run = 0
         """Number of decoding steps of all batches."""
@@ -97,6 +99,7 @@ class GatedModel:
         text_settings: TextSettings,  # noqa: ARG002
         *,
         protected: Sequence[Sequence[Span]] | None = None,  # noqa: ARG002
+        documents: Documents | None = None,  # noqa: ARG002
     ) -> list[Translation]:
         """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))

@@ -25,6 +25,9 @@ _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Threads sleep while they wait for one another: by default they keep a core busy, which the other workers need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Tests run on the CPU even where there is a GPU, except for tests that use the fixture `on_gpu`.
 _VISIBLE_GPUS = os.environ.setdefault("TRANSDUCE_TESTS_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -15,6 +15,7 @@ from transduce.errors import TransduceError
 from transduce.model.backend import TrainingKernels
 from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
 from transduce.model.transformer import Decoder, DecodingState, Encoder
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transduce.kernels.cpu.selection import NativeReductions
 
 __all__ = [
-    "PackedModel",
+    "PackedLayers",
     "PrepackedModel",
     "compiled_state",
     "decoded_model",
@@ -32,7 +33,6 @@ __all__ = [
     "find_batch_search",
     "forecast_decoder",
     "has_kernels",
-    "is_recording",
     "kernels_for_training",
     "make_inference_copy",
     "outline_quantized",
@@ -51,9 +51,8 @@ __all__ = [
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
 
 try:
-    from transduce.kernels.cuda.graphs import is_recording
     from transduce.kernels.prepacked import (
-        PackedModel,
+        PackedLayers,
         PrepackedModel,
         packed_layers,
     )
@@ -86,7 +85,7 @@ except ModuleNotFoundError as missing:
     class PrepackedModel:  # type: ignore[no-redef]
         """A placeholder for the type of models with prepacked weights, which only the kernels package makes."""
 
-    class PackedModel:  # type: ignore[no-redef]
+    class PackedLayers:  # type: ignore[no-redef]
         """A placeholder for the type of a model's prepacked layers, which only the kernels package makes."""
 
         layout: str
@@ -100,11 +99,11 @@ except ModuleNotFoundError as missing:
             """Raise an error, since no model has prepacked layers without the kernels package."""
             raise AssertionError
 
-    def packed_layers(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
+    def packed_layers(model: nn.Module) -> PackedLayers | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
-    def outline_quantized(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
+    def outline_quantized(model: nn.Module) -> PackedLayers | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
@@ -126,13 +125,9 @@ except ModuleNotFoundError as missing:
         """Return why no Triton kernels compute on this GPU: the kernels package is missing."""
         return NO_KERNELS
 
-    def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
+    def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str) -> str | None:  # noqa: ARG001
         """Return that this installation has no kernels."""
         return NO_KERNELS
-
-    def is_recording(device: torch.device) -> bool:  # noqa: ARG001
-        """Return False: no CUDA graph is ever recorded, since only the kernels package records any."""
-        return False
 
     def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001
         """Return None, since there are no training kernels; refuse a setting that requires them.

@@ -24,6 +24,23 @@ class TransduceError(ValueError):
         return localized(super().__str__())
 
 
+# --- lists in messages ---
+
+
+MAX_SHOWN = 8
+"""Names of a list that a message shows."""
+
+
+def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
+    """Return a list as text of a message: "a, b, … (+37)" with the first names and the number of the others.
+
+    An empty list is "none".
+    """
+    texts = list(map(str, names))
+    others = len(texts) - most
+    return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
+
+
 # --- packages ---
 # Imports of optional packages, with an error message that names the extra to install.
 

@@ -184,8 +184,9 @@ def test_suggested_commands_quote_as_the_system_does(
 
 
 def test_train_with_a_settings_file_set_and_options(
-    capsys: Capture, toy_corpus: Path, write_lines: WriteLines, tmp_path: Path
+    capsys: Capture, toy_corpus: Path, write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("transduce.tasks.run.run.PROBE_SECONDS", 0.0)
     settings = write_lines("s.toml", ["[training]", "steps = 10", "seed = 7", "[model]", "d_model = 64"])
     code = main([
         "train", str(settings), "--out", str(tmp_path / "m"), "--dry-run", "--steps", "30",

@@ -298,7 +298,7 @@ def test_lines_too_short_for_a_glossary_term_are_reported(
     assert main(["translate", str(trained), str(file), *options]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
     assert told[0] == "glossary: 1 term in the sources, 0 of them in the translations; missing"
-    assert told[1] == "  line 2: `茶` as `the water` or `apples`"
+    assert told[1] == "  line 2 lacks `the water` or `apples` for `茶`"
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 

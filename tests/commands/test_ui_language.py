@@ -14,10 +14,10 @@ import pytest
 
 import transduce
 from transduce import ui_language
+from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import _check_fits
-from transduce.inference.line_warnings import LineWarnings, UnknownLetters
 from transduce.model.config import ModelConfig
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language

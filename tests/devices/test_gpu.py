@@ -3,6 +3,7 @@
 Results must equal those of the CPU. No operation may mix tensors of both devices, and the CPU may wait only rarely.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,13 +33,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned": {
         "model.positions": "learned", "model.max_positions": 64, "model.zero_padding_row": False,
         "model.tie_source_target": False, "model.tie_output": False, "model.share_layers": True,
+        "model.num_encoder_layers": 2, "model.num_decoder_layers": 2,
     },
     "rotary": {"model.positions": "rotary", "model.num_heads": 2, "model.num_key_value_heads": 1},
     "relative": {"model.positions": "relative", "model.output_bias": True},
     "window": {"model.attention_window": 3},
     "additive": {"model.attention_score": "additive"},
     "general": {"model.attention_score": "general", "model.attention_kind": "hard"},
-    "lstm": {"model.kind": "recurrent", "model.input_feeding": True},
+    "lstm": {"model.kind": "recurrent", "model.input_feeding": True, "model.num_decoder_layers": 2},
     "gru": {"model.kind": "recurrent", "model.recurrent_cell": "gru", "model.recurrent_attention": "bahdanau"},
     "seq2seq": {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.recurrent_context_to": "both"},
     "intra-attention": {"model.kind": "recurrent", "model.recurrent_self_attention": True},
@@ -65,9 +67,18 @@ STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 
 def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, str] | None) -> Results:
     """Run jobs on each device, and return the results by device."""
+    specification = importlib.util.spec_from_file_location("trials", TRIALS)
+    assert specification is not None
+    assert specification.loader is not None
+    trials = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(trials)
     return {
-        device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
-        for device in ("cpu", "pretend", *(["cuda"] if on_gpu else []))
+        # As JSON, as the results of the other devices are.
+        "cpu": json.loads(json.dumps(trials.run_jobs(jobs("cpu")[0]))),
+        **{
+            device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
+            for device in ("pretend", *(["cuda"] if on_gpu else []))
+        },
     }
 
 
@@ -125,6 +136,8 @@ def training_results(
     settings = toy_settings | {
         "data.dev_source": [str(dev / "data.dev_source")],
         "data.dev_target": [str(dev / "data.dev_target")],
+        "model.num_encoder_layers": 1,
+        "model.num_decoder_layers": 1,
         "model.dropout": 0.0,
         "training.steps": 3,
         "training.validate_every": 3,

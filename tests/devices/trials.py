@@ -1,6 +1,6 @@
-"""Train and use models on one device, in a process that test_gpu.py starts.
+"""Train and use models on one device: on the CPU where test_gpu.py imports this module, else in a process of its own.
 
-The device is the CPU (`cpu`), a GPU (`cuda`) or a simulated GPU (`pretend`). Jobs are read from a JSON file, and the
+The device of a process is a GPU (`cuda`) or a simulated GPU (`pretend`). Jobs are read from a JSON file, and the
 result or error of each is written to another.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-if sys.argv[1] == "pretend":
+if __name__ == "__main__" and sys.argv[1] == "pretend":
     import pretend
 
     pretend.install()
@@ -28,7 +28,7 @@ from transduce.inference.load import open_translator as load_translator
 from transduce.search.settings import SearchSettings
 
 Job = dict[str, Any]
-COMPUTING: dict[str, Any] = {"device": "cpu" if sys.argv[1] == "cpu" else "cuda", "threads": 1}
+COMPUTING: dict[str, Any] = {"device": "cuda" if __name__ == "__main__" else "cpu", "threads": 1}
 
 
 def train(job: Job) -> Any:
@@ -87,17 +87,18 @@ JOBS: dict[str, Callable[[Job], Any]] = {
 }
 
 
-def main() -> None:
-    """Run all jobs of the file in their order."""
+def run_jobs(jobs: dict[str, Job]) -> dict[str, Any]:
+    """Run jobs in their order, and return the result or the error of each."""
     results = {}
-    for name, job in json.loads(Path(sys.argv[2]).read_text("utf-8")).items():
+    for name, job in jobs.items():
         waits.clear()
         try:
             results[name] = {"result": JOBS[job["do"]](job), "waits": dict(waits)}
         except Exception as error:  # noqa: BLE001  (the test shows it)
             results[name] = {"error": "".join(traceback.format_exception(error))}
-    Path(sys.argv[3]).write_text(json.dumps(results), "utf-8")
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    found = run_jobs(json.loads(Path(sys.argv[2]).read_text("utf-8")))
+    Path(sys.argv[3]).write_text(json.dumps(found), "utf-8")

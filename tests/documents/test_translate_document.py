@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import transduce
+from transduce.commands.line_warnings import resolve_languages
 from transduce.commands.main import main
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.translate import portions, target_path, write_translated
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
-from transduce.inference.line_warnings import resolve_languages
 from transduce.inference.translator import Translator
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n"
@@ -104,6 +104,17 @@ def test_the_command_translates_text_in_other_encodings(
     assert capsys.readouterr().out.split() == f"{lines[1]} {lines[4]}".split()
 
 
+def test_the_command_counts_the_terms_of_a_document(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, terms = tmp_path / "a.md", tmp_path / "terms.tsv"
+    source.write_text("# 茶\n\n我吃鱼。\n", "utf-8")
+    terms.write_text("茶\ttea\n鱼\tmilk and the water and rice\n", "utf-8")
+    assert main(["translate", str(trained), str(source), "--glossary", str(terms), *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("# tea\n")
+    assert "glossary: 2 terms in the sources, 1 of them in the translations; missing" in captured.err
+    assert "\n  text 2 lacks `milk and the water and rice` for `鱼`\n" in captured.err
+
+
 def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source = tmp_path / "film.srt"
@@ -157,6 +168,13 @@ def test_translations_are_named_with_their_language() -> None:
     [
         ("a.txt", SRT.format("x"), [], "a.txt looks like SubRip subtitles: pass --format srt, or --format txt"),
         ("a.zh", "<!DOCTYPE html><p>x", [], "a.zh looks like HTML: pass --format html, or --format txt"),
+        (
+            "a.ts",
+            "<!DOCTYPE TS>\n<TS><context/></TS>",
+            [],
+            "a.ts is XML of a kind that cannot be translated: convert it",
+        ),
+        ("a.dat", "<?xml version='1.0'?>\n<data>x</data>", [], "a.dat is XML of a kind that cannot be translated"),
         ("a.rtf", "x", [], "a.rtf is named .rtf, which cannot be translated: convert it to one of .txt"),
         ("a.txt", "%PDF-1.7", [], "a.txt is PDF, which cannot be translated"),
         ("a.srt", SRT.format("x"), ["--workers", "2"], "`--workers` applies to lines of text, not to documents"),

@@ -69,7 +69,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         rows.add_rows: ([FP32, "*i64", kind, "fp32", *WHOLE * 2], {"BLOCK": 1024}),
         rows.softmax_: ([kind, FP32, *WHOLE], {"BLOCK": 4096}),
         update.adam: ([*[FP32] * 3, BF16, FP32, FP32, *WHOLE, *["fp32"] * 7], FLAGS),
-        update.apply_update: ([*[FP32] * 3, BF16, FP32, *WHOLE, "fp32", "fp32"], {"HAS_MOVE": True, **FLAGS}),
+        update.apply_update: ([*[FP32] * 3, BF16, FP32, *WHOLE, "fp32", "fp32"], FLAGS),
         update.update_momentum: ([FP32, FP32, BF16, *WHOLE, "fp32", "fp32"], {"BLOCK": 1024}),
     }
     places, numbers = ["*i64"] * 2, "*i32"

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced_language, sentence_separator
 from transduce.inference.segmentation import Gap, SegmentedText, Sentence
 from transduce.inference.translation import Alternative, Translation, join_parts
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import contains_phrase
+from transduce.text.languages import is_unspaced_language, sentence_separator
 
 GREEDY = SearchSettings(beam_size=1)
 SOURCE = "我吃鱼。"

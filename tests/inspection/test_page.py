@@ -485,9 +485,9 @@ def test_axe_finds_no_accessibility_violations(
 def test_sample_sentences_are_those_of_the_last_validation(tmp_path: Path) -> None:
     assert sample_sentences(tmp_path) == []
     lines = ['{"event": "validation", "samples": [["a", "b", "c"]]}', '{"event": "train", "loss": 1.0}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert sample_sentences(tmp_path) == ["a"]
-    (tmp_path / "metrics.jsonl").write_text("{", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "tra']), encoding="utf-8")
+    assert sample_sentences(tmp_path) == ["a"]  # the run writes its last line just now
+    (tmp_path / "metrics.jsonl").write_text("{\n", encoding="utf-8")
     with pytest.raises(TransduceError, match="is not what a run writes"):
         sample_sentences(tmp_path)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import transduce
 from transduce.commands.main import main
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.hugging_face.export import class_for
@@ -303,6 +303,19 @@ def test_missing_and_unexpected_tensors_are_listed() -> None:
         import_tutorial(weights, config("pre"), style="annotated")
     with pytest.raises(TransduceError, match=r"must hold source\.weight, but do not: name it in `names`"):
         import_tutorial(weights, config("pre"), style="torch", names=OWN_NAMES)
+
+
+def test_of_many_missing_tensors_the_first_are_listed() -> None:
+    weights = {name: value for name, value in Annotated().state_dict().items() if "encoder.layers" not in name}
+    with pytest.raises(TransduceError) as caught:
+        import_tutorial(weights, config("pre"), style="annotated")
+    found = re.search(r"missing (.*), … \(\+([0-9]+)\); unexpected none\.$", str(caught.value))
+    assert found is not None
+    assert found[1].count(", ") == 7
+    assert 8 + int(found[2]) == len(Annotated().state_dict()) - len(weights)
+    assert shown_names(range(9)) == "0, 1, 2, 3, 4, 5, 6, 7, … (+1)"
+    assert shown_names(range(2000), 2) == "0, 1, … (+1,998)"
+    assert (shown_names("ab"), shown_names([])) == ("a, b", "none")
 
 
 # --- a layer for each projection, norms made inside `forward`, no biases, embeddings as they are --------------------

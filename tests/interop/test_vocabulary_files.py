@@ -122,13 +122,13 @@ def test_a_word_list_may_begin_with_a_token_in_brackets(tmp_path: Path) -> None:
         ("Mädchen\n".encode("latin-1"), r"must be a word list in UTF-8, but is not UTF-8: convert it"),
     ],
 )
-def test_words_whose_ids_would_be_others_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_word_lists_whose_ids_would_be_ambiguous_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "words").write_bytes(content)
     with pytest.raises(TransduceError, match=message):
         read_words(tmp_path / "words")
 
 
-def test_characters_may_be_spaces(tmp_path: Path) -> None:
+def test_character_lists_in_json_may_contain_spaces(tmp_path: Path) -> None:
     (tmp_path / "characters.json").write_text('["\\n", " ", "a"]', "utf-8")
     assert read_words(tmp_path / "characters.json", may_be_space=True) == {"\n": 0, " ": 1, "a": 2}
 

@@ -1,9 +1,12 @@
 """Test the cache of compiled code: it is reused, damaged files are recompiled, and failures to write are ignored."""
 
+import json
 import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +36,19 @@ make = compiler._make_code
 compiler._make_code = lambda *values: made.append(values) or make(*values)
 weight, x = torch.eye(64) * 2.0, torch.arange(128.0).view(2, 64)
 assert torch.equal(NativeLinear(weight, None, find_float_tile("floats"))(x), 2.0 * x)
-print(len(made))
+print(len(made), flush=True)
+"""
+# Imports what is slow to import, and forks a process for each line: it has compiled nothing, as a new one.
+FORKS = f"""
+import json, os, sys
+import transduce.kernels.cpu.gemm.decode
+for line in sys.stdin:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        os.environ.update(json.loads(line))
+        exec({PRODUCT!r})
+        os._exit(0)
 """
 
 
@@ -43,15 +58,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels"
 
 
-def programs_made(**variables: str) -> int:
-    """Return how many modules a new process compiles."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCT], env=os.environ | variables, capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
+@pytest.fixture(scope="module")
+def programs_made() -> Iterator[Callable[..., int]]:
+    """Yield a function that returns how many modules a new process with these environment variables compiles."""
+    if not hasattr(os, "fork"):
+        program = [sys.executable, "-c", PRODUCT]
+        yield lambda **variables: int(subprocess.check_output(program, env=os.environ | variables, text=True))
+        return
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        stdin, stdout = parent.stdin, parent.stdout
+
+        def fork(**variables: str) -> int:
+            stdin.write(f"{json.dumps(variables)}\n")
+            return int(stdout.readline())
+
+        yield fork
+        stdin.close()
+    assert parent.returncode == 0
 
 
-def test_the_next_process_recompiles_only_damaged_files(folder: Path) -> None:
+def test_the_next_process_recompiles_only_damaged_files(folder: Path, programs_made: Callable[..., int]) -> None:
+    programs_made = partial(programs_made, **{CACHE_VARIABLE: str(folder.parent)})
     assert programs_made() == 1
     (file,) = folder.iterdir()
     assert programs_made() == 0
@@ -65,7 +96,7 @@ def test_the_next_process_recompiles_only_damaged_files(folder: Path) -> None:
         assert programs_made(ATEN_CPU_CAPABILITY="avx2") == 1
 
 
-def test_nothing_is_cached_if_disabled_or_not_writable(tmp_path: Path) -> None:
+def test_nothing_is_cached_if_disabled_or_not_writable(tmp_path: Path, programs_made: Callable[..., int]) -> None:
     assert programs_made(**{CACHE_VARIABLE: ""}) == 1
     (tmp_path / "kernels").write_text("a file in the folder's place", encoding="utf-8")
     for _ in range(2):

@@ -93,15 +93,15 @@ def test_products_are_rounded_once(
 
 @SIZES
 @pytest.mark.parametrize("x_is_relu", [False, True])
-@pytest.mark.parametrize("by_x", [False, True])
+@pytest.mark.parametrize("needs_x", [False, True])
 @pytest.mark.parametrize("asked", ["both", "neither", "weight", "bias"])
 def test_gradients_of_linear_layers_are_rounded_once(
-    dtype: torch.dtype, positions: int, inputs: int, outputs: int, x_is_relu: bool, by_x: bool, asked: str
+    dtype: torch.dtype, positions: int, inputs: int, outputs: int, x_is_relu: bool, needs_x: bool, asked: str
 ) -> None:
     if (
         IS_EMULATED
         and positions > LARGE
-        and (x_is_relu, by_x, asked) not in {(True, True, "both"), (False, False, "weight")}
+        and (x_is_relu, needs_x, asked) not in {(True, True, "both"), (False, False, "weight")}
     ):
         pytest.skip("this takes long by emulation")
     x, weight = random(positions, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
@@ -116,10 +116,10 @@ def test_gradients_of_linear_layers_are_rounded_once(
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
     )
     given = gradient.clone()
-    found = linear_backward(gradient, x, weight, sums, by_x=by_x, is_open=is_open)
+    found = linear_backward(gradient, x, weight, sums, needs_x=needs_x, is_open=is_open)
     assert torch.equal(gradient, given)
     counted = gradient.double()
-    assert (found is not None) == by_x
+    assert (found is not None) == needs_x
     if found is not None:
         positive = (x > 0).double() if x_is_relu else 1.0
         assert_rounded_once(found, counted @ weight.double() * positive, counted.abs() @ weight.double().abs())
@@ -137,11 +137,11 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
         torch.set_num_threads(threads)
         sums = GradientSums(torch.zeros(96, 64), torch.zeros(96))
         out = multiply(x, weight, bias, activation="relu")
-        by_x = linear_backward(gradient, x, weight, sums, by_x=True)
-        assert by_x is not None
+        grad_x = linear_backward(gradient, x, weight, sums, needs_x=True)
+        assert grad_x is not None
         assert sums.weight is not None
         assert sums.bias is not None
-        found.append((out, by_x, sums.weight, sums.bias))
+        found.append((out, grad_x, sums.weight, sums.bias))
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
 
@@ -152,10 +152,10 @@ def test_non_temporal_stores_give_equal_results(monkeypatch: pytest.MonkeyPatch)
     found = []
     for least in (train_calls._STREAMED_BYTES, 0):
         monkeypatch.setattr(train_calls, "_STREAMED_BYTES", least)
-        by_x = linear_backward(gradient, x, weight, GradientSums(None), by_x=True)
-        assert by_x is not None
-        assert train_calls._is_streamed(by_x) is (least == 0)
-        found.append((multiply(x, weight, bias, activation="relu"), by_x))
+        grad_x = linear_backward(gradient, x, weight, GradientSums(None), needs_x=True)
+        assert grad_x is not None
+        assert train_calls._is_streamed(grad_x) is (least == 0)
+        found.append((multiply(x, weight, bias, activation="relu"), grad_x))
     assert all(map(torch.equal, *found))
 
 
@@ -176,12 +176,12 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
     projection, wanted = PackedProjection(weight, None, 160), torch.zeros(160, 64).double()
     for positions in (16, 25, 40):
         x, gradient = random(positions, 64, dtype=dtype), random(positions, 160, dtype=dtype)
-        out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
+        out, grad_x = x.new_empty(positions, 160), torch.empty_like(x)
         projection.logits(x, out)
-        projection.backward(gradient, x, by_x, total)
+        projection.backward(gradient, x, grad_x, total)
         assert_rounded_once(out, x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t())
         exact = gradient.double() @ weight.double()
-        assert_rounded_once(by_x, exact, gradient.double().abs() @ weight.double().abs())
+        assert_rounded_once(grad_x, exact, gradient.double().abs() @ weight.double().abs())
         wanted += gradient.double().t() @ x.double()
     torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-4)
 
@@ -193,7 +193,7 @@ def test_a_gradient_of_many_outputs_is_summed_in_parts(positions: int, dtype: to
     x, weight, gradient = (
         random(*each, dtype=dtype) for each in ((positions, 96), (outputs, 96), (positions, outputs))
     )
-    found = linear_backward(gradient, x, weight, GradientSums(None), by_x=True)
+    found = linear_backward(gradient, x, weight, GradientSums(None), needs_x=True)
     assert found is not None
     exact = gradient.double() @ weight.double()
     assert_rounded_once(found, exact, gradient.double().abs() @ weight.double().abs())
@@ -218,8 +218,8 @@ def test_the_loss_and_its_gradients_equal_pytorchs(positions: int, vocabulary: i
             loss.total.backward()
         assert hidden.grad is not None
         assert weight.grad is not None
-        by_bias = torch.zeros(1) if bias.grad is None else bias.grad.float()
-        values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float(), by_bias))
+        grad_bias = torch.zeros(1) if bias.grad is None else bias.grad.float()
+        values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float(), grad_bias))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for one, other in zip(*values, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

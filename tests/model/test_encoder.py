@@ -153,20 +153,13 @@ def test_traced_weights_ignore_padding() -> None:
 def test_the_projecting_loss_includes_the_output_bias() -> None:
     model = build(output_bias=True)
     states, _ = model.encode(IDS)
-    hidden, weight = model.logit_factors(model.hidden(states))
-    close(hidden @ weight.T, model(IDS))
     labels = torch.tensor([[4, 0, 5, 0, 0], [0, 7, 0, 0, 0]])
-    loss = projected_cross_entropy(hidden, weight, labels, pad_id=PAD)
+    hidden, frozen = model.hidden(states), model.config.frozen_row
+    loss = projected_cross_entropy(
+        hidden, model.output_weight, labels, pad_id=PAD, bias=model.output_bias, frozen_row=frozen
+    )
     expected = F.cross_entropy(model(IDS).flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="sum")
     close(loss.total, expected)
     (ours,) = torch.autograd.grad(loss.total, [p for p in [model.output_bias] if p is not None], retain_graph=True)
     (theirs,) = torch.autograd.grad(expected, [p for p in [model.output_bias] if p is not None])
     close(ours[1:], theirs[1:])  # the padding token gets no gradient
-
-
-def test_without_an_output_bias_logit_factors_are_the_inputs_themselves() -> None:
-    model = build()
-    hidden = torch.randn(2, 16)
-    ours, weight = model.logit_factors(hidden)
-    assert ours is hidden
-    assert weight is model.output_weight

@@ -143,7 +143,9 @@ def test_sinusoids_of_an_odd_width_are_refused() -> None:
         (lambda *_: torch.rand(1, 2, 2, 3), None),
     ],
 )
-def test_a_position_scheme_of_your_own_must_be_a_bias(forward: Callable[..., Any], problem: str | None) -> None:
+def test_a_registered_position_scheme_that_is_no_bias_is_refused(
+    forward: Callable[..., Any], problem: str | None
+) -> None:
     scheme = type("Scheme", (nn.Module,), {"forward": forward, "table": torch.zeros(9, 16)})
     transduce.register("positions", "own-scheme")(lambda *_: scheme())
     try:

@@ -89,7 +89,9 @@ def test_models_and_exports_are_written_by_one_process(
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
 
-def test_two_translations_of_one_document(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_translation_of_the_same_document_is_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = tmp_path / "a.srt", tmp_path / "b.srt"
     source.write_text("1\n00:00:01,000 --> 00:00:02,000\n我吃鱼。\n", "utf-8")
     command = ["translate", str(trained), str(source), "--output", str(target), *QUICK]

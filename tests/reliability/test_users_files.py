@@ -1,5 +1,6 @@
 """Test that commands never replace a user's files, and report invalid paths and texts in one sentence."""
 
+import io
 import shutil
 import subprocess
 import sys
@@ -260,12 +261,12 @@ def test_closed_standard_streams_are_reported_or_ignored(
         ),
     ],
 )
-def test_compressed_or_utf_16_standard_input_is_refused(trained: Path, content: bytes, message: str) -> None:
-    command = [sys.executable, "-m", "transduce", "translate", str(trained), "--threads", "1"]
-    done = subprocess.run(command, input=content, capture_output=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.decode() == f"transduce: Standard input {message}\n"
-    assert done.stdout == b""
+def test_compressed_or_utf_16_standard_input_is_refused(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, content: bytes, message: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["translate", str(trained), "--threads", "1"]) == 2
+    assert capsys.readouterr() == ("", f"transduce: Standard input {message}\n")
 
 
 # --- from Python ------------------------------------------------------------------------------------------------------

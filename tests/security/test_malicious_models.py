@@ -302,12 +302,12 @@ def _(folder: Path) -> None:
     change_tensor(folder, lambda w: w["model.shared.weight"].fill_(float("nan")))
 
 
-@attack("weights missing", r"does not hold the weights of its config\.json: missing \['model\.shared\.weight'\]")
+@attack("weights missing", r"does not hold the weights of .*: missing model\.shared\.weight; unexpected none\.")
 def _(folder: Path) -> None:
     change_tensor(folder, lambda w: w.pop("model.shared.weight"))
 
 
-@attack("weights too many", r"unexpected \['backdoor'\]")
+@attack("weights too many", r"unexpected backdoor\.")
 def _(folder: Path) -> None:
     change_tensor(folder, lambda w: w.update({"backdoor": torch.ones(3)}))
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from transduce.inference.batching import Documents
+
 ADDRESS = "/v1/chat/completions"
 
 
@@ -62,6 +64,42 @@ def test_a_users_last_words_are_translated(live: Any) -> None:
         }
     ]
     assert reply.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+
+
+def test_models_with_context_read_earlier_messages_and_lines(serve: Any, gated_model: Any) -> None:
+    class Reader(gated_model):  # type: ignore[misc]
+        def __init__(self, context_before: int) -> None:
+            super().__init__()
+            self.context_before, self.documents = context_before, list[Any]()
+
+        def translate(self, *args: Any, documents: Any = None, **options: Any) -> Any:
+            self.documents.append(documents)
+            return super().translate(*args, **options)
+
+    messages = [
+        {"role": "assistant", "content": "Welcome!"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},  # too early to be read
+        {"role": "user", "content": "Ich bin Rosa."},
+        {"role": "assistant", "content": "Hello, Rosa!"},
+        {"role": "user", "content": "Danke."},
+        {"role": "user", "content": "Wie heiße ich?\n\nUnd du?"},
+    ]
+    before = [("Ich bin Rosa.", "Hello, Rosa!"), ("Danke.", "")]
+    model, other = Reader(2), Reader(0)
+    for served, expected in ((model, Documents([True, True], before)), (other, None)):
+        with serve(served) as live:
+            reply = ask(live, messages=messages)
+            assert reply.json["choices"][0]["message"]["content"] == "WIE HEISSE ICH?\n\nUND DU?"
+            live.ask("POST", "/api/chat", {"model": "de-en", "messages": messages, "stream": False})
+        assert served.documents == [expected] * 2
+    with serve(model) as live:
+        long = [{"role": "user", "content": "x" * 100_000}, *messages]
+        assert ask(live, messages=[long[0], long[-1]]).status == 400  # the limit on characters counts the context
+        assert ask(live, messages=long).status == 200
+        model.documents.pop()
+        assert live.translate(["eins\nzwei", "drei"]).json["translatedText"] == ["EINS\nZWEI", "DREI"]
+        live.translate(["eins", "zwei"])  # no text has two lines, so batches may have other requests' texts
+    assert model.documents[2:] == [Documents([False, True, False]), None]
 
 
 def test_parts_of_text_are_one_text(live: Any) -> None:

@@ -51,6 +51,18 @@ def test_a_request_finds_its_model(gated_model: Any) -> None:
         routes.model("zh-Hans", "pt-BR")
 
 
+def test_models_with_one_language_on_both_sides_are_served(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(languages=("en", "en")), gated_model(languages=("de", "en"))) as live:
+        assert live.translate("a text", source="en").json["translatedText"] == "A TEXT"
+        assert live.translate("this is a text that is short", source="auto").json["translatedText"].isupper()
+        assert live.translate("ein", source="de", target="de").json["translatedText"] == "ein"
+        message = {"model": "en-en", "messages": [{"role": "user", "content": "a text"}]}
+        answer = live.ask("POST", "/v1/chat/completions", message)
+        assert answer.json["choices"][0]["message"]["content"] == "A TEXT"
+    with serve(gated_model(languages=("en", "en"))) as live:
+        assert live.translate("a text", source="auto").json["translatedText"] == "A TEXT"
+
+
 def test_a_pair_has_one_model(gated_model: Any) -> None:
     with pytest.raises(TransduceError, match=r"zh-Hans → en has two: leave one out"):
         Routes([gated_model(languages=("zh", "en")), gated_model(languages=("zh-CN", "en"))])

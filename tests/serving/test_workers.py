@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from transduce.commands.serve import default_workers
+from transduce.inference.batching import Documents
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
@@ -28,6 +29,7 @@ class Meeting:
     search = SearchSettings(beam_size=1)
     max_source_tokens = 256
     glossary: Glossary | None = None
+    context_before = 0
 
     def __init__(self, batches: int) -> None:
         self.meeting = threading.Barrier(batches)
@@ -46,6 +48,7 @@ class Meeting:
         text_settings: TextSettings,  # noqa: ARG002
         *,
         protected: Sequence[Sequence[Span]] | None = None,  # noqa: ARG002
+        documents: Documents | None = None,  # noqa: ARG002
     ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]

@@ -16,9 +16,10 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.inference.classifier import Classifier
 from transduce.model.config import ModelConfig
+from transduce.model_folder.write import to_toml
 from transduce.tasks.kinds.classification import ClassificationObjective
 from transduce.tasks.kinds.encoders import build_encoder
-from transduce.tasks.settings.reading import make_settings, put_setting, to_toml
+from transduce.tasks.settings.reading import make_settings, put_setting
 
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
 SETTINGS: dict[str, Any] = {

@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.model_folder.read import MANIFEST, Manifest
 from transduce.model_folder.safety import read_json
+from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.train import train
 
 Pairs = list[tuple[str, str]]
@@ -99,6 +101,25 @@ def write_jsonl(folder: Path, pairs: Pairs) -> dict[str, Any]:
     return {"source": folder / "a.jsonl", "columns": ("q", "a"), "languages": ("zh", "en")}
 
 
+def write_numbered_tsv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    lines = [f"{target}\tTatoeba {n}\t{source}\n" for n, (source, target) in enumerate(pairs)]
+    (folder / "a.tsv").write_text("".join(lines), "utf-8", newline="\n")
+    return {"source": folder / "a.tsv", "columns": ("3", "1"), "languages": ("zh", "en")}
+
+
+def write_numbered_csv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    with (folder / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([("id", "zh", "en"), *((n, *pair) for n, pair in enumerate(pairs))])
+    return {"source": folder / "a.csv", "columns": ("2", "3")}
+
+
+def write_json(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    records = [{"id": n, "translation": {"zh": zh, "en": en}} for n, (zh, en) in enumerate(pairs)]
+    lines = [f"{json.dumps(record)}\n" for record in records]
+    (folder / "a.json").write_text("".join(lines), "utf-8", newline="\r\n")
+    return {"source": folder / "a.json"}
+
+
 def table(pairs: Pairs) -> Any:
     pyarrow: Any = importlib.import_module("pyarrow")
     return pyarrow.table({"zh": [pair[0] for pair in pairs], "en": [pair[1] for pair in pairs]})
@@ -162,6 +183,9 @@ FORMS: dict[str, Callable[[Path, Pairs], dict[str, Any]]] = {
     "wide tsv": write_wide_tsv,
     "csv": write_csv,
     "jsonl": write_jsonl,
+    "numbered tsv": write_numbered_tsv,
+    "numbered csv": write_numbered_csv,
+    "json": write_json,
     "parquet": write_parquet,
     "arrow": write_arrow,
     "datasets": write_dataset,
@@ -270,6 +294,16 @@ def test_data_without_pairs_is_refused_and_leaves_no_folder(
     [
         ("a.csv", "Hallo,Hello\nb,B\n", r"a\.csv begins with 'Hallo', 'Hello', which are no usual names of columns"),
         ("a.csv", "de,en\na,A\nb,B,C\n", r"a\.csv:3: a row needs 2 columns as the header has, but this one has 3"),
+        (
+            "a.tsv",
+            "a\tA\t1\n",
+            r"a\.tsv:1: a TSV line needs 2 columns.* has 3: fix it, or choose two",
+        ),
+        (
+            "a.json",
+            '[{"de": "a", "en": "A"}]\n',
+            r"a\.json:1: JSON lines have an object on each line",
+        ),
         ("a.parquet", "no table", r"a\.parquet is not parquet \("),
         ("a.tmx", "<tmx><body>", r"a\.tmx is not valid XML"),
         ("a.tmx", "<tmx><body></body></tmx>", r"a\.tmx has no translation unit in two languages, but in none"),
@@ -282,3 +316,17 @@ def test_broken_tables_are_refused(
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "m", settings=settings, source=tmp_path / name, device="cpu", threads=1)
+
+
+def test_columns_chosen_by_number_must_exist(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a\tA\t1\n", "utf-8")
+    with pytest.raises(TransduceError, match=r"a\.tsv has 3 columns, but `data\.columns` chooses number 4: correct it"):
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / "a.tsv", columns=("1", "4"), device="cpu")
+
+
+def test_the_log_says_where_the_languages_come_from(
+    pairs: Pairs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"data": {"source": [str(write_json(tmp_path, pairs)["source"])]}, "training": {"steps": 1}}
+    prepare_run(RunRequest(settings=content, out=tmp_path / "run", device="cpu", threads=1))
+    assert re.search(r"data\.languages +zh en  the names of the columns\n", capsys.readouterr().err)

@@ -302,7 +302,7 @@ def test_averaging_window_for_runs_of_each_length(steps: int | None, window: int
 def test_every_default_has_a_reason(pairs: int) -> None:
     size = CorpusSize(pairs=pairs, unspaced_characters=0)
     assert f"{pairs:,}" in choose_preset(pairs).reason
-    assert "pairs^0.4" in choose_vocabulary_size(size).reason
+    assert f"70 × {size.pairs:,}^0.4 = " in choose_vocabulary_size(size).reason
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
 
 
@@ -355,7 +355,7 @@ def test_the_choice_log_reports_what_will_decode_the_model(changes: dict[str, An
         ({"attention_window": 5}, "`model.attention_window` is set"),
     ],
 )
-def test_the_choice_log_reports_what_will_train_the_model(changes: dict[str, Any], reason: str | None) -> None:
+def test_the_choice_log_reports_why_layers_do_not_run_as_a_whole(changes: dict[str, Any], reason: str | None) -> None:
     if why_no_kernels(1) is not None:
         pytest.skip("this processor has no kernels")
     account = ChoiceLog()

@@ -30,6 +30,9 @@ from transduce.inspection.alignment import _tokenize, word_maps, word_pair
 from transduce.model.attention import AttentionTrace
 from transduce.model_folder.read import read_any_model_folder
 from transduce.search.settings import SearchSettings
+from transduce.serving.batching import Batcher
+from transduce.serving.jobs import Job, JobSentence
+from transduce.serving.models import ServedModel
 from transduce.tasks.synthetic_data import TranslatedFile, translate_files
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import read_pairs
@@ -173,6 +176,33 @@ def test_equal_units_of_a_document_are_translated_by_their_context(trained: Path
     translate = ModelTexts(translator)
     parts = [translate_units(part, translate)[0] for part in ([unit] for unit in units)]
     assert [text.split()[0] for text in parts[1::2]] == expected
+
+
+def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    lines = ["lamp is old", "it is big", "tree is new and very old", "it is red"]
+    expected = translator(lines, document=True)
+    served = ServedModel(translator, languages=("en", "de"))
+    job = Job(served, lines, translator.search, seconds=60.0)
+    job.documents = Documents([False, True, True, True])
+    batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=8, gather_seconds=0.0)
+    batcher.submit(job)
+    batch = batcher.take()
+    assert batch is not None
+    found = job.decode(batch.sentences, Silent())
+    assert [each.translation.text for each in found] == [each.text for each in expected]
+    turns = [(line, each.text) for line, each in zip(lines, expected, strict=True)]
+    last = Job(served, lines[3:], translator.search, seconds=60.0)
+    last.documents = Documents([True], turns[:3])
+    (answer,) = last.decode([JobSentence(last, 0)], Silent())
+    assert answer.translation.text == expected[3].text
+
+
+class Silent:
+    """Observes a search without effect."""
+
+    def after_step(self, rows: Any, tokens: Any) -> tuple[int, ...]:  # noqa: ARG002
+        return ()
 
 
 def test_length_limits_do_not_count_the_context(trained: Path) -> None:

@@ -13,10 +13,11 @@ from transduce.errors import TransduceError
 from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import read_model_folder
+from transduce.model_folder.write import to_toml
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.presets import RECIPES, preset_settings, with_preset
-from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.choices import ChoiceLog
 from transduce.training.settings import step_rates

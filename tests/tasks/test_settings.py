@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names, to_toml
+from transduce.model_folder.write import to_toml
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.train import train
 

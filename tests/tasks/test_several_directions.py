@@ -14,7 +14,8 @@ from transduce.commands.main import build_parser, main
 from transduce.commands.serve import load_models
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
 from transduce.errors import TransduceError
-from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.model_folder.write import to_toml
+from transduce.tasks.settings.reading import make_settings
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings

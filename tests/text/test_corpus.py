@@ -207,14 +207,16 @@ def test_malformed_lines_of_pair_files_are_refused_with_their_number(write_bytes
         list(read_pairs(CorpusFiles(source=(path,), languages=("zh", "en"), strict=True)))
 
     with pytest.raises(
-        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or keep only these two columns"
+        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or choose two columns by number"
     ):
         read("a.tsv", "a\tb\na\tb\tc\n")
     with pytest.raises(TransduceError, match=r"a\.tsv:1: a TSV line needs 2 columns.* has 1"):
         read("a.tsv", "a\n")
     with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object \(.+\): fix it"):
         read("a.jsonl", '{"zh": ')
-    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object"):
+    with pytest.raises(
+        TransduceError, match=r"a\.jsonl:1: JSON lines have an object on each line, but this line begins a list"
+    ):
         read("a.jsonl", "[1, 2]")
     with pytest.raises(
         TransduceError,
@@ -331,3 +333,12 @@ def test_valid_language_accepts_codes_with_script_and_region() -> None:
 def test_text_in_a_large_script_is_recognized() -> None:
     assert all(map(is_in_large_script, ["我爱你 OK", "ひらがな", "한국어 문장", "ภาษาไทย"]))
     assert not any(map(is_in_large_script, ["", "。！", "English 字", "Привет", "Ελληνικά"]))
+
+
+def test_marks_and_carriage_returns_of_text_alone_are_counted_once(write_bytes: Write) -> None:
+    """A line that is not UTF-8 has the block read again, line by line."""
+    path = write_bytes("a.txt", b"\xef\xbb\xbfone\r\ncaf\xe9\r\nthree\r\n")
+    notes = LineNotes()
+    lines = [pair.source for pair in read_pairs(CorpusFiles(source=(path,), target=(path,)), notes)]
+    assert (lines[0], len(lines)) == ("one", 3)
+    assert (notes.byte_order_marks, notes.carriage_returns) == (1, 3)

@@ -119,7 +119,7 @@ def test_a_tally_counts_terms_and_lists_the_first_missing_ones() -> None:
         tally.add(number, "Katze", "a dog")
     told = str(tally).splitlines()
     assert told[0] == "glossary: 9 terms in the sources, 2 of them in the translations; missing"
-    assert told[1] == "  line 2: `Katze` as `cat` or `cats`"
+    assert told[1] == "  line 2 lacks `cat` or `cats` for `Katze`"
     assert len(told) == 7
     assert told[-1] == "  and 2 more"
 

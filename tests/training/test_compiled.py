@@ -87,7 +87,7 @@ def test_the_module_of_a_non_finite_value_is_found_in_compiled_layers(monkeypatc
     ids = torch.randint(2, 20, (2, 6))
 
     def loss() -> Loss:
-        return projected_cross_entropy(*model.logit_factors(model.hidden(ids, ids)), ids, pad_id=0)
+        return projected_cross_entropy(model.hidden(ids, ids), model.output_weight, ids, pad_id=0)
 
     loss().total.backward()
     with torch.no_grad():

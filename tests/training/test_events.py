@@ -130,7 +130,7 @@ def test_progress_is_printed_as_lines_without_a_terminal() -> None:
     ]
 
 
-def test_lines_use_the_words_of_the_task() -> None:
+def test_progress_lines_count_the_units_of_the_task() -> None:
     stream = io.StringIO()
     display = ProgressDisplay(Console(file=stream, width=40))
     display.counted, display.has_perplexity = "numbers", False

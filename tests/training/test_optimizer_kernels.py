@@ -67,7 +67,7 @@ def test_momentum_updates_of_mismatched_vectors_are_refused() -> None:
         KERNELS.update_momentum(torch.zeros(20), torch.zeros(20).bfloat16(), torch.zeros(20), 1.0, 0.9)
     vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, None)
     with pytest.raises(ValueError, match=r"torch.float16 \(20,\) beside 20 parameters"):
-        KERNELS.apply_update(vectors, 0.0, torch.zeros(20).half(), 0.1)
+        KERNELS.apply_update(vectors, 0.0, torch.zeros(20).half(), 0.1, 1.0)
 
 
 def test_adam_updates_of_mismatched_vectors_are_refused() -> None:

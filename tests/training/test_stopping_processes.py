@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.training import loop
-from transduce.training.checkpoint import Checkpoint, Rows, RunState, save_checkpoint, save_together
+from transduce.training.checkpoint import Checkpoint, RowRange, RunState, save_checkpoint, save_together
 from transduce.training.distributed import Processes, join_processes
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
@@ -127,7 +127,7 @@ class Counting(Processes):
         return value
 
 
-def checkpoint(rows: dict[str, Rows] | None) -> Checkpoint:
+def checkpoint(rows: dict[str, RowRange] | None) -> Checkpoint:
     state = RunState(
         step=1,
         updates=1,
@@ -152,7 +152,7 @@ def test_other_processes_are_notified_if_the_first_cannot_save(tmp_path: Path, m
 
 
 def test_a_checkpoint_part_that_another_process_cannot_write_fails_in_all(tmp_path: Path) -> None:
-    whole = checkpoint({"w": Rows(0, [4, 3])})
+    whole = checkpoint({"w": RowRange(0, [4, 3])})
     message = r"step-000000001 could not be written \(another process could not write its part\)"
     with pytest.raises(TransduceError, match=message) as raised:
         save_checkpoint(tmp_path, whole, keep=1, processes=Counting(failures=1.0))

@@ -1,11 +1,16 @@
-"""Train some steps alone, replicated and sharded, in processes that test_processes.py starts with `torchrun`.
+"""Train some steps alone, replicated and sharded, in processes that are forked after everything is imported.
 
-The first process writes the results of each optimizer as JSON.
+The first process writes the results of each optimizer as JSON. Arguments: number of processes, file of the results,
+file of the settings.
 """
 
 import copy
 import json
+import os
+import signal
+import socket
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -105,13 +110,39 @@ def main() -> None:
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
             for kind in ("alone", "replicated", "sharded")
         }
-        for optimizer, settings in json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")).items()
+        for optimizer, settings in json.loads(Path(sys.argv[3]).read_text(encoding="utf-8")).items()
     }
     results["shared"] = processes.broadcast({"rank": processes.rank}, dict[str, int])
     if processes.is_first:
-        Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+        Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
     processes.leave()
 
 
+def fork_processes(count: int) -> None:
+    """Run `main` in several processes, with the environment that `torchrun` gives them; if one fails, end all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    children = set()
+    for rank in range(count):
+        if child := os.fork():
+            children.add(child)
+            continue
+        os.environ.update({name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()})
+        try:
+            main()
+        except BaseException:  # noqa: BLE001  (this process ends here in any case)
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+
+
 if __name__ == "__main__":
-    main()
+    fork_processes(int(sys.argv[1]))

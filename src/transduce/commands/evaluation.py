@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,12 +187,9 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 
 
 def _translate(
-    translator: "Translator", sources: Sequence[str], search: "SearchSettings", glossary: Glossary | None
+    translator: "Translator", sources: list[str], search: "SearchSettings", glossary: Glossary | None
 ) -> list[str]:
-    from transduce.inference.batching import Documents
-
-    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
-    return [translation.text for translation in translations]
+    return [each.text for each in translator(sources, search=search, glossary=glossary, document=True)]
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
@@ -296,7 +293,9 @@ def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
         search_settings(options, folder)
     if not folders:
         names_of_models = (*SEARCH_OPTIONS, *LANGUAGE_OPTIONS)
-        refuse_options(options, names_of_models, "sets how to translate, but A and B are translations: leave it out.")
+        refuse_options(
+            options, names_of_models, "`{option}` sets how to translate, but A and B are translations: leave it out."
+        )
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:
@@ -309,7 +308,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
-    lines = [translation.text for translation in translator(sources, search=search, document=True)]
+    lines = _translate(translator, sources, search, None)
     languages = translator.source_language, translator.target_language
     return _System(lines, languages, decoding_record(search, translator.precision))
 
@@ -373,7 +372,11 @@ class TextSummary(Summary, frozen=True, kw_only=True):
     """The negative log-probability of all lines in bits, per character without line feeds."""
 
     def __str__(self) -> str:
-        return f"{Summary.__str__(self)}, {self.bits_per_character:,.3f} bits per character"
+        return (
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}, "
+            f"{self.bits_per_character:,.3f} bits per character"
+        )
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
@@ -432,7 +435,9 @@ def _score_texts(options: argparse.Namespace) -> int:
     from transduce.inference.generator import load_generator
 
     refuse_options(
-        options, ("target", *LANGUAGE_OPTIONS), "is for translations, but the model is a language model: leave it out."
+        options,
+        ("target", *LANGUAGE_OPTIONS),
+        "`{option}` is for translations, but the model is a language model: leave it out.",
     )
     if len(options.model) > 1 or options.length_penalty:
         raise TransduceError(

@@ -13,6 +13,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    print_bytes,
     read_aligned_lines,
     write_report,
 )
@@ -88,7 +89,7 @@ _RESULTS = {
     "figure5": "two heads that differ",
 }
 # The options of each result, besides those that all have.
-_TAKES: dict[str, tuple[str, ...]] = {
+_OPTIONS_OF_RESULT: dict[str, tuple[str, ...]] = {
     "table1": ("lengths", "kernel", "radius"),
     "table2": ("model", "source", "reference"),
     "table3": ("rows", "steps", "warmup_steps", "source", "target", "dev_source", "dev_target", "runs", "jobs"),
@@ -102,7 +103,8 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce paper`; their defaults are None, so that those without effect are detected."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
-        f"  {name:8} {localized(purpose)}\n{' ' * 11}" + " ".join(f"[{option_of(option)}]" for option in _TAKES[name])
+        f"  {name:8} {localized(purpose)}\n{' ' * 11}"
+        + " ".join(f"[{option_of(option)}]" for option in _OPTIONS_OF_RESULT[name])
         for name, purpose in _RESULTS.items()
     )
     parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))
@@ -140,8 +142,8 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(options: argparse.Namespace) -> int:
     """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
-    allowed = _TAKES[options.result]
-    for name in {option for options_of in _TAKES.values() for option in options_of}:
+    allowed = _OPTIONS_OF_RESULT[options.result]
+    for name in {option for options_of in _OPTIONS_OF_RESULT.values() for option in options_of}:
         if vars(options)[name] is not None and name not in allowed:
             raise TransduceError(
                 f"`{option_of(name)}` does not apply to `transduce paper {options.result}`: leave it out."
@@ -192,8 +194,6 @@ def _experiment(options: argparse.Namespace) -> Any:
 
 
 def _table3(options: argparse.Namespace) -> Any:
-    import sys
-
     from transduce.demonstration.paper import QUICK_VARIATIONS, VARIATIONS, compare_variations
 
     files = _set(options, "source", "target", "dev_source", "dev_target")
@@ -222,8 +222,6 @@ def _table4(options: argparse.Namespace) -> Any:
 
 
 def _figure(options: argparse.Namespace) -> int:
-    import sys
-
     from transduce.commands.inspect import load_reader
     from transduce.demonstration.paper import draw_attention_figure
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
@@ -241,7 +239,6 @@ def _figure(options: argparse.Namespace) -> int:
     if options.output is not None:
         save_chart(chart, Path(options.output))
     elif options.json != "-":
-        sys.stdout.buffer.write(f"{draw_chart(chart)}\n\n".encode())
-        sys.stdout.buffer.flush()
+        print_bytes(f"{draw_chart(chart)}\n\n".encode())
     write_report(report, options.json)
     return 0

@@ -168,11 +168,13 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
     if not samples:
         way = "--greedy" if options.greedy else "--beam-size"
         refuse_options(
-            options, SAMPLING_OPTIONS, f"sets how to sample, but {way} does not sample: leave one of them out."
+            options,
+            SAMPLING_OPTIONS,
+            f"`{{option}}` sets how to sample, but {way} does not sample: leave one of them out.",
         )
     if not options.beam_size:
         refuse_options(
-            options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out."
+            options, ("length_penalty",), "`{option}` ranks the hypotheses of a beam: add --beam-size, or leave it out."
         )
     return SearchSettings(
         beam_size=options.beam_size or 1,

@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.atomic_io import name_path_in_errors
 from transduce.commands.options import TUTORIAL_STYLES, check_folder, option_of
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.ui_language import localized
@@ -26,7 +26,7 @@ _MAX_BYTES = 4 * 1024**3
 _MAX_ADDED = 3  # padding, end and unknown words
 _NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
 _PRE_NORM: "tuple[Style, ...]" = ("annotated",)
-_OF_TRANSLATORS = (
+_TRANSLATOR_OPTIONS = (
     *("source_words", "target_words", "start", "end", "padding", "source_start"),
     *("norm_order", "embeddings", "stacks", "unscaled"),
 )
@@ -128,7 +128,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
     """
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
 
-    unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
+    unused = next((name for name in _TRANSLATOR_OPTIONS if vars(options)[name]), None)
     if unused is not None:
         raise TransduceError(f"`{option_of(unused)}` is for translators, but karpathy's are language models.")
     if options.words is None:
@@ -139,7 +139,7 @@ def _import_language_model(options: argparse.Namespace) -> int:
     if table is None:
         raise TransduceError(
             f"{options.file} has neither {names.source} nor token_embedding_table.weight, the embeddings of the style "
-            f"karpathy: choose another --style; the first weights are {', '.join(list(weights)[:5])}."
+            f"karpathy: choose another --style; the first weights are {shown_names(weights, 5)}."
         )
     tokenizer = _language_tokenizer(options.words, len(table))
     vocabulary = tokenizer.target
@@ -343,7 +343,7 @@ def _config(
     if names.source not in weights:
         raise TransduceError(
             f"{options.file} has no {names.source}, the source embeddings of the style {options.style}: pass the names "
-            f"with --embeddings; the first weights are {', '.join(list(weights)[:5])}."
+            f"with --embeddings; the first weights are {shown_names(weights, 5)}."
         )
     d_model = weights[names.source].shape[1]
     inner = [name for name in weights if name.endswith(_INNER[options.style])]

@@ -19,6 +19,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    print_bytes,
     search_settings,
     text_argument,
 )
@@ -41,7 +42,7 @@ _Inspected = TypeVar("_Inspected", "Inspection", "TextInspection")
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
 _CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
-_BELONG_TO = {
+_TOOL_OF_OPTION = {
     "antecedent": "pronoun",
     "among": "pronoun",
     "translation_of": "pronoun",
@@ -202,7 +203,7 @@ def _check_options(options: argparse.Namespace) -> str | None:
     shown = [option_of(name) for name in chosen]
     if len(chosen) > 1:
         raise TransduceError(f"{shown[0]} and {shown[1]} each show something of their own: pass one of them.")
-    for name, tool in _BELONG_TO.items():
+    for name, tool in _TOOL_OF_OPTION.items():
         if vars(options)[name] is not None and tool not in chosen:
             raise TransduceError(f"`{option_of(name)}` needs {option_of(tool)}: pass that too.")
     if options.attribution is not None and chosen:
@@ -256,7 +257,7 @@ def _report_input(translator: "Translator", text: str) -> None:
     That is the case for several sentences, which translation divides, and for parts that translation copies. Letters
     that the vocabulary lacks and a wrong language are reported too.
     """
-    from transduce.inference.line_warnings import LineWarnings, unknown_letters
+    from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
     warnings = LineWarnings(
         translator.source_language,
@@ -484,13 +485,9 @@ def _show(
         drawn: the result as text.
     """
     content = msgspec.json.encode(result) + b"\n"
-    if options.json == "-":
-        sys.stdout.buffer.write(content)
-    else:
-        if options.json is not None:
-            write_file(Path(options.json), content)
-        sys.stdout.buffer.write(f"{drawn}\n".encode())
-    sys.stdout.buffer.flush()
+    if options.json not in (None, "-"):
+        write_file(Path(options.json), content)
+    print_bytes(content if options.json == "-" else f"{drawn}\n".encode())
     if options.html is not None:
         sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
     return 0

@@ -258,14 +258,14 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
     Args:
         options: the options of a command.
         names: names of the options to refuse, which are None if they are not set.
-        reason: why, as the end of the message after the option.
+        reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
         if vars(options)[name] is not None:
-            raise TransduceError(f"`{option_of(name)}` {reason}")
+            raise TransduceError(reason.format(option=option_of(name)))
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
@@ -427,6 +427,12 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
     return lines
 
 
+def print_bytes(content: bytes) -> None:
+    """Write bytes to standard output at once, whatever the encoding of the terminal."""
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     """Print a report as text in the user's language, and write it as JSON too if a path is set.
 
@@ -437,8 +443,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     if json_path is not None:
         write_json_report(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write(localized(f"{report}\n").encode())
-        sys.stdout.buffer.flush()
+        print_bytes(localized(f"{report}\n").encode())
 
 
 def write_json_report(report: msgspec.Struct, path: str) -> None:
@@ -447,8 +452,7 @@ def write_json_report(report: msgspec.Struct, path: str) -> None:
     if path != "-":
         write_file(Path(path), content)
         return
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
+    print_bytes(content)
 
 
 def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
@@ -463,6 +467,5 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path is not None:
         write_json_report(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
-        sys.stdout.buffer.flush()
+        print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     sys.stderr.write(localized(f"{report}\n"))

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,6 +15,7 @@ from transduce.commands.options import (
     check_writable,
     load_translator,
     option_of,
+    print_bytes,
 )
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
@@ -39,7 +39,7 @@ _OTHER_DEFAULTS: dict[str, dict[str, object]] = {
     "schedule": {"d_model": [512]},
 }
 # The positional arguments and the options of each kind.
-_TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
+_ARGUMENTS_OF_KIND: dict[str, tuple[str, tuple[str, ...]]] = {
     "positions": ("", ("length", "d_model")),
     "rotation": ("", ("length", "d_model")),
     "masks": ("", ("length", "padding")),
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = ListingFormatter
     parser.epilog = "arguments and options of each kind:\n" + "\n".join(
         f"  {kind:12} {items} " + " ".join(f"[{option_of(option)}]" for option in options)
-        for kind, (items, options) in _TAKES.items()
+        for kind, (items, options) in _ARGUMENTS_OF_KIND.items()
     )
     add = parser.add_argument
-    add("kind", choices=tuple(_TAKES), help="what to draw")
+    add("kind", choices=tuple(_ARGUMENTS_OF_KIND), help="what to draw")
     add("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
     add(
         "--output",
@@ -118,8 +118,7 @@ def run(options: argparse.Namespace) -> int:
         save_chart(chart, Path(options.output))
         return 0
     drawn = draw_chart(chart, columns=shutil.get_terminal_size().columns)
-    sys.stdout.buffer.write(f"{drawn}\n".encode())
-    sys.stdout.buffer.flush()
+    print_bytes(f"{drawn}\n".encode())
     return 0
 
 
@@ -129,10 +128,10 @@ def _check_options(options: argparse.Namespace) -> None:
     Raises:
         TransduceError: an option or the number of arguments does not fit the kind.
     """
-    items, takes = _TAKES[options.kind]
+    items, takes = _ARGUMENTS_OF_KIND[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
-    for name in {name for _, names in _TAKES.values() for name in names}:
+    for name in {name for _, names in _ARGUMENTS_OF_KIND.values() for name in names}:
         is_set = vars(options)[name] is not None
         if is_set and name not in takes:
             raise TransduceError(f"{option_of(name)} does not apply to `transduce plot {options.kind}`: leave it out.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transduce.tasks.preparing import PrepareRequest
 
 # Options that affect only the tokenization of pairs.
-_MODES = ("tokenizer", "shard", "workers")
+_PAIR_OPTIONS = ("tokenizer", "shard", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,10 +81,10 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
     request = _request(options)
     if options.merge is not None:
-        _refuse_beside(options, "--merge", "settings", *OPTIONS, "set", *_MODES, "tokenizer_only", "no_hold_out")
+        _refuse_beside(options, "--merge", "settings", *OPTIONS, "set", *_PAIR_OPTIONS, "tokenizer_only", "no_hold_out")
         return merge_shards(options.merge, options.out)
     if options.tokenizer_only:
-        _refuse_beside(options, "--tokenizer-only", *_MODES, "no_hold_out")
+        _refuse_beside(options, "--tokenizer-only", *_PAIR_OPTIONS, "no_hold_out")
         return prepare_tokenizer(request)
     return prepare_corpus_folder(request) if options.shard is None else prepare_shard(request)
 

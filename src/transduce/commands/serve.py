@@ -16,6 +16,7 @@ from transduce.commands.options import (
     add_datastore,
     add_search,
     load_translator,
+    loading_options,
     option_of,
     search_settings,
 )
@@ -285,9 +286,7 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerat
     from transduce.inference.generator import load_generator
     from transduce.serving.models import ServedGenerator
 
-    precision, device, threads = options.precision, options.device, options.threads
-    generator = load_generator(folder, precision=precision, device=device, threads=threads)
-    return ServedGenerator(folder.resolve().name, generator)
+    return ServedGenerator(folder.resolve().name, load_generator(folder, **loading_options(options)))
 
 
 def _translators(

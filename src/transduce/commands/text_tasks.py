@@ -20,7 +20,7 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
 from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import read_clean_trees, unescape_word
@@ -233,13 +233,12 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
     tags = {tag for sentence in sentences for tag in sentence.tags}
     unknown = sorted(tags - set(tagger.tags))
     if len(unknown) == len(tags):
-        more = ", …" if len(tagger.tags) > _MAX_TAGS_SHOWN else ""
         raise TransduceError(
             f'{options.text} has tags such as "{unknown[0][:40]}", none of which the model knows: its tags are '
-            f"{', '.join(tagger.tags[:_MAX_TAGS_SHOWN])}{more}; choose the column of the tags by --columns."
+            f"{shown_names(tagger.tags, _MAX_TAGS_SHOWN)}; choose the column of the tags by --columns."
         )
     if unknown:
-        shown = ", ".join(unknown[:_MAX_TAGS_SHOWN])
+        shown = shown_names(unknown, _MAX_TAGS_SHOWN)
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:

@@ -41,8 +41,8 @@ from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.commands.line_warnings import LineWarnings
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
-    from transduce.inference.line_warnings import LineWarnings
     from transduce.inference.translator import Translator
 
 _MAX_DAMAGED = 5  # damaged lines that are reported individually
@@ -232,14 +232,14 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
 
     if options.sample:
         refuse_options(
-            options, BEAM_OPTIONS, "sets how to search, but --sample does not search: leave one of them out."
+            options, BEAM_OPTIONS, "`{option}` sets how to search, but --sample does not search: leave one of them out."
         )
     search = search_settings(options, folder)
     sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
         sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
     else:
-        refuse_options(options, SAMPLING_OPTIONS, "sets how to sample: add --sample, or leave it out.")
+        refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.redecode and (draws or search.n_best > 1):
@@ -290,7 +290,7 @@ def translate_with_warnings(
         portions: the groups of lines.
     """
 
-    from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
+    from transduce.commands.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
     def make_warnings() -> "LineWarnings":
         folder = Path(folders[0])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import is_special_file, name_path_in_errors
-from transduce.commands.options import check_writable, load_translator, option_of, refuse_options
+from transduce.commands.options import check_writable, load_translator, option_of, print_bytes, refuse_options
 from transduce.documents.formats import (
     FORMATS,
     START_BYTES,
@@ -27,6 +27,7 @@ from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
+from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "overwrite_fuzzy", "mark_fuzzy", "encoding")
-_OF_LINES: dict[str, object] = {
+_LINE_OPTIONS: dict[str, object] = {
     "phrases": None,
     "shard": "1/1",
     "workers": 1,
@@ -120,7 +121,9 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
     if file is None and options.format not in (None, "txt"):
         raise TransduceError("--format describes a file, but the input is standard input: name the file.")
     if found is None:
-        refuse_options(options, _SETTINGS, "applies to documents, but the input is lines of text: leave it out.")
+        refuse_options(
+            options, _SETTINGS, "`{option}` applies to documents, but the input is lines of text: leave it out."
+        )
     return found
 
 
@@ -145,7 +148,7 @@ def translate_file(
     """
     from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
 
-    for name, unset in _OF_LINES.items():
+    for name, unset in _LINE_OPTIONS.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(f"`{option_of(name)}` applies to lines of text, not to documents: leave it out.")
     output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
@@ -176,7 +179,7 @@ def translate_file(
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, job.search, glossary=job.glossary, text_settings=job.text_settings)
-    warnings = _UnitWarnings(translator)
+    warnings = _UnitWarnings(translator, job.glossary)
     with _progress_bar(document, Path(file).name) as advance:
 
         def observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -225,18 +228,20 @@ def naming_options(file: str) -> Iterator[None]:
 def _write_stream(path: str | None, content: bytes) -> None:
     """Write the bytes of a document to a device such as /dev/stdout; a path of None is standard output."""
     if path is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        print_bytes(content)
     else:
         with name_path_in_errors(path), Path(path).open("wb") as stream:
             stream.write(content)
 
 
 class _UnitWarnings:
-    """Collects warnings about the translations of a document's texts, which are numbered from 1; `str` lists them."""
+    """Collects warnings about the translations of a document's texts, which are numbered from 1, and their terms.
 
-    def __init__(self, translator: "Translator") -> None:
-        from transduce.inference.line_warnings import LineWarnings, unknown_letters
+    `str` lists them.
+    """
+
+    def __init__(self, translator: "Translator", glossary: Glossary | None) -> None:
+        from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
         self._warnings = LineWarnings(
             translator.source_language,
@@ -244,20 +249,24 @@ class _UnitWarnings:
             unknown_characters=unknown_letters(translator.tokenizer.source),
             noun="text",
         )
+        self._tally = None if glossary is None else TermTally(glossary, of_document=True)
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
         """Check the translations of the document's next texts, and collect the warnings about them.
 
-        Texts of the kind `html` are numbered, but not checked.
+        In texts of the kind `html`, only glossary terms are checked.
         """
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
+            pair = plain_text(unit.text, unit.kind), plain_text(translation, unit.kind)
+            if self._tally is not None:
+                self._tally.add(self._count, *pair)
             if unit.kind != "html":
-                self._warnings.add(self._count, plain_text(unit.text, unit.kind), plain_text(translation, unit.kind))
+                self._warnings.add(self._count, *pair)
 
     def __str__(self) -> str:
-        return str(self._warnings)
+        return str(self._warnings) + ("" if self._tally is None else f"{self._tally}\n")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from transduce.data.parts import (
     held_out_names,
     held_out_pairs_name,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
@@ -82,13 +82,14 @@ def check_parts(parts: Sequence[Part]) -> None:
 def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
     shards = sorted({part.card.request.shard for part in parts})
     counts = {count for _, count in shards}
-    names = ", ".join(f"{number}/{count}" for number, count in shards)
+    names = shown_names((f"{number}/{count}" for number, count in shards), 20)
     if len(counts) > 1:
         lack = f"{missing_blocks} blocks of its pairs are in none of these shards"
     else:
         (count,) = counts
         missing = [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in shards]
-        lack = f"{', '.join(missing) or 'a part of a shard'} {'are' if len(missing) > 1 else 'is'} not among these"
+        shown = shown_names(missing, 20) if missing else "a part of a shard"
+        lack = f"{shown} {'are' if len(missing) > 1 else 'is'} not among these"
     return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
 
 

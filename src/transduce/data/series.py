@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Indices, permutation
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
 
 # --- scaling ---
@@ -167,7 +167,8 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
     for name in columns:
         if name not in names:
             raise TransduceError(
-                f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are {', '.join(names)}."
+                f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are "
+                f"{shown_names(names, 20)}."
             )
 
 

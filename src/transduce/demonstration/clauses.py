@@ -579,9 +579,7 @@ def what(
     return swap(time, swap(asked, word)) + QUESTION_MARK
 
 
-def why(
-    word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "", time: Phrase = NOTHING
-) -> Phrase:
+def why(word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "") -> Phrase:
     """Return a question in both languages for a reason or manner; `word` is 为什么 / why or 怎么 / how.
 
     `negation` is 不, 没 or, for none, empty.
@@ -589,7 +587,7 @@ def why(
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
     middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
-    return swap(time, swap(subject.subject, front) + middle + does) + QUESTION_MARK
+    return swap(subject.subject, front) + middle + does + QUESTION_MARK
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:

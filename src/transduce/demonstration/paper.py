@@ -27,6 +27,7 @@ from transduce.tasks.experiments import ExperimentOptions, expand, make_experime
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
 from transduce.text.trees import read_clean_trees
+from transduce.training.events import read_events
 from transduce.ui_language import localized
 
 Say = Callable[[str], None]
@@ -190,7 +191,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
 def _scores(folder: Path) -> tuple[float, float, str]:
     """Return the lowest dev perplexity of the run in a folder, the BLEU of its best model, and BLEU's signature."""
     score = json.loads((folder / "dev_score.json").read_text("utf-8"))["bleu"]
-    events = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    events = read_events(folder, dict[str, Any])
     perplexity = min(float(event["perplexity"]) for event in events if event["event"] == "validation")
     return perplexity, float(score["value"]), str(score["signature"])
 
@@ -275,12 +276,12 @@ def _generated_treebank(folder: Path) -> dict[str, str]:
     return files
 
 
-def generate_trees(count: int, seed: int = 1) -> list[str]:
+def generate_trees(count: int) -> list[str]:
     """Return `count` different trees of English sentences from the demonstration's words, as bracketed text with tags.
 
     A phrase with "of" belongs to its noun, and a phrase of place to the verb, so the words decide the tree.
     """
-    random, trees = Random(seed), dict[str, None]()
+    random, trees = Random(1), dict[str, None]()
     while len(trees) < count:
         subject = _noun_phrase(random, people=True)
         sentence = f"{subject} {_verb_phrase(random)}"

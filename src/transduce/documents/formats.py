@@ -110,6 +110,7 @@ _STARTS = (
     ("po", re.compile(r'(?:\s|#.*\n)*+msg(?:id|ctxt)\s+"')),
     ("json", re.compile(r'\s*(?:\{\s*"(?:[^"\\]|\\.)*"\s*:|\[\s*(?:[{\["]))')),
 )
+_XML_START = re.compile(r"\s*<(?:\?xml|!doctype)\s", re.IGNORECASE)
 _OTHER_STARTS = (
     (b"%PDF-", "PDF"),
     (b"{\\rtf", "RTF"),
@@ -139,14 +140,19 @@ def format_of_content(content: bytes) -> Format | None:
     """
     if content.startswith(b"PK\x03\x04"):
         return _format_of_archive(content)
-    mark_16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-    start = content[:4096].decode("utf-16" if mark_16 else "utf-8-sig", "ignore")
+    start = _decoded(content[:4096])
     found = next((name for name, pattern in _STARTS if pattern.match(start)), None)
     if found == "json" and (b"\n{" in content[:4096] or b"\n[" in content[:4096]) and not _is_json(content):
         found = "jsonl"
     elif found == "json" and not _is_json(content):
         found = None
     return FORMATS.get(found or "")
+
+
+def _decoded(start: bytes) -> str:
+    """Return the start of a file as text: UTF-16 with its byte order mark, otherwise UTF-8."""
+    mark_16 = start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return start.decode("utf-16" if mark_16 else "utf-8-sig", "ignore")
 
 
 def _is_json(content: bytes) -> bool:
@@ -209,6 +215,11 @@ def recognize_text(name: str, start: bytes) -> None:
             f"{known_suffixes()}, or pass --format txt to translate its lines as they are."
         )
     found = format_of_content(start)
+    if found is None and _XML_START.match(_decoded(start[:4096])):  # such as Qt's translations (.ts)
+        raise TransduceError(
+            f"{shown} is XML of a kind that cannot be translated: convert it to one of {known_suffixes()}, or pass "
+            "--format txt to translate its lines as they are."
+        )
     if found is not None or start.startswith(b"PK\x03\x04"):
         what, remedy = ("an archive", "") if found is None else (found.title, f"--format {found.name}, or ")
         raise TransduceError(
@@ -293,7 +304,7 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     return document
 
 
-_APPLY_TO = {
+_FORMATS_OF_SETTING = {
     "columns": ("csv", "tsv"),
     "fields": ("json", "jsonl"),
     "keep_source": ("txt", "srt", "vtt", "ass", "po", "xliff"),
@@ -305,7 +316,7 @@ _APPLY_TO = {
 
 
 def _check_settings(settings: DocumentSettings, format: Format) -> None:
-    for name, formats in _APPLY_TO.items():
+    for name, formats in _FORMATS_OF_SETTING.items():
         if getattr(settings, name) and format.name not in formats:
             raise TransduceError(
                 f"`{name}` applies to {', '.join(formats)}, but the document is {format.name}: leave it out."

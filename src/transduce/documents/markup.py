@@ -30,11 +30,12 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
-from transduce.inference.batching import Documents, is_unspaced_language
+from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.languages import is_unspaced_language
 from transduce.text.protected import find_protected
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span

@@ -363,7 +363,7 @@ def _has_content(node: InlineNode, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the first word or protected element in a part of a text, beside which a tag before it can stay.
+    """Return the neighbor of a tag that stands before `gap`: the first word or protected element in this part.
 
     Args:
         text: the plain text.

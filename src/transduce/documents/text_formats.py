@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 
 # --- lines ---
 
@@ -434,7 +434,7 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
             return [0], False
         raise TransduceError(
             f"Name the columns to translate by `columns`, as names or numbers from 1: the table has "
-            f"{width} ({', '.join(names)[:200]})."
+            f"{width} ({shown_names(names, 20)})."
         )
     indices, has_header = set(), False
     for column in columns:
@@ -445,7 +445,7 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
             indices.add(int(column) - 1)
         else:
             raise TransduceError(
-                f"`columns` must name columns of the table ({', '.join(names)[:200]}) or be numbers from 1 to {width}, "
+                f"`columns` must name columns of the table ({shown_names(names, 20)}) or be numbers from 1 to {width}, "
                 f"but one is {column!r}."
             )
     return sorted(indices), has_header

@@ -250,7 +250,7 @@ def score(
     return ScoreReport(
         bleu=Score("BLEU", counted.score, str(bleu.get_signature())),
         chrf=Score("chrF", chrf_value, str(chrf.get_signature())),
-        sentences=_scored_lines(hypotheses, references).count(True),
+        sentences=_count_scored(hypotheses, references),
         exact_match=count_exact(hypotheses, references, lowercase=lowercase),
         hypothesis_tokens=counted.sys_len,
         reference_tokens=counted.ref_len,
@@ -339,18 +339,13 @@ def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowerca
 
     Pairs of two empty lines do not count.
     """
-    pairs = [(one.strip(), other.strip()) for one, other in zip(hypotheses, references, strict=True)]
-    if lowercase:
-        return sum(one.lower() == other.lower() != "" for one, other in pairs)
-    return sum(one == other != "" for one, other in pairs)
+    fold = str.lower if lowercase else str
+    return sum(fold(a.strip()) == fold(b.strip()) != "" for a, b in zip(hypotheses, references, strict=True))
 
 
-def _scored_lines(*systems: Sequence[str]) -> list[bool]:
-    """Return for each line whether any of the systems has text in it.
-
-    A line that is empty everywhere separates documents and is not scored.
-    """
-    return [any(line.strip() for line in lines) for lines in zip(*systems, strict=True)]
+def _count_scored(*systems: Sequence[str]) -> int:
+    """Return how many lines are scored: those that are not empty everywhere, as between two documents."""
+    return sum(any(line.strip() for line in lines) for lines in zip(*systems, strict=True))
 
 
 def lines_sha256(lines: Sequence[str]) -> str:
@@ -374,13 +369,13 @@ def find_warnings(
     tokenized lines. `systems` has the lines of each system, by a name such as "hypotheses" that the sentences use.
     """
     named = {**systems, "references": references}
-    scored = _scored_lines(*named.values())
+    scored = _count_scored(*named.values())
     warnings = [
         choice.reason,
         _language_warning(references, choice.name, target_language)
         or _shortness_warning(references, choice.name, target_language),
         *(_tokenized_warning(name, lines, choice.name) for name, lines in named.items()),
-        *(_empty_warning(name, lines, scored.count(True)) for name, lines in named.items()),
+        *(_empty_warning(name, lines, scored) for name, lines in named.items()),
     ]
     return tuple(sentence for sentence in warnings if sentence is not None)
 

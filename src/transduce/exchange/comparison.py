@@ -155,7 +155,10 @@ class Original:
 
     @property
     def longest(self) -> int:
-        """The maximum length of a text in tokens, for the original and the export."""
+        """The maximum number of tokens of a source or target that the export takes, to which the comparison keeps.
+
+        It is the number of learned positions, or else 1,024 (`longest_sequence`).
+        """
         return longest_sequence(self.config)
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -24,7 +23,7 @@ from transduce.model_folder.read import (
     read_saved_by_transformers,
     was_saved_by_transformers,
 )
-from transduce.model_folder.write import read_original_tokenizer, write_model_folder, write_original_tokenizer
+from transduce.model_folder.write import read_original_tokenizer, to_toml, write_model_folder, write_original_tokenizer
 from transduce.search.settings import SearchSettings
 
 
@@ -125,13 +124,8 @@ def _settings(search: SearchSettings) -> str:
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}
-    lines = ["[search]", *(_line(name, value) for name, value in values.items() if value != defaults[name])]
-    return "\n".join([*lines, "", "[search.generate]", *(_line(name, value) for name, value in generate.items()), ""])
-
-
-def _line(name: str, value: Any) -> str:
-    """Return a setting as a line of a TOML file: its name and its value, which JSON writes as TOML does."""
-    return f"{name} = {msgspec.json.encode(value).decode()}"
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    return to_toml({"search": changed | {"generate": generate}})
 
 
 def _card(model_type: str, kind: str) -> str:

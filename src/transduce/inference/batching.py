@@ -15,13 +15,12 @@ from torch import Tensor
 
 from transduce.acceleration import select_decoder
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.inference.translation import Translation, empty_alternative, join_parts
+from transduce.inference.translation import Translation, empty_alternative, join_parts, without_incomplete_character
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import UNSPACED_LANGUAGES, base_code
 from transduce.text.sentences import find_sentences, split_text
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
@@ -362,19 +361,6 @@ class _TokenCounter:
         return count
 
 
-def sentence_separator(language: str | None) -> str:
-    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
-
-    None, an unknown language, gives a space.
-    """
-    return "" if is_unspaced_language(language) else " "
-
-
-def is_unspaced_language(language: str | None) -> bool:
-    """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
-    return language is not None and base_code(language) in UNSPACED_LANGUAGES
-
-
 def batches(
     parts: Sequence[Part],
     max_tokens: int,
@@ -500,7 +486,10 @@ class PartsObserver:
             agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
             ids = tokens[number, 0].tolist()
             certain = ids[: int(agreed.cumprod(dim=0).sum())]
-            self._drafts[text, part] = (decode(certain).rstrip("\ufffd"), decode(ids).rstrip("\ufffd"))
+            self._drafts[text, part] = (
+                without_incomplete_character(decode(certain)),
+                without_incomplete_character(decode(ids)),
+            )
             texts.add(text)
         for text in sorted(texts):
             observer.after_text(text, *self._compose(text))

@@ -37,6 +37,7 @@ from transduce.search.rules import (
     Renormalize,
     RepetitionPenalty,
     Rule,
+    length_penalty_of,
 )
 from transduce.search.scorer import (
     Hypothesis,
@@ -44,7 +45,6 @@ from transduce.search.scorer import (
     Scorer,
     Search,
     SequenceLimits,
-    length_penalty,
     length_power,
     run_search,
 )
@@ -248,7 +248,7 @@ def find_compiled_search(
     compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
-    divisor = length_penalty if generate is None else length_power
+    divisor = length_penalty_of(generate)
     kept: ReservedCapacity | None = None
     greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
     options = BatchSearchOptions(

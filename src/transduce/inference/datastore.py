@@ -193,19 +193,19 @@ class _Tuner:
         self._translator, self._index = translator, index
         self.alone: list[float] = []
         # of each token: negative squared distances, and which neighbors have its label
-        self._voted: list[tuple[Tensor, Tensor]] = []
+        self._neighbors: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def from_own_pairs(
-        cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], judged: Sequence[int]
+        cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], tuning_pairs: Sequence[int]
     ) -> "_Tuner":
         """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source.
 
-        `own` are all pairs of the datastore, and `judged` the indices of those to tune on.
+        `own` are all pairs of the datastore, and `tuning_pairs` the indices of those to tune on.
         """
         tuner, starts = cls(translator, index), index.tensors.starts
-        nearest = index.nearest_pairs(translator.model, [own[n].source for n in judged], 2 * NEAREST_PAIRS)
-        for number, pairs in zip(judged, nearest, strict=True):
+        nearest = index.nearest_pairs(translator.model, [own[n].source for n in tuning_pairs], 2 * NEAREST_PAIRS)
+        for number, pairs in zip(tuning_pairs, nearest, strict=True):
             other_pairs = [n for n in pairs.tolist() if n != number and own[n].source != own[number].source]
             states = index.tensors.states[starts[number] : starts[number + 1]].float()
             tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, own[number].target)
@@ -239,7 +239,7 @@ class _Tuner:
         candidates = self._index.retriever_of_pairs([pairs], torch.device("cpu"))
         labels, near = candidates.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)
-        self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))
+        self._neighbors.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
         """Return the datastore's card with the best weight and temperature, and the losses without and with retrieval.
@@ -250,10 +250,10 @@ class _Tuner:
             TransduceError: no pair retrieved another one, because all have the same source.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
-        if not self._voted:
+        if not self._neighbors:
             raise TransduceError("All pairs have the same source, so there is nothing to tune on: pass dev pairs.")
-        near = torch.cat([each for each, _ in self._voted]).double()
-        right = torch.cat([each for _, each in self._voted])
+        near = torch.cat([each for each, _ in self._neighbors]).double()
+        right = torch.cat([each for _, each in self._neighbors])
         mean_distance = float(-near[near.isfinite()].mean())
         best: tuple[float, float, float] | None = None
         for temperature in (mean_distance * factor for factor in _TEMPERATURES):

@@ -38,16 +38,9 @@ from transduce.search.rules import (
     Rule,
     check_ids,
     generate_rules,
+    length_penalty_of,
 )
-from transduce.search.scorer import (
-    Ensemble,
-    MeanAttention,
-    Scorer,
-    Search,
-    SequenceLimits,
-    length_penalty,
-    length_power,
-)
+from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
@@ -210,7 +203,7 @@ def _greedy_search(
     """Return a `GreedySearch` (without a beam) that takes the likeliest token or, with `draw`, samples tokens."""
     if draw is not None:
         return GreedySearch(scorer, limits, draw, width=search.n_best, rules=rules)
-    divisor = length_penalty if search.generate is None else length_power
+    divisor = length_penalty_of(search.generate)
     return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
 
 

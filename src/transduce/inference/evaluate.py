@@ -7,7 +7,7 @@ from typing import Any, overload
 import msgspec
 
 from transduce.argument_checks import as_path, as_texts
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.evaluation.scores import (
     AccuracyReport,
     ScoreReport,
@@ -25,8 +25,6 @@ from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
-
-_MAX_SHOWN = 8  # labels in a message
 
 
 @overload
@@ -125,10 +123,9 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
         TransduceError: the classifier knows none of the labels.
     """
     if not set(classifier.labels).intersection(labels):
-        more = ", …" if len(classifier.labels) > _MAX_SHOWN else ""
         raise TransduceError(
             f'{where}: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels are '
-            f"{', '.join(classifier.labels[:_MAX_SHOWN])}{more}."
+            f"{shown_names(classifier.labels)}."
         )
 
 

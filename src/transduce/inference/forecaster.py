@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import Numbers
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.machine import DTYPES, Precision, detect_machine
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SeriesCard, read_series_card, read_task_card
@@ -22,7 +22,6 @@ from transduce.model_folder.load import summary
 from transduce.model_folder.read import read_series_model
 
 _WINDOWS_AT_A_TIME = 256
-_MAX_SHOWN = 8  # in messages
 _DTYPES = {"auto": torch.float32, **DTYPES}
 # Quantiles of the sampled trajectories that bound the forecast.
 _LOW, _HIGH = 0.1, 0.9
@@ -64,7 +63,7 @@ class Forecaster:
 
     def __repr__(self) -> str:
         read = f"{self.card.past} points in, {self.card.horizon} out"
-        return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MAX_SHOWN]), read)
+        return summary("Forecaster", self.model, shown_names(self.card.columns), read)
 
     def __call__(self, history: ArrayLike, steps: int | None = None, *, samples: int = 0, seed: int = 1) -> Forecast:
         """Forecast the values that follow a history.
@@ -93,7 +92,9 @@ class Forecaster:
 
     @torch.inference_mode()
     def forecast_windows(self, past: Numbers, steps: int, *, samples: int = 0, seed: int = 1) -> Forecast:
-        """Forecast several windows at once, (B, S, C) to (B, T, C); only the last points of each window are read.
+        """Forecast several windows at once, (B, S, C) to values (B, T, C); only the last points of each are read.
+
+        With `samples`, the values are the mean of sampled trajectories; their 10 % and 90 % quantiles come with it.
 
         Args:
             past: past values of each window, newest last.
@@ -160,10 +161,9 @@ class Forecaster:
             return history
         missing = next((name for name in self.card.columns if name not in names), None)
         if missing is not None:
-            shown = ", ".join(map(str, names[:_MAX_SHOWN]))
             raise TransduceError(
-                f"A history has a column for each of {', '.join(self.card.columns)}, but this table has no "
-                f"`{missing}`: its columns are {shown}."
+                f"A history has a column for each of {shown_names(self.card.columns)}, but this table has no "
+                f"`{missing}`: its columns are {shown_names(names)}."
             )
         table: Any = history
         selected: ArrayLike = table[list(self.card.columns)]
@@ -180,8 +180,8 @@ class Forecaster:
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(
-                f"A history has a row for each point and a column for each of {', '.join(self.card.columns)}, but this "
-                f"one has the shape {np.shape(given)}."
+                f"A history has a row for each point and a column for each of {shown_names(self.card.columns)}, but "
+                f"this one has the shape {np.shape(given)}."
             )
         if not len(values):
             raise TransduceError("A forecast needs at least one window, but there is none: pass one.")

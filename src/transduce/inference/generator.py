@@ -23,6 +23,7 @@ from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, scored_for
 from transduce.inference.scorers import DecoderOnlyScorer
+from transduce.inference.translation import without_incomplete_character
 from transduce.machine import Precision
 from transduce.model.batch_search import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
@@ -47,7 +48,6 @@ _MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
-_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 _LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
 
@@ -294,7 +294,7 @@ class Generator:
 
     def continuation_text(self, prompt: str, ids: Sequence[int]) -> str:
         """Return the text that new token ids add to a prompt, without an incomplete character at its end."""
-        return self._new_text(self.prompt_ids(prompt), ids).rstrip(_UNFINISHED)
+        return without_incomplete_character(self._new_text(self.prompt_ids(prompt), ids))
 
     def stream(
         self,
@@ -333,7 +333,7 @@ class Generator:
                     if observer is not None:
                         text = text.split("\n")[0]
                         progress.abandon(observer.after_step(progress.rows, hypotheses))
-            text = text.rstrip(_UNFINISHED)
+            text = without_incomplete_character(text)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text

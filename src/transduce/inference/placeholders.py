@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inference.batching import Part, is_unspaced_language
+from transduce.inference.batching import Part
 from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
 from transduce.text.glossary import is_spaced_word_character
-from transduce.text.languages import is_unspaced_character, is_word_character
+from transduce.text.languages import is_unspaced_character, is_unspaced_language, is_word_character
 from transduce.text.protected import PLACEHOLDER_TOKENS, is_inline_tag, merge_spans
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import Vocabulary, fallback_ids
@@ -148,10 +148,10 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
     if _odd_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
-        piece
+        span
         for run in find_unknown(part.text, tokenizer.source)
-        for piece in _outside(run, part.protected)
-        if not all(map(_is_punctuation, part.text[piece.start : piece.end]))
+        for span in _outside(run, part.protected)
+        if not all(map(_is_punctuation, part.text[span.start : span.end]))
     ]
     return merge_spans(part.protected, unknown)
 

@@ -159,9 +159,9 @@ def _redecode_units(
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
         for ngrams, numbers in groups.items():
             missing = [
-                number_text
+                text
                 for number in numbers
-                for number_text in _numbers(translator, results[number], found_warnings[number], search)
+                for text in _numbers(translator, results[number], found_warnings[number], search)
             ]
             again = translator.translate(
                 [results[number].source for number in numbers],
@@ -176,9 +176,8 @@ def _redecode_units(
                 best, new_warnings = _fewest_warnings(translator, translation, terms)
                 if _severity(new_warnings) < _severity(found_warnings[number]):
                     former = results[number].alternatives
-                    alternatives = (best, *(number_text for number_text in former if number_text.text != best.text))[
-                        : len(former)
-                    ]
+                    others = (each for each in former if each.text != best.text)
+                    alternatives = (best, *others)[: len(former)]
                     results[number] = msgspec.structs.replace(translation, alternatives=alternatives)
                     found_warnings[number] = new_warnings
     return results

@@ -94,13 +94,13 @@ class Retriever:
     sentences leave the batch.
     """
 
-    def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
+    def __init__(self, candidates: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
         """Create the nearest-neighbor search of a batch from the candidates of each sentence, at least one for each."""
-        self._voters, self._card = list(voters), card
+        self._candidates, self._card = list(candidates), card
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only the sentences with these batch indices, in this order, because the others have finished."""
-        self._voters = [self._voters[row] for row in rows.tolist()]
+        self._candidates = [self._candidates[row] for row in rows.tolist()]
 
     def nearest(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels of the K nearest candidates to each state, and their negative squared distances.
@@ -114,14 +114,14 @@ class Retriever:
         """
         shape = (*states.shape[:-1], NEAREST_STATES)
         labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
-        for row, (sentence_states, voters) in enumerate(zip(states, self._voters, strict=True)):
+        for row, (sentence_states, candidates) in enumerate(zip(states, self._candidates, strict=True)):
             # The large matrix comes first, because the library is half as fast with few rows times many.
             distances = torch.addmm(
-                voters.norms[:, None], voters.states, sentence_states.T, beta=-1.0, alpha=2.0
+                candidates.norms[:, None], candidates.states, sentence_states.T, beta=-1.0, alpha=2.0
             )  # (M, W)
             nearest = self._first_of_nearest(distances.T)
             negative_distances[row, :, : nearest.shape[1]] = distances.T.gather(-1, nearest)
-            labels[row, :, : nearest.shape[1]] = voters.labels[nearest]
+            labels[row, :, : nearest.shape[1]] = candidates.labels[nearest]
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ class Retriever:
 class NeighborIndex:
     """A datastore of sentence pairs for one model, which finds stored decoder states near given ones."""
 
-    def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
-        self.tensors, self.card = remembered, card
+    def __init__(self, tensors: DatastoreTensors, card: DatastoreCard) -> None:
+        self.tensors, self.card = tensors, card
 
     def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
         """Return this index if `models` has one model, since a datastore belongs to one model.
@@ -198,13 +198,13 @@ class NeighborIndex:
 
         The states are copied to `device` as float32.
         """
-        stored, voters = self.tensors, []
+        stored, candidates = self.tensors, []
         for selected in pairs:
             positions = _ranges(stored.starts[selected], stored.starts[selected + 1])
             states = stored.states[positions].to(device).float()
             labels = stored.labels[positions].to(device).long()
-            voters.append(RetrievalCandidates(states, states.square().sum(dim=-1), labels))
-        return Retriever(voters, self.card)
+            candidates.append(RetrievalCandidates(states, states.square().sum(dim=-1), labels))
+        return Retriever(candidates, self.card)
 
     def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
         """Select the most similar pairs for each source sentence, and return the neighbor search of the batch."""

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from transduce.acceleration import compiled_state, exact_projection, search_reductions, start_fast, start_prompts
 from transduce.errors import TransduceError
+from transduce.inference.batching import pad
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Decoder, DecodingState, LogitsState
@@ -190,13 +191,10 @@ class DecoderOnlyScorer(Scorer):
         """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
-        longest = max(map(len, self.texts))
-        self.remaining_positions = self.context - longest
-        pad_id = self.model.config.pad_id
-        rows = [[*text, *[pad_id] * (longest - len(text))] for text in self.texts]
-        lengths = list(map(len, self.texts))
-        device = self.model.source_weight.device
-        return start_prompts(self.model, *(torch.tensor(each, device=device) for each in (rows, lengths)))
+        lengths, device = list(map(len, self.texts)), self.model.source_weight.device
+        self.remaining_positions = self.context - max(lengths)
+        prompt_ids = pad(self.texts, self.model.config.pad_id, device)
+        return start_prompts(self.model, prompt_ids, torch.tensor(lengths, device=device))
 
 
 # --- batch invariance: scores that do not depend on the batch, bit by bit ---

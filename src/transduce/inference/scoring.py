@@ -20,8 +20,7 @@ from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import length_penalty, length_power
+from transduce.search.rules import GenerateSettings, length_penalty_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -120,7 +119,7 @@ def score_translations(
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 own = log_probabilities[len(contexts[number].target) :]
                 values[number] = (*(0.0 for _ in forced), *own[len(forced) :])
-    divisor = length_penalty if generate is None else length_power
+    divisor = length_penalty_of(generate)
     return [
         Score(
             source=source,
@@ -249,7 +248,7 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
     rows = max(_MIN_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
-    for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
+    for states, tokens in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
-        parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
+        parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)

@@ -351,7 +351,7 @@ TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair (source, translated text)."""
 
 
-class Scorer(Protocol):
+class PairScorer(Protocol):
     """An interface of translators whose scores of sentence pairs show how spans correspond."""
 
     tokenizer: Tokenizer
@@ -391,7 +391,7 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
 
 
 def align_spans(
-    translator: Scorer,
+    translator: PairScorer,
     translations: Sequence[Translation],
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
@@ -597,7 +597,7 @@ def _within(span: Span, part: Span) -> Span:
     return Span(start, end)
 
 
-def can_score(translator: Scorer, source: str, text: str) -> bool:
+def can_score(translator: PairScorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))

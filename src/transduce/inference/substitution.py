@@ -220,9 +220,10 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether one word's loss, in nats, without a glossary term is so high that it must translate the term.
+    """Return whether one word needs a term of the source so much that it must translate the term.
 
-    `losses` has the loss of each word; below `MIN_LOSS_NATS`, all other words must lose less than half as much.
+    `losses` has the decrease of each word's log-probability, in nats, without the term. The greatest must reach
+    `min_loss`; if it is below `MIN_LOSS_NATS`, all others must also be less than half of it.
     """
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.scorer import Hypothesis, length_penalty
+from transduce.search.rules import length_penalty_of
+from transduce.search.scorer import Hypothesis
+from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
 # --- streamed translations ---
 # Legend: W hypotheses of one sentence, t tokens so far.
-
-
-_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 
 
 class GrowingText:
@@ -38,9 +37,8 @@ class GrowingText:
         """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
-        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds).rstrip(
-            _UNFINISHED
-        )
+        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds)
+        text = without_incomplete_character(text)
         if not text.startswith(self.shown):
             return ""
         return self._show(text)
@@ -59,6 +57,14 @@ def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool)
     """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds."""
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
+
+
+def without_incomplete_character(text: str) -> str:
+    """Return the text of the first tokens of a translation without a last character that lacks some of its bytes.
+
+    Byte tokens that are no complete UTF-8 character yet are decoded as replacement characters.
+    """
+    return text.rstrip("\ufffd")
 
 
 # --- results ---
@@ -145,22 +151,23 @@ def empty_alternative(*, ended: bool = True) -> Alternative:
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
 
 
-def without_context(hypothesis: Hypothesis, tokens: int, alpha: float) -> Hypothesis:
+def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings) -> Hypothesis:
     """Return a hypothesis without its first `tokens` tokens, which translate earlier sentences of the document.
 
     Args:
         hypothesis: what search found, which starts with these tokens.
         tokens: their number.
-        alpha: exponent of the length penalty, by which the rest is scored.
+        search: the settings of the search, whose length penalty scores the rest.
     """
     if not tokens:
         return hypothesis
     values = hypothesis.token_log_probabilities[tokens:]
+    divisor = length_penalty_of(search.generate)
     return msgspec.structs.replace(
         hypothesis,
         ids=hypothesis.ids[tokens:],
         token_log_probabilities=values,
-        score=sum(values) / length_penalty(max(1, len(values)), alpha),
+        score=sum(values) / divisor(max(1, len(values)), search.length_penalty),
     )
 
 

@@ -29,7 +29,6 @@ from transduce.inference.batching import (
     join_sentences,
     num_parallel_batches,
     pair_histories,
-    sentence_separator,
 )
 from transduce.inference.decoding import (
     SentenceBatch,
@@ -72,6 +71,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
@@ -413,7 +413,7 @@ class Translator:
             found = {
                 part.key: translation_from_hypotheses(
                     part.text,
-                    [without_context(each, len(part.target_history), search.length_penalty) for each in results],
+                    [without_context(each, len(part.target_history), search) for each in results],
                     self.tokenizer.target,
                 )
                 for part, results in pairs

@@ -282,7 +282,7 @@ class _Side(NamedTuple):
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
-    """Yield the cross-attention between the words of each sentence pair, in order, computed in batches.
+    """Yield the attention of target words to source words, by head, for each sentence pair, in order.
 
     Raises:
         TransduceError: a text has too many tokens for the memory that attention needs.

@@ -294,14 +294,15 @@ def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
     """Return the words that tokens spell, and the indices of each word's tokens.
 
     A word starts at a token with ▁. In scripts without spaces every token is a word, and so is a character that is
-    spelled in byte tokens. A ▁ without a word after it is left out. Without any ▁, as in word
-    lists, every token is a word.
+    spelled in byte tokens. A token that is only ▁ belongs to the word after it, and is left out if none follows.
+    Without any ▁, as in word lists, every token is a word.
     """
     has_spaces = any("▁" in token for token in tokens)
     groups: list[list[int]] = []
     for index, token in enumerate(tokens):
         is_byte = byte_of(token) is not None
         is_start = index == 0 or (not has_spaces and not is_byte) or _begins_word(tokens[index - 1], token)
+        is_start = is_start and (index == 0 or tokens[index - 1] != "▁" or token.startswith("▁"))
         if is_start:
             groups.append([index])
         else:

@@ -249,9 +249,9 @@ def _one_head_each(fill: Tensor) -> Edit:
 
 
 def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return an edit for a batch of copies of a text: `fill` replaces the activation in the copies `copy` and `last`.
+    """Return an edit of one sub-layer for a batch of copies of a text: `fill` replaces its output in two copies.
 
-    In the copy `last`, all sub-layers of a layer are replaced; in the others one each.
+    In the copy `copy` only this sub-layer is replaced, in the copy `last` all sub-layers of its layer.
     """
 
     def edit(outputs: Tensor) -> Tensor:

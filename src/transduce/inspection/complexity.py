@@ -250,6 +250,7 @@ def _chain_of(layer: LayerType, n: int) -> int:
     return chain_length(layer.run(torch.randn(n, _WIDTH, dtype=torch.float64, requires_grad=True), 0))
 
 
+_SIZE = 1_024
 _REPETITIONS = 7
 
 
@@ -335,19 +336,19 @@ def training_flops(preset: str) -> float:
     return 6.0 * count_multiplied_weights(PRESETS[preset], _VOCABULARY) * _STEP_TOKENS * _STEPS[preset]
 
 
-def measure_flops(size: int = 1_024) -> float:
-    """Return the float32 operations a second of a square matrix multiplication with all of PyTorch's threads.
+def measure_flops() -> float:
+    """Return the float32 operations a second of a square matrix product with all of PyTorch's threads.
 
-    Processor time, in the sum of the threads, is measured, so that other programs do not count.
+    Processor time, divided by the number of threads, is measured, so that other programs do not count.
     """
-    one, other = torch.randn(size, size), torch.randn(size, size)
+    one, other = torch.randn(_SIZE, _SIZE), torch.randn(_SIZE, _SIZE)
     one @ other
     times = []
     for _ in range(_REPETITIONS):
         before = time.process_time()
         one @ other
         times.append(time.process_time() - before)
-    return 2.0 * size**3 / statistics.median(times) * torch.get_num_threads()
+    return 2.0 * _SIZE**3 / statistics.median(times) * torch.get_num_threads()
 
 
 def training_costs(model: str | None = None, bleu: float | None = None, scores: Sequence[str] = ()) -> PaperReport:

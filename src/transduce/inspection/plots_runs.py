@@ -16,6 +16,7 @@ from transduce.model.feed_forward import ACTIVATIONS
 from transduce.model.masks import look_ahead_mask, padding_mask, target_mask
 from transduce.model.positions import RotaryPositions, sinusoids
 from transduce.text.word_spans import split_words
+from transduce.training.events import read_events
 from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
 from transduce.ui_language import localized
 
@@ -73,13 +74,7 @@ def _read_metrics(run: Path) -> list[_Line]:
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise TransduceError(f"{path} does not exist: pass a folder that `transduce train` made.")
-    lines = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            lines.append(msgspec.json.decode(line, type=_Line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TransduceError(f"{path}, line {number}, is not what a run writes: {error}.") from None
-    return lines
+    return read_events(run, _Line)
 
 
 def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mapping[int, float]], measure: str) -> Chart:

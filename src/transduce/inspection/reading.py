@@ -85,7 +85,7 @@ class Reading:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that the predicting stack (encoder or decoder) reads, (T,)."""
+        """The text of each token that the predicting stack (encoder or decoder) reads, special tokens included."""
         return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
 
     def logits(self, copies: int = 1) -> Tensor:

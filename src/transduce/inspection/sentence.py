@@ -38,6 +38,7 @@ from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
+from transduce.training.events import read_events
 
 # --- tree of hypotheses ---
 
@@ -258,13 +259,7 @@ def sample_sentences(folder: pathlib.Path) -> list[str]:
     Raises:
         TransduceError: the folder's `metrics.jsonl` is damaged.
     """
-    path = folder / "metrics.jsonl"
-    samples: list[list[str]] = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            samples = msgspec.json.decode(line, type=_SampleLine).samples or samples
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TransduceError(f"{path} is not what a run writes: {error}.") from None
+    samples = next((each.samples for each in reversed(read_events(folder, _SampleLine)) if each.samples), [])
     return [sample[0] for sample in samples if sample and sample[0].strip()]
 
 

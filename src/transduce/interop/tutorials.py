@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_weights import ImportedModel
 from transduce.model.build import build_model
 from transduce.model.config import Activation, ModelConfig
@@ -457,8 +457,8 @@ def _layer_weights(
     unexpected = sorted(set(renamed_weights) - used)
     if missing or unexpected:
         raise TransduceError(
-            f"The weights are not of this configuration: missing {', '.join(missing) or 'none'}; unexpected "
-            f"{', '.join(unexpected) or 'none'}."
+            f"The weights are not of this configuration: missing {shown_names(missing)}; unexpected "
+            f"{shown_names(unexpected)}."
         )
     converted = {name: torch.cat([renamed_weights[part] for part in parts]) for name, (parts, _) in expected.items()}
     for name, (_, shape) in expected.items():

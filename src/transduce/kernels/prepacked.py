@@ -242,7 +242,7 @@ def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
 _PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of a layer that has a `layout`
 
 
-class PackedModel:
+class PackedLayers:
     """The prepacked layers of a model, whose tensors can be stored in a file and later mapped from it."""
 
     def __init__(self, model: AnyPrepacked, originals: Mapping[str, Tensor]) -> None:
@@ -295,9 +295,9 @@ class PackedModel:
         return self.model
 
 
-def packed_layers(model: nn.Module) -> PackedModel | None:
+def packed_layers(model: nn.Module) -> PackedLayers | None:
     """Return the prepacked layers of a model, to be stored in a file; None if the model has no prepacked weights."""
-    return PackedModel(model, {}) if isinstance(model, AnyPrepacked) else None
+    return PackedLayers(model, {}) if isinstance(model, AnyPrepacked) else None
 
 
 # --- inference copies ---
@@ -319,7 +319,7 @@ class InferenceCopy:
         """
         weights = self._weights
         if graph != self._graph or any(
-            holder.get(name) is not parameter or _version(parameter) != version
+            holder.get(name) is not parameter or version_of(parameter) != version
             for holder, name, parameter, version in weights
         ):
             self._prepacked = prepack(_in_float32(model), self._make)
@@ -330,14 +330,14 @@ class InferenceCopy:
         """Record the layer graph, the parameters and the numbers of their in-place changes, to detect later changes."""
         self._graph = graph_of(model)
         self._weights = [  # the copy must not keep the model alive
-            (holder._parameters, name, parameter, _version(parameter))
+            (holder._parameters, name, parameter, version_of(parameter))
             for holder in model.modules()
             for name, parameter in holder._parameters.items()
             if parameter is not None
         ]
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """Return the number of in-place changes of a tensor (its version); 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 

@@ -28,7 +28,7 @@ from transduce.kernels.prepacked import (
     InferenceModel,
     LinearUse,
     MakeLinear,
-    PackedModel,
+    PackedLayers,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
@@ -38,6 +38,7 @@ from transduce.machine import usable_memory
 from transduce.model.backend import TrainingKernels
 from transduce.model.batch_search import BatchSearch, BatchSearchOptions
 from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -138,7 +139,7 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
     return cast(_Quantizable, prepack(model, make))
 
 
-def outline_quantized(model: nn.Module) -> PackedModel | None:
+def outline_quantized(model: nn.Module) -> PackedLayers | None:
     """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
 
     `model` is on the meta device, and must not be used afterwards.
@@ -146,7 +147,7 @@ def outline_quantized(model: nn.Module) -> PackedModel | None:
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         return (
-            PackedModel(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+            PackedLayers(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
         )
     except TransduceError:
         return None
@@ -181,7 +182,7 @@ def kernels_for_training(name: Literal["native", "torch"], device: str) -> Train
     return NativeTraining()
 
 
-def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> str | None:
+def why_no_whole_layers(model: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str) -> str | None:
     """Return why our kernels train a model component by component, as a clause; None if they compute whole layers.
 
     The model may be on the meta device, so its weights need not be read.
@@ -190,8 +191,12 @@ def why_no_whole_layers(model: nn.Module, dtype: torch.dtype, device: str) -> st
         from transduce.kernels.cpu.training.layer import why_not_whole
     else:
         from transduce.kernels.cuda.backend import why_not_whole
-    if getattr(getattr(model, "config", None), "attention_window", None) is not None:
+    if config.attention_window is not None:
         return "`model.attention_window` is set"
+    if device != "cpu" and not (config.kind == "transformer" and config.can_be_packed):
+        return "batches of such a model are padded"
+    if device != "cpu" and config.activation_dropout:
+        return "`model.activation_dropout` is not 0"
     layers = [each for each in model.modules() if isinstance(each, EncoderLayer | DecoderLayer)]
     return next((reason for each in layers if (reason := why_not_whole(each, dtype)) is not None), None)
 
@@ -249,9 +254,9 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativeState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
-        return NativeState(prepacked, programs, source_ids)
+        return NativeState(prepacked, kernels, source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -274,9 +279,9 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import encode_texts
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedEncoder)
-        states = encode_texts(prepacked, programs, ids, token_types)
+        states = encode_texts(prepacked, kernels, ids, token_types)
         if states is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
     return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
@@ -291,9 +296,9 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
 
-        prepacked, programs = compiled
+        prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedDecoder)
-        return NativePromptState(prepacked, programs, prompt_ids, lengths)
+        return NativePromptState(prepacked, kernels, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 

@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
@@ -84,6 +87,54 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds or known_class(module) in kinds
 
 
+# --- gradient sums --------------------------------------------------------------------------------------------------
+# Autograd functions of both backends add the gradients of parameters to the float32 tensors of
+# `model/backend.py:add_gradients_to` where these exist, and return them to PyTorch elsewhere.
+
+
+class LinearSums(NamedTuple):
+    """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
+
+    If such a tensor is None, the gradient is returned to PyTorch.
+    """
+
+    rows: Rows
+    activation: str | None
+    """The name of the activation that follows the layer; None: there is none."""
+    weight_sum: Tensor | None
+    bias_sum: Tensor | None
+
+
+def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
+    """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
+
+    If `rows` is None, it uses all.
+
+    Raises:
+        ValueError: the matrix has no such rows.
+    """
+    rows = rows or Rows(0, len(weight))
+    if not 0 <= rows.start < rows.stop <= len(weight):
+        raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
+    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
+
+
+def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a float32 tensor for adding a parameter's gradient, and the gradient that PyTorch receives.
+
+    If `total` is None, both are a new tensor of zeros; otherwise they are `total` and None.
+    """
+    if total is not None:
+        return total, None
+    zeros = torch.zeros_like(parameter, dtype=torch.float32)
+    return zeros, zeros
+
+
+def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient converted to the dtype of its parameter, as PyTorch expects it; None stays None."""
+    return None if gradient is None else gradient.to(parameter.dtype)
+
+
 # --- single components ----------------------------------------------------------------------------------------------
 
 
@@ -95,18 +146,24 @@ def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | No
     return kernels.linear(x, weight, module.bias, rows)
 
 
-def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
-    """Compute LayerNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
-    if module.bias is None or not kernels.supports_rows(x):
-        return LayerNorm.forward(module, x)
-    return kernels.layer_norm(x, module.weight, module.bias, module.eps)
+def _norm(kernels: TrainingKernels, module: LayerNorm | RMSNorm, x: Tensor) -> Tensor:
+    """Compute LayerNorm or RMSNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
+    arguments = _norm_arguments(module)
+    if arguments is None or not kernels.supports_rows(x):
+        return type(module).forward(module, x)  # type: ignore[arg-type]
+    return kernels.residual_norm(x, *arguments)[1]
 
 
-def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
-    """Compute RMSNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
-    if module.eps is None or not kernels.supports_rows(x):
-        return RMSNorm.forward(module, x)
-    return kernels.rms_norm(x, module.weight, module.eps)
+def _norm_arguments(module: nn.Module) -> tuple[Tensor, Tensor | None, float] | None:
+    """Return the weight, the bias (None for RMSNorm) and the epsilon of a norm; None if it has no kernel.
+
+    LayerNorm and RMSNorm have one if they have all of their parameters and a fixed epsilon.
+    """
+    if isinstance(module, RMSNorm):
+        return None if module.eps is None else (module.weight, None, module.eps)
+    return (
+        (module.weight, module.bias, module.eps) if isinstance(module, LayerNorm) and module.bias is not None else None
+    )
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -122,7 +179,52 @@ def _embedding(
     """Embed token ids with the training backend's kernel if it supports the tensors, else with PyTorch."""
     if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
-    return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
+    return module.complete(embed(kernels, ids, weight, module.scale, module.frozen_row), *args, **kwargs)
+
+
+def embed(kernels: TrainingKernels, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+    """Return the rows of an embedding matrix (V, D) at ids (…), int64, times a scale: (…, D).
+
+    The frozen row (that of padding) receives no gradient.
+    """
+    options = _EmbeddingOptions(scale, frozen_row, sum_of_gradients(weight), kernels)
+    rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _EmbeddingOptions(NamedTuple):
+    """The options of an embedding lookup, and the float32 tensor to which the embedding matrix's gradient is added.
+
+    If `weight_sum` is None, the gradient is returned to PyTorch.
+    """
+
+    scale: float
+    frozen_row: int | None
+    weight_sum: Tensor | None
+    kernels: TrainingKernels
+
+
+class _EmbeddedRows(torch.autograd.Function):
+    """An embedding lookup whose gradient is added to the float32 sum of the matrix's gradients, if there is one.
+
+    PyTorch's gradient is a dense matrix (V, D), nearly all zeros, for each use of the embedding.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: _EmbeddingOptions) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(ids, weight)
+        rows = F.embedding(ids, weight)
+        return rows if options.scale == 1.0 else rows.mul_(options.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        ids, weight = ctx.saved_tensors
+        scale, frozen_row, weight_sum, kernels = ctx.options
+        total, grad_weight = sum_or_zeros(weight_sum, weight)
+        kernels.add_rows_in_place(total, ids, gradients[0], scale, frozen_row)
+        return None, in_dtype_of(weight, grad_weight), None
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
@@ -169,14 +271,11 @@ def _residual(
     The kernel adds both branches' gradients in the backward pass. Otherwise `Residual.forward` computes the connection.
     """
     norm = module.norm_before
-    if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
+    arguments = _norm_arguments(norm) if _is_bare(norm, LayerNorm, RMSNorm) else None
+    if arguments is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
-    bias = norm.bias if isinstance(norm, LayerNorm) else None
-    has_kernel = bias is not None or isinstance(norm, RMSNorm)
-    found = kernels.residual_norm(x, cast("Tensor", norm.weight), bias, cast("float", norm.eps)) if has_kernel else None
-    if found is None:
-        return Residual.forward(module, x, sublayer, present)
-    x, y = found[0], sublayer(found[1])
+    x, normalized = kernels.residual_norm(x, *arguments)
+    y = sublayer(normalized)
     if module.is_sandwich:
         return module.dropout(normalize(module.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
     return normalize(module.norm_after, module.dropout(y, residual=x), present)
@@ -504,8 +603,8 @@ class _Kernel(NamedTuple):
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     Linear: _linear,
-    LayerNorm: _layer_norm,
-    RMSNorm: _rms_norm,
+    LayerNorm: _norm,
+    RMSNorm: _norm,
     Dropout: _dropout,
     Embedding: _embedding,
     FeedForward: _feed_forward,

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from transduce.errors import TransduceError
 from transduce.model.masks import PackedBatch, PackedMask
@@ -85,13 +83,13 @@ class Projection(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write the logits x · matrixᵀ + bias of rows x, (N, D), to `out`, (N, C)."""
 
-    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute gradients of the rows and the matrix from the gradient of the logits.
 
         Args:
             gradient: the gradient with respect to the logits, (N, C).
             x: the rows that `logits` multiplied, (N, D).
-            by_x: receives the gradient with respect to x, (N, D).
+            grad_x: receives the gradient with respect to x, (N, D).
             weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it.
         """
 
@@ -231,18 +229,11 @@ class TrainingKernels(Protocol):
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_256ths / 256."""
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        """Return (x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
+    def residual_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Return x, for a residual connection, and x normalized over the last dimension, (…, D) each.
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Return x / √(mean of x² + ε) · weight over the last dimension: (…, D) to (…, D)."""
-
-    def residual_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return x, for a residual connection, and the normalized x, (…, D) each; None if the kernels do not support x.
-
-        The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
+        The norm is LayerNorm, (x - mean) / √(variance + ε) · weight + bias, or without a bias RMSNorm,
+        x / √(mean of x² + ε) · weight. The backward pass adds the gradients of both outputs.
         """
 
     def sum_rows(self, x: Tensor) -> Tensor:
@@ -250,13 +241,6 @@ class TrainingKernels(Protocol):
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         """Add `part`, of any dtype, to `total`, which is float32; both are contiguous."""
-
-    def embed(self, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-        """Return rows of an embedding matrix (V, D), multiplied by a scale, for token ids: int64 (…) to (…, D).
-
-        If the matrix has a `sum_of_gradients`, its gradient is added there instead of being returned to PyTorch. The
-        frozen row receives no gradient.
-        """
 
     def add_rows_in_place(
         self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
@@ -335,16 +319,11 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self,
-        vectors: UpdatedVectors,
-        average_decay: float,
-        move: Tensor | None = None,
-        rate: float = 0.0,
-        shrink: float = 1.0,
+        self, vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float
     ) -> None:
-        """Apply an optimizer's update, other than Adam's, to the master weights.
+        """Replace the master weights by master · shrink - rate · move, for optimizers other than Adam.
 
-        Their moving average and bfloat16 copy are refreshed.
+        The gradient is set to zero, and the moving average and the bfloat16 copy of the weights are refreshed.
 
         Args:
             vectors: the vectors to change.
@@ -510,49 +489,6 @@ def sum_of_gradients(parameter: Tensor) -> Tensor | None:
     return total
 
 
-class LinearSums(NamedTuple):
-    """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
-
-    If such a tensor is None, the gradient is returned to PyTorch.
-    """
-
-    rows: Rows
-    activation: str | None
-    """The name of the activation that follows the layer; None: there is none."""
-    weight_sum: Tensor | None
-    bias_sum: Tensor | None
-
-
-def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
-    """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
-
-    If `rows` is None, it uses all.
-
-    Raises:
-        ValueError: the matrix has no such rows.
-    """
-    rows = rows or Rows(0, len(weight))
-    if not 0 <= rows.start < rows.stop <= len(weight):
-        raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
-    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
-
-
-def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a float32 tensor for adding a parameter's gradient, and the gradient that PyTorch receives.
-
-    If `total` is None, both are a new tensor of zeros; otherwise they are `total` and None.
-    """
-    if total is not None:
-        return total, None
-    zeros = torch.zeros_like(parameter, dtype=torch.float32)
-    return zeros, zeros
-
-
-def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient converted to the dtype of its parameter, as PyTorch expects it; None stays None."""
-    return None if gradient is None else gradient.to(parameter.dtype)
-
-
 def add_to(total: Tensor, part: Tensor) -> None:
     """Compute total += part for tensors of equal shape, possibly of different dtypes, without a temporary copy.
 
@@ -577,49 +513,4 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     elif total.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        total += left @ right
-
-
-class RowSums(NamedTuple):
-    """The options of an embedding lookup, and the float32 tensor to which the embedding matrix's gradient is added.
-
-    If `weight_sum` is None, the gradient is returned to PyTorch. `frozen_row` gets no gradient.
-    """
-
-    scale: float
-    frozen_row: int | None
-    weight_sum: Tensor | None
-    add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
-    """A function with the arguments of `TrainingKernels.add_rows_in_place`."""
-
-
-def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
-    """Return the rows of an embedding matrix (V, D) at ids (…), int64, times the options' scale: (…, D).
-
-    In the backward pass, the options decide where the matrix's gradient is added.
-    """
-    rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
-    return rows
-
-
-class _EmbeddedRows(torch.autograd.Function):
-    """An embedding lookup whose gradient is added to the float32 sum of the matrix's gradients, if there is one.
-
-    Otherwise PyTorch receives the gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
-        ctx.options = options
-        ctx.save_for_backward(ids, weight)
-        rows = F.embedding(ids, weight)
-        return rows if options.scale == 1.0 else rows.mul_(options.scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
-        ids, weight = ctx.saved_tensors
-        scale, frozen_row, weight_sum, add_rows = ctx.options
-        total, by_weight = sum_or_zeros(weight_sum, weight)
-        add_rows(total, ids, gradients[0], scale, frozen_row)
-        return None, in_dtype_of(weight, by_weight), None
+        add_to(total, left @ right)

@@ -67,11 +67,8 @@ _ONLY_WITH = {
 }
 
 
-def check_config(config: Any) -> None:
+def check_config(config: "ModelConfig") -> None:
     """Check that a model can be built from a configuration.
-
-    Args:
-        config: a `ModelConfig`.
 
     Raises:
         TransduceError: a component's name is unknown, a number is outside its range, or settings contradict each other.
@@ -118,7 +115,7 @@ def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
-def _check_choices(config: Any) -> None:
+def _check_choices(config: "ModelConfig") -> None:
     kind: Any = type(config)
     for name, choices in _choices_of(kind).items():
         if (value := getattr(config, name)) not in choices and value not in OWN_NAMES.get(name, ()):
@@ -137,7 +134,7 @@ def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 
 
-def _check_types(config: Any) -> None:
+def _check_types(config: "ModelConfig") -> None:
     """Refuse a value of another type than its setting has, such as True for a number or a text for a boolean."""
     kind: Any = type(config)
     for name, types in _types_of(kind).items():
@@ -154,14 +151,14 @@ def _is_choice(value: Any, types: tuple[Any, ...]) -> bool:
     return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 
-def _check_sizes(config: Any) -> None:
+def _check_sizes(config: "ModelConfig") -> None:
     inputs = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
     for name in (*inputs, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
         size = getattr(config, name)
-        if size is not None and not (isinstance(size, int) and size >= 1):
+        if size is not None and size < 1:
             raise TransduceError(f"`model.{name}` must be at least 1, but is {size!r}.")
     for name in _COUNTS:
-        if not (isinstance(count := getattr(config, name), int) and count >= 0):
+        if (count := getattr(config, name)) < 0:
             raise TransduceError(f"`model.{name}` must be at least 0, but is {count!r}.")
     if config.d_model % 2 and (config.positions == "sinusoidal" or config.kind == "recurrent"):
         reason = "half for each direction" if config.kind == "recurrent" else "a sine and a cosine a pair"
@@ -173,17 +170,17 @@ def _check_sizes(config: Any) -> None:
         )
 
 
-def _check_ranges(config: Any) -> None:
+def _check_ranges(config: "ModelConfig") -> None:
     for name in _PROBABILITIES:
-        if not (isinstance(share := getattr(config, name), float | int) and 0.0 <= share < 1.0):
+        if not 0.0 <= (share := getattr(config, name)) < 1.0:
             raise TransduceError(f"`model.{name}` must be in [0, 1), but is {share!r}.")
     for name in _POSITIVE:
         value = getattr(config, name)
-        if value is not None and not (isinstance(value, float | int) and 0.0 < value < float("inf")):
+        if value is not None and not 0.0 < value < float("inf"):
             raise TransduceError(f"`model.{name}` must be a positive number, but is {value!r}.")
 
 
-def _check_vocabularies(config: Any) -> None:
+def _check_vocabularies(config: "ModelConfig") -> None:
     if config.kind == "series":
         return
     sizes = (config.source_vocabulary_size, config.target_vocabulary_size)
@@ -209,7 +206,7 @@ def _check_vocabularies(config: Any) -> None:
         )
 
 
-def _check_kind(config: Any) -> None:
+def _check_kind(config: "ModelConfig") -> None:
     changed = config.changed()
     unused = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
     if config.kind != "encoder":
@@ -237,7 +234,7 @@ def _check_kind(config: Any) -> None:
         )
 
 
-def _check_attention(config: Any) -> None:
+def _check_attention(config: "ModelConfig") -> None:
     shared = config.num_key_value_heads
     if shared is not None and config.num_heads % shared:
         raise TransduceError(
@@ -251,7 +248,7 @@ def _check_attention(config: Any) -> None:
         )
 
 
-def _check_positions(config: Any) -> None:
+def _check_positions(config: "ModelConfig") -> None:
     changed = config.changed()
     for name, kinds in _ONLY_WITH.items():
         if name in changed and config.positions not in kinds:

@@ -140,17 +140,6 @@ class VocabularyModel(nn.Module):
         """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
-    def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two matrices whose product is the logits: hidden states (…, D), and the output projection (V, D).
-
-        A bias becomes one more column of the matrix, at which hidden is 1. The loss needs nothing else to compute
-        logits.
-        """
-        if self.output_bias is None:
-            return hidden, self.output_weight
-        one = hidden.new_ones(1).expand(*hidden.shape[:-1], 1)
-        return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
-
     def finish(self, x: Tensor) -> Tensor:
         """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale

@@ -124,7 +124,7 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
             f"{part / 'config.json'}: pooling must be one of {', '.join(_POOLINGS)}, but is {', '.join(modes)}: the "
             "model cannot be imported."
         )
-    for file, setting in _CHANGES_TEXTS:
+    for file, setting in _TEXT_CHANGING_SETTINGS:
         if (value := _setting(folder, file, setting)) is not None:
             raise TransduceError(
                 f"{folder / file}: `{setting}` is {value!r}, which changes texts before they are read and is not "
@@ -136,7 +136,7 @@ def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
     return TaskCard(kind="embedding", length=length, pooling=mode, normalizes="Normalize" in kinds)
 
 
-_CHANGES_TEXTS = (
+_TEXT_CHANGING_SETTINGS = (
     ("sentence_bert_config.json", "do_lower_case"),
     ("config_sentence_transformers.json", "default_prompt_name"),
 )

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
@@ -257,12 +257,12 @@ def _with_direction(content: ModelFolder[_Model], source: str | None, target: st
     targets = dict.fromkeys(target_language for _, target_language in content.directions)
     if target is None and len(targets) > 1:
         raise TransduceError(
-            f"The model translates to {', '.join(targets)}: choose one by `target_language` (--target-language)."
+            f"The model translates to {shown_names(targets, 40)}: choose one by `target_language` (--target-language)."
         )
     target = target or next(iter(targets))
     sources = dict.fromkeys(from_language for from_language, to_language in content.directions if to_language == target)
     if source is not None and source not in {from_language for from_language, _ in content.directions}:
-        names = ", ".join(dict.fromkeys(from_language for from_language, _ in content.directions))
+        names = shown_names(dict.fromkeys(from_language for from_language, _ in content.directions), 40)
         raise TransduceError(f"The model translates from {names}, but not from {source}: choose one of them.")
     manifest = msgspec.structs.replace(
         content.manifest,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
@@ -56,8 +56,6 @@ DIRECTIONS = "directions.json"
 CONTEXT = "context.json"
 SETTINGS_FILE = "settings.toml"
 """The name of the file with the settings of the run that made a model folder, or of an imported model."""
-
-_MAX_SHOWN = 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -551,17 +549,22 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
     """
     manifest = _read_manifest(folder)
     try:
-        return manifest, _check_digests(folder, manifest, verified)
+        return manifest, check_digests(folder, manifest, verified.digest)[WEIGHTS]
     except TransduceError:
         # A run may have replaced its weights since the manifest was read; then the manifest has changed, too.
         newer = _read_manifest(folder)
         if newer == manifest:
             raise
-        return newer, _check_digests(folder, newer, verified)
+        return newer, check_digests(folder, newer, verified.digest)[WEIGHTS]
 
 
-def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) -> str:
-    """Check every file that the manifest lists against its digests there, and return the digest of the weights.
+def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str]) -> dict[str, str]:
+    """Check every file that the manifest lists against its digests there, and return the digests found by file name.
+
+    Args:
+        folder: the model folder.
+        manifest: its manifest.
+        digest: returns the SHA-256 of a file.
 
     Raises:
         TransduceError: a file is missing or has another digest.
@@ -572,10 +575,13 @@ def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) ->
         path = file_inside(folder, name)
         if not path.is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
-        found[name] = verified.digest(path)
+        found[name] = digest(path)
         if found[name] not in digests:
-            raise TransduceError(f"{path} is damaged: it is not what the manifest says was written.")
-    return found[WEIGHTS]
+            raise TransduceError(
+                f"{path} is damaged: it is not what the manifest says was written. Copy the folder again, or train or "
+                "import the model again."
+            )
+    return found
 
 
 def _read_weights(
@@ -598,17 +604,12 @@ def _read_weights(
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:
         raise TransduceError(
-            f"{path} does not hold the weights of its config.json: missing {_shorten_list(missing)}, "
-            f"unexpected {_shorten_list(sorted(present - expected))}."
+            f"{path} does not hold the weights of its config.json: missing {shown_names(missing)}; "
+            f"unexpected {shown_names(sorted(present - expected))}."
         )
     weights = {name: _restore(file, locations[name], outline[name].dtype) for name in names}
     _check_shapes(path, weights, outline)
     return weights
-
-
-def _shorten_list(names: list[str]) -> str:
-    """Return a list of names as text for a message: the first 20, and how many more there are; "none" if empty."""
-    return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
 def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:

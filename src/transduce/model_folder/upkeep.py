@@ -17,8 +17,8 @@ from transduce.interop.hugging_face.import_weights import all_finite
 from transduce.machine import detect_machine
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.load import read_at_precision
-from transduce.model_folder.read import MANIFEST, WEIGHTS, Manifest, read_any_model_folder
-from transduce.model_folder.safety import file_inside, read_json
+from transduce.model_folder.read import MANIFEST, WEIGHTS, Manifest, check_digests, read_any_model_folder
+from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import cache_folders
 
@@ -72,18 +72,7 @@ def verify(folder: str | Path) -> VerifyReport:
     if not folder.is_dir():
         raise TransduceError(f"{folder} is not a folder: name the folder of a model.")
     manifest = read_json(folder, MANIFEST, Manifest)
-    size = 0
-    listed: dict[str, list[str]] = {WEIGHTS: []}
-    for name, digests in (listed | manifest.sha256).items():
-        path = file_inside(folder, name)
-        if not path.is_file():
-            raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
-        if file_sha256(path) not in digests:
-            raise TransduceError(
-                f"{path} is damaged: it is not what the manifest says was written. Copy the folder again, or train or "
-                "import the model again."
-            )
-        size += path.stat().st_size
+    names = check_digests(folder, manifest, file_sha256)
     file = MappedTensors(folder, WEIGHTS, whole_numbers=None)
     for name in file.entries:
         if not all_finite(file.tensor(name)):
@@ -97,8 +86,8 @@ def verify(folder: str | Path) -> VerifyReport:
             path.unlink()
     return VerifyReport(
         folder=str(folder),
-        files=len(listed | manifest.sha256),
-        megabytes=round(size / 1e6, 1),
+        files=len(names),
+        megabytes=round(sum((folder / name).stat().st_size for name in names) / 1e6, 1),
         tensors=len(file.entries),
         cached=tuple(map(str, whole)),
         removed=tuple(map(str, removed)),

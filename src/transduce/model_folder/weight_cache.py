@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from transduce.acceleration import PackedModel
+from transduce.acceleration import PackedLayers
 from transduce.atomic_io import exclusive_lock, file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.model_folder.safety import read_json
@@ -223,7 +223,7 @@ class PrepackedCache:
             next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
         )
 
-    def load(self, packed: PackedModel) -> MappedTensors | None:
+    def load(self, packed: PackedLayers) -> MappedTensors | None:
         """Map a model's prepacked weights from the cache; None if it has no file of them that is whole and current.
 
         Args:
@@ -235,10 +235,10 @@ class PrepackedCache:
                     return file
         return None
 
-    def _name(self, packed: PackedModel) -> str:
+    def _name(self, packed: PackedLayers) -> str:
         return f"{self._precision}-{packed.layout}.safetensors"
 
-    def _map(self, location: Path, packed: PackedModel) -> MappedTensors | None:
+    def _map(self, location: Path, packed: PackedLayers) -> MappedTensors | None:
         """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model.
 
         The whole file is verified unless that was done since it last changed.
@@ -258,7 +258,7 @@ class PrepackedCache:
         """Return the metadata in the header of a cache file; `data` is the digest of the file's tensor data."""
         return {"format": _FORMAT, "source": self._source, "data": data}
 
-    def store(self, packed: PackedModel, *, always: bool = False) -> Path | None:
+    def store(self, packed: PackedLayers, *, always: bool = False) -> Path | None:
         """Write prepacked weights to a cache file and return its path.
 
         None if they are smaller than 32 MiB (and `always` is not set), if caching is disabled, if they could not be

@@ -1,6 +1,7 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -94,6 +95,44 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write the files that `read_original_tokenizer` returned to a model's folder; existing files are replaced."""
     for name, content in files.items():
         write_file(folder / name, content)
+
+
+# --- settings.toml ---
+
+
+def to_toml(settings: msgspec.Struct | Mapping[str, Any]) -> str:
+    """Return settings as the text of a TOML file; settings that are None are left out."""
+    return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
+
+
+def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
+    for key, value in content.items():
+        if value is not None and not isinstance(value, Mapping):
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{prefix}{key}]"
+            yield from _toml_lines(value, f"{prefix}{key}.")
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else msgspec.json.encode(key).decode()
+
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+            + "}"
+        )
+    # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 # --- writing ---

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.search.scorer import LengthPenalty, length_penalty, length_power
 from transduce.search.selection import IMPOSSIBLE
 
 
@@ -202,6 +203,11 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name, id in _ids_of(self):
             if isinstance(id, bool) or not isinstance(id, int) or id < 0:
                 raise TransduceError(f"`search.generate.{name}` must be a token id, at least 0, but is {id!r}.")
+
+
+def length_penalty_of(generate: GenerateSettings | None) -> LengthPenalty:
+    """Return the length penalty of a search: that of `generate` for such settings, otherwise the paper's."""
+    return length_penalty if generate is None else length_power
 
 
 def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:

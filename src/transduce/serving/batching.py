@@ -235,7 +235,11 @@ class Batcher:
         Args:
             job: the job (client's request) that has waited longest since its last batch.
             jobs: the jobs of which the others may be, if they are compatible with it.
+
+        A job whose sentences are context of one another goes into one batch, in order.
         """
+        if job.documents is not None:
+            return [JobSentence(job, number) for number in range(len(job.sentences))]
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(_compatible_sentences(head, jobs), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (

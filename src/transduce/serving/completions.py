@@ -66,6 +66,8 @@ class CompletionRequest(NamedTuple):
     """`frequency_penalty` and `presence_penalty`, which only language models use; None: the default."""
     with_tokens: bool = False
     """True if the completions should contain their tokens with log-probabilities."""
+    before: Sequence[tuple[str, str]] = ()
+    """Earlier texts of the user in the conversation, with the answers to them, for a model that reads context."""
 
 
 class Choice(NamedTuple):
@@ -125,6 +127,29 @@ class Completions:
             raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
         return found
 
+    def context_before(self, name: str) -> int:
+        """Return how many earlier texts of a conversation a translation model reads; 0 for a language model.
+
+        A language model has the conversation in its prompt.
+
+        Raises:
+            RequestError: status 404, no model has this name.
+        """
+        found = self.find(name)
+        return 0 if found in self.service.generators else self._model(self._pair(found)).context_before
+
+    def _pair(self, name: str) -> tuple[str, str]:
+        """Return the source and target language of the translation model with a name."""
+        pairs = self.service.routes.named_pairs
+        return next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
+
+    def _model(self, pair: tuple[str, str]) -> Model:
+        """Return the model of a language pair that is served."""
+        routes = self.service.routes
+        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
+        assert model is not None
+        return model
+
     async def complete(
         self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
     ) -> Completion:
@@ -148,9 +173,7 @@ class Completions:
         generator = self.service.generators.get(name)
         if generator is not None:
             return await self._generate(generator, request, disconnected, report)
-        pairs = self.service.routes.named_pairs
-        source, target = next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
-        return await self._translate((source, target), request, disconnected, report)
+        return await self._translate(self._pair(name), request, disconnected, report)
 
     async def respond(
         self,
@@ -205,15 +228,14 @@ class Completions:
             raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
-        routes = self.service.routes
-        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
-        assert model is not None
+        model = self._model(pair)
         translation = TranslationRequest(
             request.prompts,
             source=pair[0],
             target=pair[1],
             alternatives=request.choices - 1,
             with_tokens=True,
+            before=request.before,
         )
         shown = (
             None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 import msgspec
 
 from transduce.documents.markup import protected_spans
+from transduce.inference.batching import Documents
 from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -39,6 +40,8 @@ class Model(QueuedModel, Protocol):
     """Code of the target language, as the model spells it."""
     glossary: Glossary | None
     """Glossary for requests without a glossary; None: no terms."""
+    context_before: int
+    """The number of earlier sentences of a document that the model reads before each sentence; 0: none."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Refuse a glossary whose terms the model cannot write.
@@ -61,6 +64,7 @@ class Model(QueuedModel, Protocol):
         text_settings: TextSettings,
         *,
         protected: Sequence[Sequence[Span]] | None = None,
+        documents: Documents | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order; a sentence is a line or a text.
 
@@ -74,6 +78,7 @@ class Model(QueuedModel, Protocol):
             text_settings: how lines and texts are divided into sentences.
             protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
                 that are found in the sentences.
+            documents: the documents that the sentences belong to, for a model that reads context; None: each is one.
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
@@ -203,6 +208,11 @@ class Job:
         self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
         self.elements = elements or {}
+        self.documents: Documents | None = None
+        """The documents that the sentences belong to, for a model that reads context; None: each is by itself.
+
+        If set, the sentences are decoded in one batch, in order, without those of other jobs.
+        """
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.timeout: float | None = None
@@ -253,8 +263,11 @@ class Job:
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of this job and of another may be decoded in one batch.
 
-        They may if the model and the settings of search, glossary and texts are the same.
+        They may if the model and the settings of search, glossary and texts are the same, and neither job has documents
+        whose sentences are context of others.
         """
+        if self.documents is not None or other.documents is not None:
+            return self is other
         return (
             self.model is other.model
             and self.search == other.search
@@ -288,7 +301,14 @@ class Job:
         if any(entry.elements for entry in batch):
             protected = [protected_spans(entry.sentence, entry.elements, self.text_settings) for entry in batch]
         translations = self.model.translate(
-            sentences, self.search, indices, observer, self.glossary, self.text_settings, protected=protected
+            sentences,
+            self.search,
+            indices,
+            observer,
+            self.glossary,
+            self.text_settings,
+            protected=protected,
+            documents=self.documents,
         )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):

@@ -212,15 +212,16 @@ class Routes:
         return similar[0]
 
     def model(self, source: str, target: str) -> Model | None:
-        """Return the model for a pair of canonical language codes, or None if source and target are the same language.
+        """Return the model for a pair of canonical language codes; None leaves a text as it is.
+
+        None is returned if source and target are the same language, unless a model such as one of dialogue or of
+        summaries has this pair.
 
         Raises:
             RequestError: there is no model for the pair.
         """
-        if source == target:
-            return None
         model = self._models.get((source, target))
-        if model is None:
+        if model is None and source != target:
             served = ", ".join(f"{own_source} → {own_target}" for own_source, own_target in self.named_pairs)
             raise invalid_request(
                 f"there is no model from {self.own_code(source)} to {self.own_code(target)}, only {served}"
@@ -254,7 +255,7 @@ class Routes:
         sources = self.sources_of(target)
         text = without_protected(text[:_MAX_CHARACTERS])
         ranked = detector.detect(text, sorted({*sources, target}))
-        best = next(language for language in ranked if language.language != target)
+        best = next(language for language in ranked if language.language in sources)
         if not any(map(str.isalpha, text)):
             return best
         other = detect_other_language(text, best.language)

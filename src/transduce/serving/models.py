@@ -8,6 +8,7 @@ import torch
 from typing_extensions import override
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
 from transduce.inference.generator import DEFAULT_SEARCH, Generator
 from transduce.inference.glossary_search import check_glossary
 from transduce.inference.translation import Translation
@@ -58,6 +59,7 @@ class ServedModel(Model):
         self.search = search or translator.search
         self.profiles = profiles
         self.samples = tuple(samples)
+        self.context_before = 0 if translator.context is None else translator.context.before
         self.glossary: Glossary | None = None
         self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""
@@ -101,6 +103,7 @@ class ServedModel(Model):
         text_settings: TextSettings,
         *,
         protected: Sequence[Sequence[Span]] | None = None,
+        documents: Documents | None = None,
     ) -> list[Translation]:
         with self.access.hold_shared():
             return self.translator.translate(
@@ -111,6 +114,7 @@ class ServedModel(Model):
                 glossary=glossary,
                 text_settings=text_settings,
                 protected=protected,
+                documents=documents,
             )
 
     @override

@@ -1,6 +1,7 @@
 """Answer Ollama's clients: the part of its API by which programs have texts translated or continued."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
@@ -12,7 +13,15 @@ from starlette.responses import Response
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
 from transduce.serving.messages import Operation, Progress, RequestError, invalid_request, unsupported_field
-from transduce.serving.openai import ChatMessage, Ignored, Refused, Stop, conversation_text, last_user_message
+from transduce.serving.openai import (
+    ChatMessage,
+    Ignored,
+    Refused,
+    Stop,
+    conversation_text,
+    earlier_turns,
+    last_user_message,
+)
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import EventFormatter, json_response
 from transduce.serving.service import RequestChecks
@@ -209,15 +218,24 @@ class OllamaHandlers:
             raise unsupported_field("images")
         is_generator = self.completions.find(message.model) in self.completions.service.generators
         prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
-        return await self._answer(request, message, prompt, is_chat=True)
+        before = earlier_turns(message.messages, self.completions.context_before(message.model))
+        return await self._answer(request, message, prompt, before, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
         """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it."""
         message = await self.checks.read(request, OllamaGenerateRequest)
         self.checks.check_key(request)
-        return await self._answer(request, message, message.prompt, is_chat=False)
+        return await self._answer(request, message, message.prompt, [], is_chat=False)
 
-    async def _answer(self, request: Request, message: _SharedFields, prompt: str, *, is_chat: bool) -> Response:
+    async def _answer(
+        self,
+        request: Request,
+        message: _SharedFields,
+        prompt: str,
+        before: Sequence[tuple[str, str]],
+        *,
+        is_chat: bool,
+    ) -> Response:
         name = self.completions.find(message.model)
         for field in _REFUSED:
             if getattr(message, field, None):
@@ -236,6 +254,7 @@ class OllamaHandlers:
                 "min_p": options.min_p,
                 "seed": options.seed,
             },
+            before=before,
         )
         formatter = _LineFormatter(message.model, is_chat=is_chat)
         streams = message.stream is None or message.stream

@@ -1,6 +1,7 @@
 """Answer OpenAI's clients: chat completions, text completions and models.
 
-A translation model translates the last message of the role `user` and ignores earlier messages and instructions. A
+A translation model translates the last message of the role `user`. One that was trained with document context reads
+earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
 language model continues the text of all messages.
 """
 
@@ -321,6 +322,8 @@ class OpenAIHandlers:
             max_tokens=message.max_completion_tokens or message.max_tokens,
             with_tokens=bool(message.logprobs),
         )
+        most = self.completions.context_before(message.model)
+        order = order._replace(before=earlier_turns(message.messages, most))
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
@@ -418,6 +421,25 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     if message is None or message.content is None:
         raise invalid_request("there must be a message of the role `user`, whose content is translated")
     return message.text
+
+
+def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str, str]]:
+    """Return up to `most` messages of the role `user` before the last one, each with the assistant's answer.
+
+    The answer is "" if there is none. Messages without text are left out.
+
+    Raises:
+        RequestError: one of these messages has a part that is not text.
+    """
+    turns: list[tuple[ChatMessage, ChatMessage | None]] = []
+    for message in messages:
+        if message.role == "user":
+            turns.append((message, None))
+        elif message.role == "assistant" and turns:
+            turns[-1] = (turns[-1][0], message)
+    last = max(0, len(turns) - 1)
+    read = turns[max(0, last - most) : last]
+    return [(user.text, "" if answer is None else answer.text) for user, answer in read if user.text]
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:

@@ -16,14 +16,14 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced_language
+from transduce.inference.batching import Documents
 from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
     describe_wrong_language,
     find_quality_warnings,
 )
-from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation, without_incomplete_character
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
@@ -36,7 +36,14 @@ from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles, sentence_script
+from transduce.text.languages import (
+    LanguageProfiles,
+    common_profiles,
+    is_long_enough,
+    is_unspaced_language,
+    merge_profiles,
+    sentence_script,
+)
 from transduce.text.text_settings import TextSettings
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
@@ -73,6 +80,9 @@ class TranslationRequest(NamedTuple):
     """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: defaults."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
+    before: Sequence[tuple[str, str]] = ()
+    """Texts of a conversation before the first text, with the answers to them, which a model that reads context reads;
+    other models ignore them."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that a model uses for this request: the request's or else its own; None: no terms."""
@@ -81,9 +91,10 @@ class TranslationRequest(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """The number of characters in all texts and in the terms of the request's own glossary."""
+        """The number of characters in all texts, the conversation before them and the request's own glossary."""
         terms = () if self.glossary is None else self.glossary.terms
-        return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
+        others = sum(len(text) for term in terms for text in (term.source, *term.targets))
+        return sum(map(len, self.texts)) + others + sum(len(text) for turn in self.before for text in turn)
 
 
 class TokenProbability(NamedTuple):
@@ -307,7 +318,7 @@ class Service:
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
-        return Job(
+        job = Job(
             model,
             sentences,
             search,
@@ -333,7 +344,11 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.protected
             },
-        ).limit(timeout)
+        )
+        if model.context_before and (request.before or any(line for _, line in positions)):
+            continues = [line > 0 or (index == 0 and bool(request.before)) for index, line in positions]
+            job.documents = Documents(continues, request.before)
+        return job.limit(timeout)
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
@@ -452,8 +467,7 @@ class _Reporter:
             certain: how many of these do not change any more.
         """
         if self._is_plain[number]:
-            # The last character may be incomplete, with only some of its byte tokens decoded.
-            text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+            text, draft = (without_incomplete_character(self._model.decode(part)) for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:

@@ -170,7 +170,7 @@ REVERSE_FOLDER = "reverse"
 # The reverse model's share of `training.minutes`; if steps are specified, it takes half as many.
 _SHARE_OF_REVERSE = 1 / 3
 # Settings of the final model that the reverse model shares.
-_COMMON = ("training.seed", "training.precision", "training.kernels")
+_SHARED_SETTINGS = ("training.seed", "training.precision", "training.kernels")
 
 
 def train_with_monolingual(request: RunRequest) -> TrainResult | None:
@@ -256,7 +256,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
         "data.filters": request.settings.get("data", {}).get("filters", {}),
         "training.minutes": _minutes(settings, _SHARE_OF_REVERSE),
         "training.steps": None if steps is None else -(-steps // 2),
-        **{name: setting_value(request.settings, name) for name in _COMMON},
+        **{name: setting_value(request.settings, name) for name in _SHARED_SETTINGS},
     }.items():
         if value not in (None, [], {}):
             put_setting(content, name, value)

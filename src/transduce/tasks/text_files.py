@@ -13,9 +13,17 @@ import msgspec
 from transduce.atomic_io import open_atomically, write_file
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, Format, format_of, is_header
+from transduce.text.corpus import CorpusFiles, Format, format_of
 from transduce.text.files import content_sha256
-from transduce.text.pair_files import Columns, PairRow, read_objects, read_table, table_format
+from transduce.text.pair_files import (
+    Columns,
+    PairRow,
+    are_languages,
+    names_languages,
+    read_objects,
+    read_table,
+    table_format,
+)
 
 # --- conversion of tables, standard input and Python objects of sentence pairs to JSON lines ---
 
@@ -53,7 +61,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
         converted[name] = paths
     if data.corpora:
         return _with_corpora(data, converted)
-    if data.languages is None and languages and _are_languages(languages[0]):
+    if data.languages is None and languages and are_languages(languages[0]):
         data = msgspec.structs.replace(data, languages=languages[0])
     return msgspec.structs.replace(data, **converted)
 
@@ -73,11 +81,6 @@ def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> 
     return msgspec.structs.replace(data, corpora=corpora, source=(), target=(), dev_source=(), dev_target=())
 
 
-def _are_languages(names: tuple[str, str]) -> bool:
-    usual = ("source", "target", "src", "tgt", "trg", "text", "label", "input", "output")
-    return is_header(names) and not any(name.casefold() in usual for name in names)
-
-
 def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
     """Convert a table of pairs, or standard input, to JSON lines in `out`, and return the path to read pairs from.
 
@@ -93,6 +96,8 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
     more = {"weight": data.weight_column, "document": data.document_column}
     lines = format_of(path, data.format)
     has_columns = data.columns is not None or (lines == "tsv" and any(more.values()))
+    if lines == "jsonl" and data.languages is None and not data.corpora and Path(path).is_file():
+        has_columns = has_columns or names_languages(path, [column for column in more.values() if column is not None])
     format = table_format(path, data.format, has_columns=has_columns)
     if format is None:
         for name, column in more.items():
@@ -142,7 +147,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
     """
     found = list[tuple[str, str]]()
     _write(_read_objects(pairs, data, name, found), out)
-    return found[0] if found and _are_languages(found[0]) else None
+    return found[0] if found and are_languages(found[0]) else None
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, shell_word, shown_names
 from transduce.text.files import (
     LineBlocks,
     LineNotes,
@@ -26,7 +26,7 @@ from transduce.text.vocabulary import replace_lone_surrogates
 BLOCK_LINES = 8_192
 
 Format = Literal["auto", "lines", "tsv", "jsonl"]
-_FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
 class Pair(NamedTuple):
@@ -152,7 +152,9 @@ class PairReader:
 
     def _read_two_files(self, source: str, target: str, file: int) -> Iterator[PairBlock]:
         line = 1
-        with self._open(source) as left, self._open(target) as right:
+        # Of text alone, which is both sides, each line is counted once in the notes.
+        notes = LineNotes() if source == target else self.notes
+        with self._open(source, self.notes) as left, self._open(target, notes) as right:
             while True:
                 wanted = self._wanted(self.blocks)
                 sides = [side.read(BLOCK_LINES) if wanted else side.skip(BLOCK_LINES) for side in (left, right)]
@@ -175,7 +177,7 @@ class PairReader:
         layout = find_layout(path, self._languages(file)) if format == "tsv" else TableLayout()
         if layout.is_quoted:
             self.notes.quoted_files.append(path)
-        with self._open(path) as stream:
+        with self._open(path, self.notes) as stream:
             while True:
                 if self._wanted(self.blocks):
                     lines = stream.read(BLOCK_LINES)
@@ -193,9 +195,9 @@ class PairReader:
         if line == 1:
             raise _empty(path)
 
-    def _open(self, path: str) -> LineBlocks:
+    def _open(self, path: str, notes: LineNotes) -> LineBlocks:
         """Open a file for reading in blocks; lines that are not UTF-8 are kept, for the filters to drop and count."""
-        return LineBlocks(path, self.notes, keep_undecodable=True)
+        return LineBlocks(path, notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
         """Add a block of `count` pairs, read or skipped, to the totals; return the number of the next line."""
@@ -459,8 +461,8 @@ def _unquoted(column: str) -> str:
 
 def _wrong_columns(where: str, count: int) -> TransduceError:
     return TransduceError(
-        f"{where}: a TSV line needs 2 columns, source and target, but this one has {count}: fix it, or keep only these "
-        "two columns of the file."
+        f"{where}: a TSV line needs 2 columns, source and target, but this one has {count}: fix it, or choose two "
+        "columns by number in `data.columns`, such as 1 and 2."
     )
 
 
@@ -574,7 +576,7 @@ def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, n
 
 
 def _keys(record: dict[str, object]) -> str:
-    return ", ".join(f'"{key}"' for key in record) or "none"
+    return shown_names((f'"{key}"' for key in record), 20)
 
 
 def read_record(line: str, where: str) -> dict[str, object]:
@@ -587,6 +589,11 @@ def read_record(line: str, where: str) -> dict[str, object]:
         return msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        if line.lstrip().startswith("["):
+            raise TransduceError(
+                f"{where}: JSON lines have an object on each line, but this line begins a list: write each of the "
+                "list's objects on a line of its own."
+            ) from None
         record = _record_with_surrogates(line)
         if record is None:
             raise TransduceError(f"{where}: the line is not a JSON object ({reason}): fix it.") from None

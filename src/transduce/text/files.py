@@ -239,10 +239,12 @@ class _Decoder:
         if not raw_lines:
             return []
         content = b"".join(raw_lines)
+        has_mark = self.lines == 0 and content.startswith(_BYTE_ORDER_MARK)
         try:
-            text = (self._without_mark(content) if self.lines == 0 else content).decode("utf-8")
+            text = (content[len(_BYTE_ORDER_MARK) :] if has_mark else content).decode("utf-8")
         except UnicodeDecodeError:
             return [self.decode_line(raw) for raw in raw_lines]  # finds the line at fault
+        self._notes.byte_order_marks += has_mark
         self._refuse_other_ends(text)
         self.lines += len(raw_lines)
         self._offset += len(content)

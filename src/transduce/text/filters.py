@@ -164,7 +164,10 @@ class PairFilter:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash that identifies a pair of texts without control characters, to find duplicates."""
+    """Return an 8-byte hash of a sentence pair, by which duplicates are found.
+
+    Neither side may contain control characters other than line feeds, which the filter of pairs ensures.
+    """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"
     return hashlib.blake2b(f"{source}{separator}{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -434,6 +434,19 @@ def base_code(language: str) -> str:
     return re.split("[-_]", language)[0].lower()
 
 
+def is_unspaced_language(language: str | None) -> bool:
+    """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
+    return language is not None and base_code(language) in UNSPACED_LANGUAGES
+
+
+def sentence_separator(language: str | None) -> str:
+    """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
+
+    None, an unknown language, gives a space.
+    """
+    return "" if is_unspaced_language(language) else " "
+
+
 def detect_other_language(text: str, language: str) -> str | None:
     """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
 

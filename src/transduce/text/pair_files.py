@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.corpus import Format, find_layout, format_of, is_header, parse_weight, read_record
 from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
 
@@ -204,8 +204,47 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     )
 
 
+def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: str) -> tuple[int, int] | None:
+    """Return the indices of two columns that are chosen by their numbers, from 1; None if they are chosen by name.
+
+    Raises:
+        TransduceError: the table has fewer columns.
+    """
+    if chosen is None or not all(name.isdecimal() for name in chosen) or set(chosen) <= set(names):
+        return None
+    numbers = int(chosen[0]), int(chosen[1])
+    wrong = next((number for number in numbers if not 1 <= number <= len(names)), None)
+    if wrong is not None:
+        raise TransduceError(
+            f"{where} has {len(names)} columns, but `data.columns` chooses number {wrong}: correct it."
+        )
+    return numbers[0] - 1, numbers[1] - 1
+
+
+def names_languages(path: str, ignored: Sequence[str]) -> bool:
+    """Return whether the first object of a file of JSON lines has two keys, besides ignored ones, that are languages.
+
+    The keys of an object `translation` count in place of those around it.
+
+    Raises:
+        TransduceError: the file cannot be read, or its first line is no JSON object.
+    """
+    first = next(((number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()), None)
+    if first is None:
+        return False
+    record = read_record(first[1], f"{path}:{first[0]}")
+    nested = record.get("translation")
+    names = list(nested) if isinstance(nested, dict) else [name for name in record if name not in ignored]
+    return len(names) == 2 and are_languages((str(names[0]), str(names[1])))
+
+
+def are_languages(names: tuple[str, str]) -> bool:
+    """Return whether the names of two columns are language codes, and no usual names such as `src` and `tgt`."""
+    return is_header(names) and not any(name.casefold() in usual for name in names for usual in _USUAL_NAMES)
+
+
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
+    return shown_names(map(repr, names), 20)
 
 
 # --- formats ---
@@ -219,16 +258,21 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         sample = text.readline()
         delimiter = delimiter or max(",;\t", key=sample.count)
         names = next(csv.reader([sample], delimiter=delimiter, quoting=quoting), [])
-        keys = find_columns(names, columns, path)
+        numbers = column_numbers(columns.names, names, path)
+        keys = find_columns(names, columns, path) if numbers is None else (names[numbers[0]], names[numbers[1]])
+        has_header = numbers is None or is_header(keys, columns.languages)
         if columns.names is None and not is_header(keys, columns.languages):
             raise TransduceError(
                 f"{path} begins with {_listed(names)}, which are no usual names of columns: name the columns by "
                 "`data.columns`, or write a first line such as source,target."
             )
-        columns.report(keys)
-        columns.check_more(names, path)
-        indices = [names.index(key) for key in keys]
+        if has_header:
+            columns.report(keys)
+        columns.check_more(names if has_header else (), path)
+        indices = [names.index(key) for key in keys] if numbers is None else numbers
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
+        if not has_header:
+            yield PairRow(keys[0], keys[1])
         try:
             for row in filter(None, rows):
                 if len(row) != len(names):
@@ -281,7 +325,7 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
     if (Path(path) / "dataset_dict.json").is_file():
         parts = sorted(each.name for each in Path(path).iterdir() if each.is_dir())
         raise TransduceError(
-            f"{path} holds the datasets {', '.join(parts)}: name one of them, such as {Path(path) / parts[0]}."
+            f"{path} holds the datasets {shown_names(parts)}: name one of them, such as {Path(path) / parts[0]}."
             if parts
             else f"{path} holds no dataset: write it again."
         )
@@ -326,7 +370,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "
-            f"{', '.join(sorted(found)) or 'none'}: name two of these by `data.languages`."
+            f"{shown_names(sorted(found), 40)}: name two of these by `data.languages`."
         )
 
 
@@ -349,8 +393,8 @@ def _texts(element: ElementTree.Element) -> Iterator[str]:
 def _guess_languages(found: list[str], header_language: str | None, path: str) -> tuple[str, str]:
     if len(found) != 2:
         raise TransduceError(
-            f"{path} has texts in {', '.join(sorted(found)) or 'no language'}: name source and target by "
-            "`data.languages`."
+            f"{path} has texts in {shown_names(sorted(found), 40) if found else 'no language'}: name source and target "
+            "by `data.languages`."
         )
     source = (header_language or "").casefold()
     first = next((language for language in found if source and language.split("-")[0] == source.split("-")[0]), None)

@@ -169,10 +169,9 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Return whether text was wrapped by width, so that sentences continue across its lines.
+    """Return whether lines were wrapped by width, so that sentences continue from one line to the next.
 
-    Then lines end where the next word does not fit, and sentences end within lines. The latter distinguishes prose from
-    a list, whose lines may be about equally long.
+    Such lines end where the next word does not fit, and have sentence ends inside, unlike the items of a list.
     """
     followed = _consecutive_lines(lines)
     if len(followed) < 2:

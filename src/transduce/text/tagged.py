@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines, uncompressed_name
 
 # --- sentences ---
@@ -122,7 +122,7 @@ class _ColumnReader:
         elif column.isdecimal():
             number = int(column)
         else:
-            known = f"numbers from 1 to {width}" + (f" or {', '.join(self._names)}" if self._names else "")
+            known = f"numbers from 1 to {width}" + (f" or {shown_names(self._names, 20)}" if self._names else "")
             raise TransduceError(f"{self._path} has no column `{column}`: its columns are {known}.")
         if not 1 <= number <= width:
             raise TransduceError(

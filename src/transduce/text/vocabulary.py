@@ -13,7 +13,7 @@ import msgspec
 from sentencepiece import SentencePieceProcessor
 
 from transduce.deprecation import renamed_attribute
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.sentencepiece_model import _fields, _values, is_bpe, read_pieces
 
 # --- tokenization by word ---
@@ -132,9 +132,8 @@ class Vocabulary:
         """
         token = language_token(language)
         if not self.has_special_token(token):
-            raise TransduceError(
-                f"The model translates to {', '.join(self.target_languages) or 'one language'}, but not to {language}."
-            )
+            languages = shown_names(self.target_languages, 40) if self.target_languages else "one language"
+            raise TransduceError(f"The model translates to {languages}, but not to {language}.")
         vocabulary = copy.copy(self)
         vocabulary.before = (self.id(token), *(id for id in self.before if _TAG_TOKEN.fullmatch(self.token(id))))
         return vocabulary
@@ -147,9 +146,11 @@ class Vocabulary:
         """
         token = tag_token(tag)
         if not self.has_special_token(token):
+            if not self.tags:
+                raise TransduceError(f"The model was trained without tags, but {tag} was asked for: leave the tag out.")
             raise TransduceError(
-                f"The model was trained with {'the tags ' + ', '.join(self.tags) if self.tags else 'no tags'}, but not "
-                f"with {tag}: choose one of its tags, or none."
+                f"The model was trained with the tags {shown_names(self.tags, 40)}, but not with {tag}: choose one of "
+                "its tags, or none."
             )
         vocabulary = copy.copy(self)
         others = (id for id in self.before if not _TAG_TOKEN.fullmatch(self.token(id)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.training.events import TrainEvent, ValidationEvent
+from transduce.training.events import TrainEvent, ValidationEvent, event_numbers
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:  # it needs the training loop, which needs this module
@@ -124,11 +124,11 @@ class Tracker(Callback):
 
     def on_report(self, event: TrainEvent) -> None:
         """Log the numbers of a report on the last steps under names that begin with `train/`."""
-        self._log("train", event)
+        self._log(event)
 
     def on_validation(self, event: ValidationEvent) -> None:
         """Log the scores of a validation on the dev set under names that begin with `dev/`."""
-        self._log("dev", event)
+        self._log(event)
 
     def on_end(self, event: RunEnd) -> None:
         """End the run in the experiment tracker."""
@@ -149,15 +149,8 @@ class Tracker(Callback):
         """End the run in the experiment tracker; a subclass implements it."""
         raise NotImplementedError
 
-    def _log(self, kind: str, event: TrainEvent | ValidationEvent) -> None:
-        values = msgspec.to_builtins(event)
-        values |= values.pop("scores", {})
-        numbers = {
-            f"{kind}/{name}": float(value)
-            for name, value in values.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
-        }
-        self._try(lambda: self.log(numbers, event.step))
+    def _log(self, event: TrainEvent | ValidationEvent) -> None:
+        self._try(lambda: self.log(event_numbers(event), event.step))
 
     def _try(self, act: Callable[[], None]) -> None:
         if self._has_failed:

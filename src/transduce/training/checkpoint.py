@@ -29,7 +29,7 @@ from transduce.training.settings import BestBy, Kernels, ResolvedTraining
 # --- tensors cut by rows, one part in each process or in each file of a checkpoint ---
 
 
-class Rows(msgspec.Struct, frozen=True):
+class RowRange(msgspec.Struct, frozen=True):
     """The range of rows of a complete tensor that one file or process holds, if a model is divided among processes."""
 
     start: int
@@ -84,7 +84,7 @@ def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name, encoded in (file.metadata() or {}).items():
-                rows = msgspec.json.decode(encoded, type=Rows)
+                rows = msgspec.json.decode(encoded, type=RowRange)
                 length = file.get_slice(name).get_shape()[0]
                 tensor = tensors.setdefault(name, StoredTensor(name, rows.whole))
                 tensor.parts.append(_Part(path, rows.start, rows.start + length))
@@ -190,7 +190,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
       Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
       statistics as one more kind, by buffer name.
     """
-    rows: dict[str, Rows] | None = None
+    rows: dict[str, RowRange] | None = None
     """By parameter name, the rows that this process holds of a model divided among processes; None if tensors are
     complete.
     """

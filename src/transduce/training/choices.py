@@ -160,7 +160,7 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
     rounded = min(40_000, max(400, round(chosen / 100) * 100))
-    reason = f"70 × pairs^0.4 = {by_size:,.0f}"
+    reason = f"70 × {size.pairs:,}^0.4 = {by_size:,.0f}"
     if size.unspaced_characters:
         reason += f", and {size.unspaced_characters:,} characters of a script without spaces"
     return Choice(rounded, reason)

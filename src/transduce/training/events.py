@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO, TypeVar, cast
 
 import msgspec
 from rich.console import Console
@@ -22,6 +22,9 @@ from typing_extensions import override
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.ui_language import column, localized
+
+if TYPE_CHECKING:
+    from transduce.training.loss import StepTotals
 
 # --- TensorBoard files, without the tensorboard package ---
 # The file is a sequence of records in TensorFlow's TFRecord format: length, checksum of the length, data, checksum
@@ -255,6 +258,39 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
 Event = TrainEvent | ValidationEvent
 
 
+_FILE = "metrics.jsonl"
+_T = TypeVar("_T")
+
+
+def read_events(folder: Path, kind: type[_T]) -> list[_T]:
+    """Return the events that a run has logged in its folder, each as a struct or dictionary; empty without the file.
+
+    An incomplete last line, which a run is writing or which it left when it was killed, is left out.
+
+    Raises:
+        TransduceError: a line is damaged.
+    """
+    path, events = folder / _FILE, []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
+        try:
+            events.append(msgspec.json.decode(line, type=kind))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path}, line {number}, is not what a run writes: {error}.") from None
+    return events
+
+
+def event_numbers(event: Event) -> dict[str, float]:
+    """Return the numbers of an event except its step, by name: `train/…` of a report, `dev/…` of a validation."""
+    values = msgspec.to_builtins(event)
+    values |= values.pop("scores", {})
+    kind = "train" if isinstance(event, TrainEvent) else "dev"
+    return {
+        f"{kind}/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+    }
+
+
 class EventLog:
     """A log that appends a run's events to ``metrics.jsonl`` and to a TensorBoard file.
 
@@ -270,7 +306,7 @@ class EventLog:
             resume_at: the step after which the run continues; 0 starts an empty log.
             validate_again: whether the validation of that step will be repeated too.
         """
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / _FILE
         kept = _events_until(self.path, resume_at, validate_again) if resume_at else []
         write_file(self.path, b"".join(kept))
         self._file = self.path.open("ab", buffering=0)
@@ -284,14 +320,10 @@ class EventLog:
         if isinstance(event, ValidationEvent):
             event = msgspec.structs.replace(event, contributions=[])
         self._waiting += msgspec.json.encode(event) + b"\n"
-        kind = "train" if isinstance(event, TrainEvent) else "dev"
         with contextlib.suppress(OSError):
             self._write_waiting()
-            for name, value in msgspec.to_builtins(event).items():
-                if isinstance(value, int | float) and name not in ("step", "perfect"):
-                    self._tensorboard.scalar(f"{kind}/{name}", float(value), event.step)
-            for name, value in ({} if isinstance(event, TrainEvent) else event.scores).items():
-                self._tensorboard.scalar(f"{kind}/{name}", value, event.step)
+            for name, value in event_numbers(event).items():
+                self._tensorboard.scalar(name, value, event.step)
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
@@ -407,26 +439,23 @@ class ProgressDisplay:
                 console=self.console,
                 transient=True,
             )
-            self._task = self._bar.add_task("train", total=steps, completed=step, last=steps or "?", text="")
+            self._task = self._bar.add_task("train", total=steps, completed=step, last=_last_step(steps), text="")
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, text: str = "") -> None:
         """Advance the progress bar to `step` of `steps` (None: not known); `text` is shown until the first report."""
         if self._bar is not None and self._task is not None:
-            last = f"{steps:,}" if steps else "?"
-            self._bar.update(self._task, completed=step, total=steps, last=last)
+            self._bar.update(self._task, completed=step, total=steps, last=_last_step(steps))
             if not self._reported:
                 self._bar.update(self._task, text=localized(text))
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         """Show the loss, the speed and the remaining time of a training report, in the bar or else as a line."""
-        left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
-        text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} {self.counted}/s{left}"
-        self._reported = True
+        text, self._reported = self._report_text(event, seconds_left), True
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=localized(text))
         else:
-            self.say(f"step {event.step:,}/{f'{steps:,}' if steps else '?'} · {text}")
+            self.say(f"step {event.step:,}/{_last_step(steps)} · {text}")
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
         """Show the dev set scores of a validation, marked if it is the best so far, and one sample translation.
@@ -463,6 +492,16 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
+    def _report_text(self, event: TrainEvent, seconds_left: float | None) -> str:
+        """Return the loss, the speed and the remaining time of a training report as text."""
+        left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
+        return f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} {self.counted}/s{left}"
+
+
+def _last_step(steps: int | None) -> str:
+    """Return the number of the last step of a run as text, "?" if it is not known."""
+    return f"{steps:,}" if steps else "?"
+
 
 def format_duration(seconds: float) -> str:
     """Format seconds as text such as "48 s", "3 min 20 s" or "1 h 05 min", rounded to whole seconds."""
@@ -475,26 +514,6 @@ def format_duration(seconds: float) -> str:
 
 
 # --- sums for reports ---
-
-
-class Sums(Protocol):
-    """An interface of the sums over the batches of one training step, which `loss.StepTotals` implements."""
-
-    @property
-    def tokens(self) -> int:
-        """The number of target tokens."""
-
-    @property
-    def divisor(self) -> float:
-        """The sum of the target tokens' weights, by which a sum is divided to get a mean."""
-
-    @property
-    def total(self) -> float:
-        """The summed loss in nats, with label smoothing."""
-
-    @property
-    def negative_log_likelihood(self) -> float:
-        """The summed negative log-likelihood of the target tokens in nats, without label smoothing."""
 
 
 class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -517,7 +536,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rate: float = 0.0
     """The learning rate of the last step."""
 
-    def add(self, sums: "Sums", norm: float, rate: float, seconds: float) -> None:
+    def add(self, sums: "StepTotals", norm: float, rate: float, seconds: float) -> None:
         """Add the sums of a step, its gradient norm, learning rate and seconds.
 
         A skipped step (non-finite `norm`) counts as time but not in the means.
@@ -535,7 +554,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self, counted: str = "tokens") -> str:
-        """Return the mean loss and the speed since the last report for the progress bar; "" if none changed weights.
+        """Return the mean loss and the speed since the last report, for the progress bar; "" if all steps were skipped.
 
         `counted` names what the loss and the speed count.
         """
@@ -614,10 +633,8 @@ class NotebookDisplay(ProgressDisplay):
 
     @override
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
-        left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         self._reported = True
-        text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} {self.counted}/s{left}"
-        self._progress = event.step, steps, text
+        self._progress = event.step, steps, self._report_text(event, seconds_left)
         self._curves["training"].append((event.step, event.loss))
         self._render()
 
@@ -648,8 +665,7 @@ class NotebookDisplay(ProgressDisplay):
         if self._progress is not None:
             step, steps, text = self._progress
             bar = f'<progress value="{step}" max="{steps or max(1, step)}" style="width: 20em"></progress>'
-            last = f"{steps:,}" if steps else "?"
-            shown = f"{localized('step')} {step:,}/{last} · {html.escape(localized(text))}"
+            shown = f"{localized('step')} {step:,}/{_last_step(steps)} · {html.escape(localized(text))}"
             parts.append(f"<div>{bar} {shown}</div>{draw_losses(self._curves)}")
         shown = html.escape("\n".join(self._messages[-_SHOWN_MESSAGES:]))
         self._show("".join([*parts, f"<pre>{shown}</pre>"]))

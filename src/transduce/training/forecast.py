@@ -88,9 +88,9 @@ class _Example(NamedTuple):
     position: NDArray[np.float64]
 
 
-def read_records(path: Path = RECORDS) -> tuple[RecordedRun, ...]:
+def read_records() -> tuple[RecordedRun, ...]:
     """Return the finished runs that are recorded in a JSON file, from which scores are forecast."""
-    return msgspec.json.decode(path.read_bytes(), type=tuple[RecordedRun, ...])
+    return msgspec.json.decode(RECORDS.read_bytes(), type=tuple[RecordedRun, ...])
 
 
 def forecast_score(

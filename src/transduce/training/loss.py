@@ -44,10 +44,13 @@ class StepTotals(NamedTuple):
     """Sums over the micro-batches of a training step, in this process (`add`) or in all processes (`sum_over`)."""
 
     tokens: int = 0
+    """The number of target tokens."""
     divisor: float = 0.0
     """The sum of the tokens' weights, by which the sums are divided; without weights, the number of tokens."""
     total: float = 0.0
+    """The summed loss in nats, with label smoothing."""
     negative_log_likelihood: float = 0.0
+    """The summed negative log-likelihood of the target tokens in nats, without label smoothing."""
     stop: int = 0
     """The number of processes that a signal asked to stop the run."""
 
@@ -206,13 +209,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        by_hidden, *by_parameters = ctx.saved_tensors
+        grad_hidden, *grad_parameters = ctx.saved_tensors
         scale, found = gradients[0], []
-        for gradient, total in zip(by_parameters, ctx.sums, strict=True):
+        for gradient, total in zip(grad_parameters, ctx.sums, strict=True):
             if gradient is not None and total is not None:
                 total.addcmul_(gradient, scale.to(gradient.dtype))
             found.append(_scaled(gradient if total is None else None, scale))
-        return _scaled(by_hidden, scale), *found, None, None
+        return _scaled(grad_hidden, scale), *found, None, None
 
 
 class _Gradients:
@@ -258,8 +261,8 @@ class _Gradients:
             at_labels[part] = chunk.gather(1, chosen)
             probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
             if self.hidden is not None or self.weight is not None:
-                by_x = None if self.hidden is None else self.hidden[part]
-                projection.backward(probabilities, weighted[part], by_x, self.weight)
+                grad_x = None if self.hidden is None else self.hidden[part]
+                projection.backward(probabilities, weighted[part], grad_x, self.weight)
             if self.bias is not None:
                 self.bias += _sum_rows(probabilities, None if counted is None else counted[part])
         return at_labels, log_sum_exps
@@ -348,9 +351,9 @@ class _LibraryProjection:
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
 
-    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        if by_x is not None:
-            torch.mm(gradient, self._weight, out=by_x)
+    def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        if grad_x is not None:
+            torch.mm(gradient, self._weight, out=grad_x)
         if weight_sum is None:
             return
         if gradient.dtype == weight_sum.dtype or weight_sum.device.type != "cpu":

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from transduce.acceleration import is_recording
 from transduce.model.backend import (
     AdamScalars,
     TrainingKernels,
@@ -25,7 +24,7 @@ from transduce.model.backend import (
 )
 from transduce.model.initialization import layer_matrices
 from transduce.process_environment import release_freed_memory
-from transduce.training.checkpoint import Rows, Sliceable
+from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
@@ -107,6 +106,11 @@ class GradientReduction:
                 work = dist.all_reduce(self.gradient[start:stop], async_op=True)
                 assert work is not None
                 self._works.append(work)
+
+
+def is_recording(device: torch.device) -> bool:
+    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
@@ -454,7 +458,7 @@ class Optimizer(Protocol):
         """Return the master weights, moments and moving average that this process holds, by kind and name."""
 
     @property
-    def rows(self) -> dict[str, Rows] | None:
+    def rows(self) -> dict[str, RowRange] | None:
         """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

@@ -204,11 +204,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         self._check_length()
         self._check_average()
-        if self.optimizer == "muon" and self.lora_rank:
-            raise TransduceError(
-                f"`training.optimizer` is muon, which updates full matrices, but with `training.lora_rank` "
-                f"({self.lora_rank}) only narrow matrices are trained: set only one of them."
-            )
+        self._check_execution()
         self._check_lora()
 
     def _check_average(self) -> None:
@@ -247,7 +243,21 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 )
             before, end = step, steps
 
+    def _check_execution(self) -> None:
+        if self.compile and self.sharded:
+            raise TransduceError("`training.compile` and `training.sharded` do not go together: leave one of them out.")
+        if self.compile and self.kernels == "native":
+            raise TransduceError(
+                "`training.compile` and `training.kernels` = native do not go together, as compiled layers use "
+                "their own kernels: leave one of them out."
+            )
+
     def _check_lora(self) -> None:
+        if self.optimizer == "muon" and self.lora_rank:
+            raise TransduceError(
+                f"`training.optimizer` is muon, which updates full matrices, but with `training.lora_rank` "
+                f"({self.lora_rank}) only narrow matrices are trained: set only one of them."
+            )
         if not self.lora_rank and self.lora_alpha is not None:
             raise TransduceError(
                 f"`training.lora_alpha` ({self.lora_alpha:g}) means nothing where `training.lora_rank` is 0: set both."
@@ -261,13 +271,6 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 f"`training.lora_projections` must name some of {', '.join(PROJECTIONS)}, but names "
                 f"{unknown[0] if unknown else 'none'}."
-            )
-        if self.compile and self.sharded:
-            raise TransduceError("`training.compile` and `training.sharded` do not go together: leave one of them out.")
-        if self.compile and self.kernels == "native":
-            raise TransduceError(
-                "`training.compile` and `training.kernels` = native do not go together, as compiled layers use "
-                "their own kernels: leave one of them out."
             )
         if self.lora_rank and self.sharded:
             raise TransduceError(

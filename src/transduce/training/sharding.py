@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from transduce.model.known_classes import register_wrapper
-from transduce.training.checkpoint import Rows, Sliceable
+from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
 from transduce.training.optimizer import FlatUpdate, trainable_parameters, vector_norm
@@ -100,9 +100,9 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update this process's rows, and return the norm over all rows of the gradient per token.
+        """Update this process's rows from the gradient of the step, and return the norm of the gradient per token.
 
-        Nothing is updated if the norm is not finite.
+        The norm is that of all processes' rows, before clipping. If it is not finite, the gradient is discarded.
         """
         squares = vector_norm(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
@@ -126,9 +126,9 @@ class ShardedOptimizer:
         """Return named views of this process's rows of master weights, moments and moving average."""
         return self._update.state()
 
-    def _own_rows(self, full: torch.Size) -> Rows:
+    def _own_rows(self, full: torch.Size) -> RowRange:
         each = -(-full[0] // self.processes.count)
-        return Rows(min(self.processes.rank * each, full[0]), list(full))
+        return RowRange(min(self.processes.rank * each, full[0]), list(full))
 
     @property
     def updates(self) -> int:

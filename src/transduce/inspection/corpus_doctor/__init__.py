@@ -38,7 +38,6 @@ def examine_corpus(
     test_target: Sequence[str] = (),
     languages: tuple[str, str] | None = None,
     tokenizer: Tokenizer | None = None,
-    filters: FilterSettings | None = None,
 ) -> CorpusReport:
     """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
 
@@ -49,7 +48,6 @@ def examine_corpus(
         test_target: target side of the test set.
         languages: codes of both languages, if they are the keys of JSON lines.
         tokenizer: a model's tokenizer; None: one is trained on the corpus.
-        filters: the filters that training applies; None: the default ones.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
@@ -65,7 +63,7 @@ def examine_corpus(
         *repeat_findings(text, test),
         *language_findings(text),
         chinese_finding(text),
-        *token_findings(text, tokenizer, filters or FilterSettings()),
+        *token_findings(text, tokenizer, FilterSettings()),
     )
     return CorpusReport(
         passed=all(finding.severity != "problem" for finding in findings),

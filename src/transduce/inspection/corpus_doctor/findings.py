@@ -149,10 +149,9 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> list[int]:
-    """Return the indices of the lines with the rarer of full-width and ASCII punctuation on a side.
+    """Return the indices of the lines with full-width marks, or those with ASCII marks after characters, if fewer.
 
-    On a Chinese side, the rarer kind is full-width marks or ASCII marks after characters. On other sides, it is
-    full-width marks.
+    On a side where under half of the lines have Chinese characters, return those with full-width marks in any case.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]

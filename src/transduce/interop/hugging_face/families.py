@@ -320,8 +320,8 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of a model that T5's class cannot express; empty if it can.
 
-    The decoder's output is scaled by 1/√d_model, only if the output projection is tied, or not at all. The decoder may
-    not be deeper than the encoder: `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
+    Those are values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a cache with as
+    many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if tied.
     """
     scales = (config.d_model**-0.5, 1.0) if config.tie_output else (1.0,)
     return [

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.import_names import Family, find_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
 from transduce.model.build import build_model
@@ -337,12 +337,9 @@ def _shape_of(stored: StoredTensors, source: _Source) -> tuple[int, ...]:
 
 
 def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: list[str]) -> TransduceError:
-    def shown(names: list[str]) -> str:
-        return ", ".join(names) or "none"
-
     return TransduceError(
-        f"{stored.location} does not hold the weights of its config.json: missing {shown(missing)}; unexpected "
-        f"{shown(unexpected)}."
+        f"{stored.location} does not hold the weights of its config.json: missing {shown_names(missing)}; unexpected "
+        f"{shown_names(unexpected)}."
     )
 
 

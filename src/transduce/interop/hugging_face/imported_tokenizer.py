@@ -15,7 +15,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol, Vocabulary, replace_lone_surrogates
@@ -182,7 +182,7 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             TransduceError: the model has no such language.
         """
         if language not in self.tags:
-            known = ", ".join(sorted(self.tags))
+            known = shown_names(sorted(self.tags), 40)
             raise TransduceError(f"The model's languages are {known}, but `{language}` was asked for.")
         return self.tags[language]
 

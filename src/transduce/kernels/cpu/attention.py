@@ -674,8 +674,8 @@ class _Gradients(Head):
                 slope = k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total))
                 k.store(slope, pointer)
                 if self.shape.biased:
-                    by_bias = self.bias_at(self.args.bias_gradient, k.add(group.first, n), start)
-                    k.store(k.build.fadd(k.load_floats(by_bias), slope), by_bias)
+                    grad_bias = self.bias_at(self.args.bias_gradient, k.add(group.first, n), start)
+                    k.store(k.build.fadd(k.load_floats(grad_bias), slope), grad_bias)
                 if kept:
                     k.store(k.build.fmul(weight, kept[n]), self.row(weight_row, n, start))
 

@@ -496,8 +496,8 @@ class _Gradients(AmxHead):
             weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
             weight = k.build.select(seen, weight, k.splat(0.0))
             k.store(weight, at)
-            by_weight = k.load_floats(scratch.weight_gradients, k.mul(key, k.lanes))
-            k.store(k.madd(weight, by_weight, k.load_variable(mean, weight)), mean)
+            grad_weight = k.load_floats(scratch.weight_gradients, k.mul(key, k.lanes))
+            k.store(k.madd(weight, grad_weight, k.load_variable(mean, weight)), mean)
         self._store_score_gradients(limit, column, k.load_variable(mean, factor))
 
     def _load_sums(self, first: Value) -> tuple[Value, Value]:
@@ -526,14 +526,16 @@ class _Gradients(AmxHead):
             for key in (even, k.add(even, 1)):
                 slope = k.variable(ir.Constant(ir.VectorType(I16, k.lanes), None))
                 with k.when(k.build.icmp_signed("<", key, limit)):
-                    weight, by_weight = (
+                    weight, grad_weight = (
                         k.load_floats(each, k.mul(key, k.lanes)) for each in (scratch.scores, scratch.weight_gradients)
                     )
-                    by_score = k.to_bfloat16(k.build.fmul(k.build.fmul(weight, k.build.fsub(by_weight, mean)), factor))
-                    k.store(by_score, slope)
+                    grad_score = k.to_bfloat16(
+                        k.build.fmul(k.build.fmul(weight, k.build.fsub(grad_weight, mean)), factor)
+                    )
+                    k.store(grad_score, slope)
                     offset = k.add(k.mul(key, AMX_KEYS), column)
                     k.store(k.to_bfloat16(weight), k.element_pointer(scratch.weight_rows, offset, I16))
-                    k.store(by_score, k.element_pointer(scratch.score_gradient_rows, offset, I16))
+                    k.store(grad_score, k.element_pointer(scratch.score_gradient_rows, offset, I16))
                 pair.append(slope)
             low, high = (k.build.load(each) for each in pair)
             k.store(self.join(low, high), k.element_pointer(scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))

@@ -296,9 +296,9 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 def _write_scores(
     k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
-    """Emit the scaled dot products of the query with `count` keys into the row's scores; return the greatest.
+    """Emit the scores of `count` keys (scaled dot products with the query, plus the bias if `is_biased`).
 
-    `load` emits the loads of one key. lanes / 4 keys are processed at once, which reduces their sums together.
+    The greatest is returned. `load` emits the loads of one key. The sums of lanes / 4 keys are reduced together.
     """
     query = [k.load_floats(row_args.query, column) for column in range(0, heads.width, k.lanes)]
     k.store(k.splat(_NEVER), k.element_pointer(row_args.scores, count))
@@ -563,7 +563,10 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Compute position encoding tables for `count` positions."""
+        """Compute the tables of `count` positions: added encodings, rotary angles, and relative position biases.
+
+        Tables that the model does not use are empty.
+        """
         rotary, bias = self._positions.rotary, self._positions.bias
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:

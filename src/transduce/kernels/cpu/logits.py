@@ -233,7 +233,7 @@ def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, s
 
 
 class _Output(NamedTuple):
-    """The sizes of a vocabulary projection, and pointers to its weights, bias, inputs and logits."""
+    """The sizes, weights and bias of a vocabulary projection, some of whose logits are computed again."""
 
     kind: Any
     """The LLVM element type of weights and states."""

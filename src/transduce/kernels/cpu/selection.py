@@ -171,9 +171,9 @@ class NativeReductions:
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
-        programs, block = _kernels()
+        kernels, block = _kernels()
         scratch = torch.empty(torch.get_num_threads(), width // block + 2 * block)
-        programs["reduce"].run(
+        kernels["reduce"].run(
             *_rows(logits),
             count,
             values.data_ptr(),
@@ -204,11 +204,11 @@ class NativeReductions:
         count = 2 * beam_size
         live = _allocate_candidates(logits, batch, beam_size)
         ended = _allocate_candidates(logits, batch, count)
-        programs, _ = _kernels()
+        kernels, _ = _kernels()
         scratch = torch.empty(torch.get_num_threads(), select_scratch_size(width, beams, beam_size))
         scores = scores.contiguous()
         normalizer = None if normalizer is None else normalizer.contiguous()
-        programs["select"].run(
+        kernels["select"].run(
             *_rows(logits),
             beams,
             0 if normalizer is None else normalizer.data_ptr(),

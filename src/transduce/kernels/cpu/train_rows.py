@@ -524,9 +524,9 @@ class ActivationEmitter:
         slope = emit_slope(k, self.name, x)
         if self.is_gated:
             behind = k.add(projected, args.width)
-            by_value = k.build.fmul(gradient, ACTIVATION_EMITTERS[self.name](k, x))
+            grad_value = k.build.fmul(gradient, ACTIVATION_EMITTERS[self.name](k, x))
             gradient = k.build.fmul(gradient, self._load(args.projected, behind))
-            self._store(by_value, args.out, behind)
+            self._store(grad_value, args.out, behind)
         self._store(k.build.fmul(gradient, slope), args.out, projected)
 
 
@@ -708,8 +708,8 @@ class DropNode(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
         gradient = gradients[0].contiguous()
-        by_residual = gradient if ctx.needs_input_grad[0] else None
-        return by_residual, _drop(gradient, None, ctx.seed, ctx.drop_256ths), None
+        grad_residual = gradient if ctx.needs_input_grad[0] else None
+        return grad_residual, _drop(gradient, None, ctx.seed, ctx.drop_256ths), None
 
 
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.cuda.graphs import power_of_2, shared_bytes
-from transduce.kernels.cuda.triton import attention as programs
+from transduce.kernels.cuda.triton import attention as triton_kernels
 from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedMask, Packing
 
@@ -63,7 +63,7 @@ class AttentionNode(torch.autograd.Function):
         out = queries.new_empty(*queries.shape[:-1], inner)
         first = inner if memory is None else 0
         grid, options = _launch_shape(mask, num_heads, inner)
-        programs.attend[grid](
+        triton_kernels.attend[grid](
             queries, keys[..., first:], keys[..., first + inner :], out, *_spans(mask.queries), *_spans(mask.keys),
             queries.shape[-1], keys.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
         )  # fmt: skip
@@ -75,19 +75,19 @@ class AttentionNode(torch.autograd.Function):
         has_memory = len(ctx.saved_tensors) == 2
         keys = ctx.saved_tensors[-1]
         mask, num_heads = ctx.mask, ctx.num_heads
-        by_out = gradients[0].contiguous()
-        inner = by_out.shape[-1]
-        by_queries = torch.empty_like(queries)
-        by_keys = torch.empty_like(keys) if has_memory else by_queries
+        grad_out = gradients[0].contiguous()
+        inner = grad_out.shape[-1]
+        grad_queries = torch.empty_like(queries)
+        grad_keys = torch.empty_like(keys) if has_memory else grad_queries
         first = 0 if has_memory else inner
         grid, options = _launch_shape(mask, num_heads, inner)
-        programs.attend_backward[grid](
-            queries, keys[..., first:], keys[..., first + inner :], by_out,
-            by_queries, by_keys[..., first:], by_keys[..., first + inner :],
+        triton_kernels.attend_backward[grid](
+            queries, keys[..., first:], keys[..., first + inner :], grad_out,
+            grad_queries, grad_keys[..., first:], grad_keys[..., first + inner :],
             *_spans(mask.queries), *_spans(mask.keys),
             queries.shape[-1], keys.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
         )  # fmt: skip
-        return by_queries, by_keys if has_memory else None, None, None
+        return grad_queries, grad_keys if has_memory else None, None, None
 
 
 def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def attend_cached(
     rows = max(16, power_of_2(width))
     allowed, counts, position_list = (query if tensor is None else tensor for tensor in attended)
     row_stride = 0 if attended.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
-    programs.attend_cached[(num_heads, sentences)](
+    triton_kernels.attend_cached[(num_heads, sentences)](
         query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0),
         allowed.stride(0), row_stride, position_list.stride(0), head**-0.5,
         isinstance(length, Tensor), attended.counts is not None,

@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,25 +14,25 @@ from typing_extensions import override
 from transduce.kernels.cuda import attention, rows
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
-from transduce.kernels.training_executor import MaskedSublayer, execute, is_known, packed_hidden, sublayers_of
-from transduce.model.backend import (
-    PLAIN_ATTENTION,
-    AdamScalars,
-    AttentionOptions,
+from transduce.kernels.training_executor import (
     LinearSums,
-    Polynomials,
+    MaskedSublayer,
+    execute,
+    in_dtype_of,
+    is_known,
+    linear_sums,
+    packed_hidden,
+    sublayers_of,
+    sum_or_zeros,
+)
+from transduce.model.backend import (
+    AdamScalars,
     Rows,
-    RowSums,
     TrainingKernels,
     UpdatedVectors,
     add_product,
-    embed_rows,
-    in_dtype_of,
-    linear_sums,
-    sum_of_gradients,
-    sum_or_zeros,
 )
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.layer_graph import refusal, table
@@ -253,27 +253,19 @@ class LinearNode(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         flat, weight, bias, out = ctx.saved_tensors
         options: LinearSums = ctx.options
-        row_slice, by_out = slice(*options.rows), gradients[0]
-        gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
-        total, by_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        row_slice, grad_out = slice(*options.rows), gradients[0]
+        gradient = grad_out.reshape(-1, grad_out.shape[-1]).contiguous()
+        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
             gradient = mask_and_sum_rows(gradient, out, columns)
         elif bias_total is not None:
             add_sum_of_rows(gradient, bias_total[row_slice])
-        by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        grad_x = (gradient @ weight[row_slice]).view(*grad_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
             add_product(total[row_slice], gradient.t(), flat)
-        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
-
-
-def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
-
-    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
-    """
-    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
 
 
 # --- whole layers ---
@@ -349,12 +341,12 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.computed:
             raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
-        by_x, by_memory = gradients[0], None
+        grad_x, grad_memory = gradients[0], None
         while ctx.computed:  # frees what each sub-layer saved
             last: _SublayerNodes = ctx.computed.pop()
-            by_x = last.backward(by_x)
-            by_memory = last.by_memory if by_memory is None else by_memory
-        return None, by_x, by_memory, *[None] * ctx.parameters
+            grad_x = last.backward(grad_x)
+            grad_memory = last.grad_memory if grad_memory is None else grad_memory
+        return None, grad_x, grad_memory, *[None] * ctx.parameters
 
 
 class _SublayerNodes:
@@ -367,7 +359,7 @@ class _SublayerNodes:
         self.sublayer = sublayer
         self._memory = memory
         self._attends, self._dropped = sublayer.attention is not None, sublayer.drop_256ths
-        self.by_memory: Tensor | None = None
+        self.grad_memory: Tensor | None = None
         self._done: list[tuple[Any, _Context]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -377,12 +369,12 @@ class _SublayerNodes:
         x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
         return x if self.sublayer.norm_is_before else self._norm(x)
 
-    def backward(self, by_out: Tensor) -> Tensor:
+    def backward(self, grad_out: Tensor) -> Tensor:
         """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
-        by_sum = by_out if self.sublayer.norm_is_before else self._backward(None, by_out)[0]
-        by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
-        by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
-        return self._backward(by_kept, by_y)[0] if self.sublayer.norm_is_before else by_kept + by_y
+        grad_sum = grad_out if self.sublayer.norm_is_before else self._backward(None, grad_out)[0]
+        grad_kept, grad_y = self._backward(grad_sum)[:2] if self._dropped else (grad_sum, grad_sum)
+        grad_y = self._attend_backward(grad_y) if self._attends else self._backward(self._backward(grad_y)[0])[0]
+        return self._backward(grad_kept, grad_y)[0] if self.sublayer.norm_is_before else grad_kept + grad_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
         """Run the forward function of an autograd node, and keep the node and its saved tensors for `backward`."""
@@ -424,11 +416,11 @@ class _SublayerNodes:
         heads = self._run(AttentionNode, projected, memory, self.sublayer.mask, attention.num_heads)
         return self._linear(heads, attention.output)
 
-    def _attend_backward(self, by_out: Tensor) -> Tensor:
-        by_projected, by_memory = self._backward(self._backward(by_out)[0])[:2]
+    def _attend_backward(self, grad_out: Tensor) -> Tensor:
+        grad_projected, grad_memory = self._backward(self._backward(grad_out)[0])[:2]
         if self._memory is not None:
-            self.by_memory = self._backward(by_memory)[0]
-        return self._backward(by_projected)[0]  # type: ignore[no-any-return]
+            self.grad_memory = self._backward(grad_memory)[0]
+        return self._backward(grad_projected)[0]  # type: ignore[no-any-return]
 
 
 class _Context:
@@ -472,21 +464,16 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
-def apply_update(
-    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
-) -> None:
+def apply_update(vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float) -> None:
     """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
 
-    Without `move` nothing is subtracted. The gradients are set to zero. Implements
-    `backend.TrainingKernels.apply_update`.
+    The gradients are set to zero. Implements `backend.TrainingKernels.apply_update`.
     """
-    has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)
     triton_kernels.apply_update[_grid(vectors.master)](
-        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
-        has_move, *_has(vectors), _BLOCK,
-    )  # fmt: skip
+        *_pointers(vectors), move, vectors.master.numel(), rate, average_decay, *_has(vectors), _BLOCK
+    )
 
 
 def _grid(vector: Tensor) -> tuple[int]:
@@ -538,6 +525,11 @@ class _PackedBatches(attention.PackedHeads):
         return packed_hidden(model, batch)
 
 
+def _no_kernel(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raise NotImplementedError: the backend's method `supports_…` returns False."""
+    raise NotImplementedError
+
+
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`).
 
@@ -556,17 +548,15 @@ class GpuTraining(TrainingKernels):
     linear_activations = frozenset(("relu",))
     run_layer = staticmethod(run_layer)
     dropout_add = staticmethod(rows.drop_and_add)
-    layer_norm = staticmethod(rows.layer_norm)
-    rms_norm = staticmethod(rows.rms_norm)
     residual_norm = staticmethod(rows.residual_norm)
     sum_rows = staticmethod(rows.sum_rows)
-    embed = staticmethod(embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)
     linear = staticmethod(linear)
     update_by_adam = staticmethod(update_by_adam)
     update_momentum = staticmethod(update_momentum)
     apply_update = staticmethod(apply_update)
     softmax_ = staticmethod(rows.softmax_)
+    attend = apply_rotary = activate = orthogonalize_in_place = staticmethod(_no_kernel)
 
     @override
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -595,33 +585,3 @@ class GpuTraining(TrainingKernels):
     @override
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         total += part
-
-    @override
-    def attend(
-        self,
-        projected: Tensor,
-        memory: Tensor | None,
-        lengths: Tensor | None,
-        num_heads: int,
-        options: AttentionOptions = PLAIN_ATTENTION,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        """Raise NotImplementedError, since `supports_attention` returns False."""
-        raise NotImplementedError
-
-    @override
-    def activate(self, projected: Tensor, name: str) -> Tensor:
-        """Raise NotImplementedError, since `supports_activation` returns False."""
-        raise NotImplementedError
-
-    @override
-    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Raise NotImplementedError, since `supports_rotary` returns False."""
-        raise NotImplementedError
-
-    @override
-    def orthogonalize_in_place(
-        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
-    ) -> list[bool]:
-        """Raise NotImplementedError, since `supports_orthogonalization` returns False."""
-        raise NotImplementedError

@@ -43,11 +43,6 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one per GPU, as cuBLAS k
 _RECORDING = threading.Lock()
 
 
-def is_recording(device: torch.device) -> bool:
-    """Return whether this thread's operations on a device are being recorded as a CUDA graph, and not run."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 @contextmanager
 def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """Record the operations in the body of `with` as a CUDA graph without running them; the graph is yielded.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
-from transduce.kernels.cuda.triton import rows as programs
+from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.model.backend import sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
@@ -97,7 +97,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
     width = weight.shape[1]
     out = weight.new_empty(*tokens.shape, width)
     block = power_of_2(width)
-    programs.embed[(tokens.numel(),)](
+    triton_kernels.embed[(tokens.numel(),)](
         tokens, weight, table, position, out, embedding.scale, offset, width, has_table, block,
         num_warps=min(4, max(1, block // 256)),
     )  # fmt: skip
@@ -122,23 +122,13 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
-    return residual_norm(x, weight, bias, epsilon)[1]
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x on a GPU: (…, D) to (…, D)."""
-    return residual_norm(x, weight, None, epsilon)[1]
-
-
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x + y and the normalized sum (LayerNorm, or RMSNorm without a bias), both (…, D), without gradients."""
     total, out = torch.empty_like(x), torch.empty_like(x)
     count, width = x.numel() // x.shape[-1], x.shape[-1]
     rows, block, warps = _launch_shape(width)
     shift, centered = (weight, False) if bias is None else (bias, True)
-    programs.add_and_norm[(ceil_div(count, rows),)](
+    triton_kernels.add_and_norm[(ceil_div(count, rows),)](
         x, y, weight, shift, total, out, count, width, epsilon, centered, rows, block, num_warps=warps
     )
     return total, out
@@ -160,7 +150,7 @@ class NormNode(torch.autograd.Function):
         means, roots = torch.empty(2, count, dtype=torch.float32, device=x.device)
         rows, block, warps = _launch_shape(width)
         shift, centered = (weight, False) if bias is None else (bias, True)
-        programs.norm[(ceil_div(count, rows),)](
+        triton_kernels.norm[(ceil_div(count, rows),)](
             flat, weight, shift, out, means, roots, count, width, epsilon, centered, rows, block, num_warps=warps
         )
         ctx.save_for_backward(flat, weight, means, roots)
@@ -170,26 +160,28 @@ class NormNode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        by_residual, by_out = gradients
-        if by_out is None:
-            return by_residual, None, None, None
+        grad_residual, grad_out = gradients
+        if grad_out is None:
+            return grad_residual, None, None, None
         x, weight, means, roots = ctx.saved_tensors
         count, width = x.numel() // x.shape[-1], x.shape[-1]
-        by_x, by_out = torch.empty_like(x), by_out.contiguous()
-        by_weight, by_bias = (
+        grad_x, grad_out = torch.empty_like(x), grad_out.contiguous()
+        grad_weight, grad_bias = (
             torch.zeros_like(weight, dtype=torch.float32) if gradient_sum is None else gradient_sum
             for gradient_sum in ctx.slots
         )
         block = power_of_2(width)
         rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
-        residual_gradient, has_residual = (by_out, False) if by_residual is None else (by_residual.contiguous(), True)
-        programs.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
-            x, weight, by_out, residual_gradient, means, roots, by_x, by_weight, by_bias, count, width,
+        residual_gradient, has_residual = (
+            (grad_out, False) if grad_residual is None else (grad_residual.contiguous(), True)
+        )
+        triton_kernels.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
+            x, weight, grad_out, residual_gradient, means, roots, grad_x, grad_weight, grad_bias, count, width,
             ctx.centered, has_residual, rows, block, num_warps=warps,
         )  # fmt: skip
-        weight_gradient = by_weight.to(weight.dtype) if ctx.slots[0] is None else None
-        bias_gradient = by_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
-        return by_x, weight_gradient, bias_gradient, None
+        weight_gradient = grad_weight.to(weight.dtype) if ctx.slots[0] is None else None
+        bias_gradient = grad_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
+        return grad_x, weight_gradient, bias_gradient, None
 
 
 def _launch_shape(width: int) -> tuple[int, int, int]:
@@ -237,7 +229,7 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
     scale = 256.0 / (256 - ctx.drop_256ths)
     grid = (ceil_div(count, 8 * _EIGHTS),)
     is_address = isinstance(ctx.seed, Tensor)
-    programs.drop[grid](
+    triton_kernels.drop[grid](
         residual_or_x, x, out, ctx.seed, count, ctx.drop_256ths, scale, has_residual, is_address, _EIGHTS
     )
     return out
@@ -272,7 +264,7 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
     """
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
-    programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
+    triton_kernels.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
@@ -284,12 +276,14 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
     block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row
     grid = (ids.numel(), ceil_div(width, block))
-    programs.add_rows[grid](total, ids.contiguous(), part.contiguous(), factor, frozen, width, block)
+    triton_kernels.add_rows[grid](total, ids.contiguous(), part.contiguous(), factor, frozen, width, block)
 
 
 def softmax_(logits: Tensor) -> Tensor:
     """Replace each row of logits (N, V) by its softmax, and return each row's log-sum-exp, float32 (N,)."""
     normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     block = min(4096, power_of_2(logits.shape[1]))
-    programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)
+    triton_kernels.softmax_[(len(logits),)](
+        logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4
+    )
     return normalizers

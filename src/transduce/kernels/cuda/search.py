@@ -29,7 +29,7 @@ from transduce.kernels.cuda.decode_graph import (
     round_up_source,
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
-from transduce.kernels.cuda.triton import search as programs
+from transduce.kernels.cuda.triton import search as triton_kernels
 from transduce.model.batch_search import BatchSearchOptions, FoundHypothesis, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
@@ -103,14 +103,14 @@ class SearchStep(RecordedStep):
         self._find_best(logits, model.output_bias)
         size = self.size
         if size.hypotheses == 1:
-            programs.extend_greedy[(ceil_div(size.sentences, _SENTENCES),)](
+            triton_kernels.extend_greedy[(ceil_div(size.sentences, _SENTENCES),)](
                 self._values, self._best, self._normalizers, self.done, self.limits, self.tokens, self.history,
                 self.records, self.counts, self.sources, self.remaining, self.position, size.sentences, self.eos_id,
                 _SENTENCES, num_warps=1,
             )  # fmt: skip
             return
         width, kept = size.hypotheses, size.finished
-        programs.extend_beam[(size.sentences,)](
+        triton_kernels.extend_beam[(size.sentences,)](
             self._values, self._best, self._normalizers, self.done, self.limits, self.reaches, self.penalties,
             self.scores, self.sums, self.tokens, self.history, self.records, self.finished, self.listed, self.counts,
             self.sources, self.remaining, self.length, self.position, size.sentences, size.capacity, self.eos_id,
@@ -124,7 +124,7 @@ class SearchStep(RecordedStep):
         The results go to buffers of the step.
         """
         block = self._block
-        programs.find_top_tokens[(len(logits),)](
+        triton_kernels.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
             self._maxima, self.length, self.position, self._vocabulary, self.size.hypotheses, *self._never,
             bias is not None, self.count, power_of_2(self.count), block // _CHUNK, self._maxima.shape[1], block,

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.data.batches import Batch, LabeledBatch, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, shell_word, shown_names
 from transduce.evaluation.scores import score_labels
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
@@ -61,7 +61,6 @@ from transduce.training.settings import BestBy
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
-_MAX_SHOWN = 8  # labels in a message
 _MIN_GAIN = 0.05  # of the texts that the majority class gets wrong; a model that gets less right has learned little
 ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
@@ -219,9 +218,8 @@ class ClassificationKind(LabelChoices, TextKind):
         if resolved.task.class_weights is None:
             return
         weights = class_weights(corpus, resolved)
-        shown = ", ".join(f"{label} {weight:.3g}" for label, weight in list(weights.items())[:_MAX_SHOWN])
-        more = ", …" if len(weights) > _MAX_SHOWN else ""
-        choice_log.record("task.class_weights", None, Choice(shown + more, "the loss of each class, set by you"))
+        shown = shown_names(f"{label} {weight:.3g}" for label, weight in weights.items())
+        choice_log.record("task.class_weights", None, Choice(shown, "the loss of each class, set by you"))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the function from a batch to its loss: cross-entropy of the classes."""
@@ -248,8 +246,8 @@ class ClassificationKind(LabelChoices, TextKind):
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the number of texts and classes, and name classes that occur only in the dev set."""
         classes, training_labels = class_names(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
-        unseen = ", ".join(f"“{label}”" for label in classes if label not in training_labels)
-        alone = f" (of the dev set alone: {unseen})" if unseen else ""
+        unseen = [f"“{label}”" for label in classes if label not in training_labels]
+        alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""
         return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
@@ -325,8 +323,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
     for label in weights:
         if label not in names:
             raise TransduceError(
-                f'`task.class_weights` names the label "{label}", but the labels are {", ".join(names[:_MAX_SHOWN])}'
-                f"{', …' if len(names) > _MAX_SHOWN else ''}: correct it."
+                f'`task.class_weights` names the label "{label}", but the labels are {shown_names(names)}: correct it.'
             )
     return {name: weights.get(name, 1.0) for name in names}
 

@@ -41,7 +41,7 @@ BERT: dict[str, object] = {
 }
 
 # Settings of the vocabulary projection, which these models lack, with values that settings files may contain.
-OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
+PROJECTION_SETTINGS = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 
 
 def text_length(model: ModelConfig, context: int | None) -> int:
@@ -124,7 +124,7 @@ class EncoderChoices:
         Raises:
             TransduceError: such a setting differs from its default.
         """
-        for name, default in OF_PROJECTION.items():
+        for name, default in PROJECTION_SETTINGS.items():
             is_set = settings.init_from is None and getattr(settings.model, name) not in (None, default)
             refuse_unused(self.name, {f"model.{name}": is_set})
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from transduce.atomic_io import file_sha256, write_file, write_json
 from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, TaggedTexts
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, shell_word, shown_names
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -417,8 +417,8 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def describe_size(self, corpus: TaggedCorpus) -> str:
         """Return the numbers of sentences, words and tags as text, with the names of tags that only the dev set has."""
         known = {tag for sentence in corpus.training for tag in sentence.tags}
-        unseen = ", ".join(tag for tag in corpus.tags if tag not in known)
-        alone = f" (of the dev set alone: {unseen})" if unseen else ""
+        unseen = [tag for tag in corpus.tags if tag not in known]
+        alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""
         size = f"{count_noun(corpus.pairs, 'sentence')} of {corpus.target_tokens:,} words"
         return f"{size} with {len(corpus.tags):,} tags{alone}"
 

@@ -27,7 +27,7 @@ from transduce.data.series import (
     measure_scale,
     read_table,
 )
-from transduce.errors import TransduceError, common_options, shell_word
+from transduce.errors import TransduceError, common_options, shell_word, shown_names
 from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.machine import Precision
@@ -190,8 +190,8 @@ def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...]
     for path, table in zip(files, tables, strict=True):
         if table.columns != first:
             raise TransduceError(
-                f"All files must have the same columns, but {files[0]} has {', '.join(first)} and {path} has "
-                f"{', '.join(table.columns)}: name those to use in `task.series.columns`."
+                f"All files must have the same columns, but {files[0]} has {shown_names(first)} and {path} has "
+                f"{shown_names(table.columns)}: name those to use in `task.series.columns`."
             )
     return first, [table.values for table in tables]
 
@@ -332,7 +332,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         """Read the tables of time series, store their values in the run's folder, and return the corpus."""
         corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
         request.display.say(
-            f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; "
+            f"{corpus.points:,} points of {shown_names(corpus.columns)} to learn from; "
             + (f"the season has {corpus.season} points" if corpus.season > 1 else "there is no season")
         )
         return corpus

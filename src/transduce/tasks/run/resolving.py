@@ -286,7 +286,7 @@ MAX_WORDS = 30_000
 # Smaller corpora and vocabularies get no placeholder tokens by default.
 _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
-_COPIED = (
+_COPIED_SETTINGS = (
     "seed",
     "minutes",
     "time_plan",
@@ -378,7 +378,8 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         )
         return
     names = " ".join(language or "?" for language in found) if any(found) else "unknown"
-    reason = "the files' suffixes" if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
+    by_names = "the files' suffixes" if found == languages_of(settings.data) else "the names of the columns"
+    reason = by_names if all(found) else "not in the files' suffixes: pass `--languages`, for BLEU too"
     choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
@@ -527,7 +528,7 @@ def resolve_training(
         lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
         if training.lora_rank
         else None,
-        **{name: getattr(training, name) for name in _COPIED},
+        **{name: getattr(training, name) for name in _COPIED_SETTINGS},
     )
 
 
@@ -578,7 +579,7 @@ def explain_training(config: ModelConfig, training: ResolvedTraining, device: st
         return
     with torch.device("meta"):
         model = build_any_model(config)
-    reason = why_no_whole_layers(model, DTYPES[training.precision], device)
+    reason = why_no_whole_layers(model, config, DTYPES[training.precision], device)
     if reason is not None:
         choice_log.record("training kernels", None, Choice("by component", f"not whole layers, because {reason}"))
 

@@ -29,7 +29,7 @@ from transduce.model.backend import using_backend
 from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
-from transduce.model_folder.write import carry_original_tokenizer, write_model_folder
+from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
@@ -72,7 +72,7 @@ from transduce.tasks.run.run_folder import (
     refuse_to_overwrite,
 )
 from transduce.tasks.settings.presets import preset_settings, with_preset
-from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
 from transduce.text.files import count_noun

@@ -165,7 +165,7 @@ _CHANGEABLE = {
 }
 
 # Each of these sets when to stop, and replaces the other.
-_INSTEAD = {"training.steps": "minutes", "training.minutes": "steps"}
+_ALTERNATIVES = {"training.steps": "minutes", "training.minutes": "steps"}
 
 
 def read_stored(path: Path) -> Settings:
@@ -222,8 +222,8 @@ def apply_changes(
         is_fixed = trained or name.startswith(_FIXED_BY_INITIAL_WEIGHTS)
         if may_change or (not is_fixed and name.startswith(_CHANGEABLE_BEFORE_FIRST_STEP)):
             table[last] = value
-            if name in _INSTEAD:
-                table[_INSTEAD[name]] = None
+            if name in _ALTERNATIVES:
+                table[_ALTERNATIVES[name]] = None
                 table["time_plan"] = []
         elif old != value:
             other = ", which has other content" if name in _TEXT_FILES and value else ""

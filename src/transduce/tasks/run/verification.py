@@ -16,7 +16,7 @@ from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.training.checkpoint import Environment, load_checkpoint
-from transduce.training.events import ProgressDisplay
+from transduce.training.events import ProgressDisplay, read_events
 from transduce.training.loop import CHECKPOINTS
 
 _CHECKPOINT_STEPS = 4  # steps between checkpoints; fewer for a short run
@@ -220,13 +220,8 @@ def _newest(run: Path) -> int:
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Return the events of a run's metrics.jsonl, without values that depend on the clock; empty without the file.
-
-    An incomplete last line, of a killed run, is left out.
-    """
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+    """Return the events of a run's metrics.jsonl, without values that depend on the clock; empty without the file."""
+    events = read_events(run, dict[str, Any])
     return [{name: value for name, value in event.items() if name not in _TIMES} for event in events]
 
 

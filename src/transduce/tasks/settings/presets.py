@@ -127,7 +127,7 @@ RECIPES = {
     ),
 }
 # A setting that is left out if the user sets one of these others.
-_UNLESS = {
+_REPLACED_BY = {
     "tokenizer.vocabulary_size": ("tokenizer.vocabulary", "tokenizer.kind", "data.prepared"),
     "tokenizer.kind": ("tokenizer.vocabulary", "data.prepared"),
     "tokenizer.joint": ("tokenizer.vocabulary", "data.prepared"),
@@ -138,7 +138,7 @@ _UNLESS = {
     "model.position_offset": ("model.positions",),
 }
 # Tables whose settings a base model or its tokenizer determines.
-_OF_BASE_MODEL = ("task.", "tokenizer.", "model.")
+_BASE_MODEL_TABLES = ("task.", "tokenizer.", "model.")
 
 
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
@@ -173,9 +173,9 @@ def _added(content: Mapping[str, Any], recipe: Recipe, kind: Any) -> Iterator[tu
     if kind is None and recipe.tasks[0] != "translation":
         yield "task.kind", (recipe.tasks[0], "the preset's task")
     for name, (value, reason) in recipe.settings.items():
-        if _is_set(content, name) or any(_is_set(content, other) for other in _UNLESS.get(name, ())):
+        if _is_set(content, name) or any(_is_set(content, other) for other in _REPLACED_BY.get(name, ())):
             continue
-        if has_base_model and name.startswith(_OF_BASE_MODEL):
+        if has_base_model and name.startswith(_BASE_MODEL_TABLES):
             continue
         steps, usual = setting_value(content, "training.steps"), recipe.settings.get("training.steps")
         width = setting_value(content, "model.d_model")

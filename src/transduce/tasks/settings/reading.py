@@ -21,44 +21,6 @@ from transduce.tasks.settings.presets import with_preset
 from transduce.tasks.settings.structs import Settings, convert_settings
 from transduce.training.schedule import has_decay_of_steps
 
-# --- TOML text ---
-
-
-def to_toml(settings: msgspec.Struct | Mapping[str, Any]) -> str:
-    """Return settings as the text of a TOML file; settings that are None are left out."""
-    return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
-
-
-def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
-    for key, value in content.items():
-        if value is not None and not isinstance(value, Mapping):
-            yield f"{_toml_key(key)} = {_toml_value(value)}"
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield f"\n[{prefix}{key}]"
-            yield from _toml_lines(value, f"{prefix}{key}.")
-
-
-def _toml_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else msgspec.json.encode(key).decode()
-
-
-_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
-            + "}"
-        )
-    # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
-
-
 # --- line numbers for error messages ---
 # A wrong value may also come from `--set`.
 

@@ -426,7 +426,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return how batches mix the corpora over the run, given the number of pairs of each file of `source`."""
+        """Return the schedule of each corpus's share of the batches, and weights that divide the rest among the others.
+
+        `pairs` is the number of pairs of each file of `source`.
+        """
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)

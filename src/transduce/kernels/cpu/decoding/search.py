@@ -210,7 +210,7 @@ class NativeSearch:
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
         """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are left."""
         search: CompiledKernel = search_kernel()
-        self._numbers["steps"], self._numbers["least"] = steps, max_unfinished
+        self._numbers["steps"], self._numbers["max_unfinished"] = steps, max_unfinished
         while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.options.beam_size * self.state.compiled.step_multiplications
@@ -500,7 +500,7 @@ class NativeSearch:
         options = self.options
         return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,
-            "least": 0,
+            "max_unfinished": 0,
             "stop": 0,
             "sentences": self.count,
             "width": 1,

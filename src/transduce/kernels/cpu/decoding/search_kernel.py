@@ -34,7 +34,7 @@ class SearchArguments(NamedTuple):
 
     steps: Any
     """The number of search steps left in this call of the kernel."""
-    least: Any
+    max_unfinished: Any
     """The number of sentences left at which the call ends: 0, unless others are to join the batch."""
     stop: Any
     """Not 0 once the call ends: enough sentences are finished, no steps are left, or a buffer is full."""
@@ -422,7 +422,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     ):
         step.set(name, value)
     ends = (
-        k.build.icmp_signed("<=", sentences, fields.get("least")),
+        k.build.icmp_signed("<=", sentences, fields.get("max_unfinished")),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
         k.build.icmp_signed(">=", k.add(length, fields.get("longest_prompt")), fields.get("positions")),

@@ -90,7 +90,10 @@ class KVCachePool:
 
 
 def _capacity_for(rows: int) -> int:
-    """Return the number of tokens to allocate keys and values for, for some steps of `rows` hypotheses."""
+    """Return the number of entries (tokens of all hypotheses together) to reserve in a key/value cache.
+
+    They suffice for `RESERVED_STEPS` steps of `rows` hypotheses.
+    """
     return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
 

@@ -10,5 +10,5 @@
 * Panel: a block of columns of a packed right operand.
 * Pair: two bfloat16 neighbors along the summed dimension, stored as 32 bits, since one instruction multiplies both. In
   float32 a single number takes the place of a pair.
-* Epilogue (`ending` in names of functions): the work on a tile's sums before they are stored, such as bias and ReLU.
+* Epilogue: the work on a tile's sums before they are stored, such as bias and ReLU.
 """

@@ -36,8 +36,8 @@ READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
-def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of 64 outputs.
+def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
+    """Emit `amx_<kind>_<epilogue>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of 64 outputs.
 
     The function takes 16 × parts rows at a time; for `halves` (12-bit activations), 2 parts are the two halves of 16
     rows. Rows behind the last one are read up to a whole tile register, and ignored. At each step along the inputs,
@@ -46,8 +46,8 @@ def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
         kinds = (*MICRO_KERNEL_TYPES, I64, POINTER, I64)
-        with k.function(f"amx_{tile.kind}_{ending}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
-            _Blocks(k, tile, ending, parts, MicroKernelArguments(*arguments)).write(rows, ahead, lines)
+        with k.function(f"amx_{tile.kind}_{epilogue}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
+            _Blocks(k, tile, epilogue, parts, MicroKernelArguments(*arguments)).write(rows, ahead, lines)
 
 
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
@@ -69,7 +69,7 @@ def _inputs_per_register(tile: Tile) -> int:
 
 
 def emit_rows(
-    k: KernelBuilder, tile: Tile, ending: str, rows: Value, arguments_from: Callable[[Value], MicroKernelArguments]
+    k: KernelBuilder, tile: Tile, epilogue: str, rows: Value, arguments_from: Callable[[Value], MicroKernelArguments]
 ) -> None:
     """Emit the multiplication of all rows by one block of weights (64 outputs), with AMX and an epilogue.
 
@@ -83,20 +83,24 @@ def emit_rows(
     sub_blocks = k.mul(registers, tile.vectors // 2)
     lines = k.build.sdiv(k.add(sub_blocks, tile.columns - 1), sub_blocks)
     if tile.elements_per_activation == 2:
-        k.call(f"amx_{tile.kind}_{ending}_2", *args, rows, ahead, lines)
+        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, rows, ahead, lines)
         return
     # A remainder of more than 16 rows also counts as a block of 32.
     rest = k.build.srem(rows, k.int64(2 * REGISTER_ROWS))
     is_at_most_16 = k.build.icmp_signed("<=", rest, k.int64(REGISTER_ROWS))
     whole_blocks = k.build.select(is_at_most_16, k.build.sub(rows, rest), rows)
     with k.when(k.build.icmp_signed(">", whole_blocks, k.int64(0))):
-        k.call(f"amx_{tile.kind}_{ending}_2", *args, whole_blocks, ahead, lines)
+        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, whole_blocks, ahead, lines)
     with k.when(k.build.icmp_signed("<", whole_blocks, rows)):
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
         k.call(
-            f"amx_{tile.kind}_{ending}_1", *arguments_from(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines
+            f"amx_{tile.kind}_{epilogue}_1",
+            *arguments_from(whole_blocks),
+            k.build.sub(rows, whole_blocks),
+            ahead,
+            lines,
         )
 
 
@@ -168,8 +172,8 @@ class _Blocks:
     multiplied.
     """
 
-    def __init__(self, k: KernelBuilder, tile: Tile, ending: str, parts: int, pointer: MicroKernelArguments) -> None:
-        self.k, self.tile, self.ending, self.parts, self.arguments = k, tile, ending, parts, pointer
+    def __init__(self, k: KernelBuilder, tile: Tile, epilogue: str, parts: int, pointer: MicroKernelArguments) -> None:
+        self.k, self.tile, self.epilogue, self.parts, self.arguments = k, tile, epilogue, parts, pointer
         self.most = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
         self.size = REGISTER_ROWS * tile.lanes  # sums in a tile register
         with k.build.goto_entry_block():
@@ -241,7 +245,7 @@ class _Blocks:
             initial_sums=k.element_pointer(self.arguments.initial_sums, column),
             weight_scales=k.element_pointer(self.arguments.weight_scales, column),
             bias=k.element_pointer(self.arguments.bias, column),
-            out=k.element_pointer(self.arguments.out, out, output_type(self.ending)),
+            out=k.element_pointer(self.arguments.out, out, output_type(self.epilogue)),
         )
         sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
         initial, kind = (args.bias, F32) if tile.is_float else (args.initial_sums, I32)
@@ -264,7 +268,7 @@ class _Blocks:
         for vector, start in enumerate(starts):
             pointer = k.element_pointer(sums, vector * self.size)
             if tile.is_float:
-                store_outputs(k, args, self.ending, row, vector, k.build.fadd(k.load(pointer, k.floats), start))
+                store_outputs(k, args, self.epilogue, row, vector, k.build.fadd(k.load(pointer, k.floats), start))
                 continue
             total = k.load(pointer, k.ints)
             if tile.elements_per_activation == 2:
@@ -272,4 +276,4 @@ class _Blocks:
                 total = k.build.add(shift_high_half(k, total), low)
             totals[vector] = k.build.add(total, start)
         if not tile.is_float:
-            dequantize_and_store(k, args, self.ending, row, totals)
+            dequantize_and_store(k, args, self.epilogue, row, totals)

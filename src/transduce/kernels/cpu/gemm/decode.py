@@ -59,7 +59,7 @@ def emit_bfloat16_conversion(k: KernelBuilder) -> None:
             k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(out, index, I16))
 
 
-def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
+def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments) -> None:
     """Emit the micro-kernel that multiplies `rows` rows by one block of weights, in bfloat16 or float32.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
@@ -80,7 +80,7 @@ def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str
                     k.store(_multiply_elements(k, tile, k.load_variable(total, starts[0]), factor, weight), total)
     for row, totals in enumerate(sums):
         for vector, total in enumerate(totals):
-            store_outputs(k, args, ending, row, vector, k.load_variable(total, starts[0]))
+            store_outputs(k, args, epilogue, row, vector, k.load_variable(total, starts[0]))
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
@@ -145,34 +145,34 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
                     k.store(narrow, k.element_pointer(target, k.add(column, k.mul(width, number)), tile.element))
 
 
-def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) -> None:
-    """Emit the GEMM function `product_<kind>_<ending>` of each epilogue.
+def emit_gemm(k: KernelBuilder, tile: Tile, epilogues: Sequence[str] = EPILOGUES) -> None:
+    """Emit the GEMM function `product_<kind>_<epilogue>` of each epilogue.
 
-    product_<kind>_<ending>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread, threads)
-    computes out = rounded · weightsᵀ + bias, (N, O).
+    product_<kind>_<epilogue>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread,
+    threads) computes out = rounded · weightsᵀ + bias, (N, O).
 
     Args:
         k: the IR builder.
         tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
             AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
             weight_scales and bias (O,) are those of `NativeLinear`, and O is a multiple of C.
-        endings: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
+        epilogues: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
             out holds; "half", which clamps to float16's range and writes float16.
     """
-    for ending in endings:
+    for epilogue in epilogues:
         for rows in range(1, tile.rows + 1):
-            with k.function(f"tile_{tile.kind}_{ending}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
+            with k.function(f"tile_{tile.kind}_{epilogue}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
                 micro_kernel = emit_float_micro_kernel if tile.is_float else _emit_integer_micro_kernel
-                micro_kernel(k, tile, rows, ending, MicroKernelArguments(*arguments))
+                micro_kernel(k, tile, rows, epilogue, MicroKernelArguments(*arguments))
         if tile.amx:
-            amx.emit_blocks(k, tile, ending)
-        _emit_product(k, tile, ending)
+            amx.emit_blocks(k, tile, epilogue)
+        _emit_product(k, tile, epilogue)
 
 
-def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit the function `product_<kind>_<ending>`, a GEMM in which each thread computes some blocks of outputs."""
+def _emit_product(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
+    """Emit the function `product_<kind>_<epilogue>`, a GEMM in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
-    with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
+    with k.function(f"product_{tile.kind}_{epilogue}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
         first, last = k.thread_range(k.build.sdiv(outputs, k.int64(tile.columns)), *share)
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
@@ -188,7 +188,7 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
                 k.element_pointer(initial_sums, column, I32),
                 k.element_pointer(weight_scales, column),
                 k.element_pointer(bias, column),
-                k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(ending)),
+                k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(epilogue)),
                 outputs,
             )
 
@@ -196,11 +196,11 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
             """Emit the multiplication with vector instructions, for when AMX is not used."""
             with k.loop(first, last) as block:
                 with k.loop(0, full_rows, tile.rows) as row:
-                    k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *arguments_at(row, block))
+                    k.call(f"tile_{tile.kind}_{epilogue}_{tile.rows}", *arguments_at(row, block))
                 for count in range(1, tile.rows):
                     has_count = k.build.icmp_signed("==", k.build.sub(rows, full_rows), k.int64(count))
                     with k.when(has_count):
-                        k.call(f"tile_{tile.kind}_{ending}_{count}", *arguments_at(full_rows, block))
+                        k.call(f"tile_{tile.kind}_{epilogue}_{count}", *arguments_at(full_rows, block))
 
         if not tile.amx:
             by_vectors()
@@ -209,14 +209,14 @@ def _emit_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
             with use_amx:
                 amx.configure(k)
                 with k.loop(first, last) as block:
-                    amx.emit_rows(k, tile, ending, rows, lambda row: arguments_at(row, block))
+                    amx.emit_rows(k, tile, epilogue, rows, lambda row: arguments_at(row, block))
                 amx.release(k)
             with use_vectors:
                 by_vectors()
 
 
 def _emit_integer_micro_kernel(
-    k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments
+    k: KernelBuilder, tile: Tile, rows: int, epilogue: str, args: MicroKernelArguments
 ) -> None:
     """Emit the micro-kernel that multiplies `rows` rows of quantized integers by one block of C outputs."""
     starts = [k.load(k.element_pointer(args.initial_sums, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
@@ -245,7 +245,7 @@ def _emit_integer_micro_kernel(
                     k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
         dequantize_and_store(
-            k, args, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
+            k, args, epilogue, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
         )
 
 

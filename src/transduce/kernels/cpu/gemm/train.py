@@ -48,7 +48,7 @@ Epilogue = Literal["bias", "add", "sum", "mix"]
 * `mix`: the sums times a factor plus another matrix times a factor, as bfloat16.
 """
 
-ENDINGS: dict[Epilogue, tuple[Any, ...]] = {
+EPILOGUE_TYPES: dict[Epilogue, tuple[Any, ...]] = {
     "bias": (I64, F32, I64, I64, I64),
     "add": (),
     "sum": (I64,),
@@ -80,7 +80,7 @@ class Gemm(NamedTuple):
     """The number of element pairs along the summed dimension (in float32, of single elements)."""
     out: Value
     """The address of the result, (rows, columns), without gaps."""
-    ending: Epilogue
+    epilogue: Epilogue
     values: tuple[Value, ...] = ()
     """The epilogue's arguments.
 
@@ -111,12 +111,12 @@ class GemmEmitter:
     splits_sums = True
     """True if `multiply` uses `Gemm.partial_sums` to split a long summed dimension."""
 
-    def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
+    def __init__(self, k: KernelBuilder, *epilogues: Epilogue) -> None:
         """Emit the functions that multiply one tile of the result, one for each epilogue and panel width."""
         self.k = k
-        for ending in endings:
+        for epilogue in epilogues:
             for width in (*self._narrow_panels(), self.layout.panel):
-                self._write_tile(ending, width // k.lanes)
+                self._write_tile(epilogue, width // k.lanes)
 
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread computes some rows of the result.
@@ -144,7 +144,7 @@ class GemmEmitter:
             low, high = (k.mul(each, tile_rows, gemm.columns) for each in (start, stop))
             with k.loop(low, high, k.lanes) as index:
                 k.store(k.splat(0.0), k.element_pointer(k.pointer(gemm.partial_sums), index))
-            part = gemm._replace(ending="sum", out=gemm.partial_sums, values=(gemm.pairs,))
+            part = gemm._replace(epilogue="sum", out=gemm.partial_sums, values=(gemm.pairs,))
             with k.loop(0, gemm.pairs, _SPAN_PAIRS) as pair:
                 span = PairRange(pair, k.minimum(k.int64(_SPAN_PAIRS), k.build.sub(gemm.pairs, pair)))
                 self._each_panel(part, lambda _: (start, stop, 1), span)
@@ -155,7 +155,7 @@ class GemmEmitter:
                     total = k.load_floats(k.pointer(gemm.partial_sums), k.add(source, column))
                     (start_value,) = self._bias(1, self._advance(gemm.values[0], column))
                     value, offset = k.build.fadd(total, start_value), k.add(target, column)
-                    self._finish(gemm.ending, value, k.pointer(gemm.out), offset, list(gemm.values))
+                    self._finish(gemm.epilogue, value, k.pointer(gemm.out), offset, list(gemm.values))
 
     def _multiply_whole(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication that sums each element of the result over the whole summed dimension at once."""
@@ -261,15 +261,15 @@ class GemmEmitter:
         `span` is the range of pairs to sum.
         """
         k, row = self.k, self._first_row(gemm, number)
-        first = k.mul(row, span.count) if gemm.ending == "add" else k.add(k.mul(row, gemm.pairs), span.first)
+        first = k.mul(row, span.count) if gemm.epilogue == "add" else k.add(k.mul(row, gemm.pairs), span.first)
         left = k.element_pointer(gemm.left, first, I32)
         panel = self._panel_from(gemm, column, width, span)
-        out_row = k.mul(number, self.layout.tile_rows) if gemm.ending == "sum" else row
+        out_row = k.mul(number, self.layout.tile_rows) if gemm.epilogue == "sum" else row
         offset = k.add(k.mul(out_row, gemm.columns), column)
-        kind = F32 if gemm.ending in ("add", "sum") else self.layout.kind
+        kind = F32 if gemm.epilogue in ("add", "sum") else self.layout.kind
         target = k.element_pointer(k.pointer(gemm.out), offset, kind)
         values = self._values_from(gemm, column, offset)
-        k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
+        k.call(tile_name(gemm.epilogue, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
     def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
         """Emit a pointer to the packed panel of `width` columns at `column`, from the first pair of `span` on."""
@@ -285,9 +285,9 @@ class GemmEmitter:
         if not gemm.values:
             return ()
         first, *rest = gemm.values
-        if gemm.ending == "sum":
+        if gemm.epilogue == "sum":
             return gemm.values
-        if gemm.ending == "mix":
+        if gemm.epilogue == "mix":
             return (self._advance(first, offset), *rest)
         *rest, positive, is_open = rest
         bits = k.build.sdiv(offset, k.int64(8))
@@ -304,10 +304,10 @@ class GemmEmitter:
 
     # --- a tile ------------------------------------------------------------------------------------------------------
 
-    def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies a row tile by `vectors` vectors of columns, with the epilogue `ending`."""
+    def _write_tile(self, epilogue: Epilogue, vectors: int) -> None:
+        """Emit the function that multiplies a row tile by `vectors` vectors of columns, with an epilogue."""
         k, tile_rows = self.k, self.layout.tile_rows
-        with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
+        with k.function(tile_name(epilogue, vectors), *TILE_TYPES, *EPILOGUE_TYPES[epilogue]) as (
             left,
             panel,
             pairs,
@@ -315,10 +315,10 @@ class GemmEmitter:
             stride,
             *values,
         ):
-            if ending in ("add", "sum"):
+            if epilogue in ("add", "sum"):
                 self._fetch(tile_rows, vectors, out, stride)
-            row_pairs = {"add": None, "sum": values[0] if values else None}.get(ending, pairs)
-            starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
+            row_pairs = {"add": None, "sum": values[0] if values else None}.get(epilogue, pairs)
+            starts = self._bias(vectors, values[0]) if epilogue == "bias" else [k.splat(0.0)] * vectors
             sums = [[k.variable(start) for start in starts] for _ in range(tile_rows)]
             with k.loop(0, pairs, _UNROLLED) as first:
                 for pair in (k.add(first, step) for step in range(_UNROLLED)):
@@ -326,22 +326,22 @@ class GemmEmitter:
             for row, row_sums in enumerate(sums):
                 for vector, total in enumerate(row_sums):
                     offset = k.add(k.mul(stride, row), vector * k.lanes)
-                    self._finish(ending, k.load_variable(total, k.splat(0.0)), out, offset, values)
+                    self._finish(epilogue, k.load_variable(total, k.splat(0.0)), out, offset, values)
 
-    def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
+    def _finish(self, epilogue: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result.
 
         `values` are the arguments of this kind of epilogue, as `Gemm.values` describes them.
         """
         k = self.k
-        if ending in ("add", "sum"):
+        if epilogue in ("add", "sum"):
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))
             return
-        if ending == "bias":
+        if epilogue == "bias":
             value = self._apply_relu_masks(self._bits_of(self._clamp_below(value, values[1])), offset, values)
             k.store(value, k.element_pointer(out, offset, self.layout.kind))
             return
-        if ending == "mix":
+        if epilogue == "mix":
             addend_address, addend_factor, sum_factor = values
             mixed = k.variable(k.build.fmul(value, k.splat(sum_factor)))
             with k.when(k.is_nonzero(addend_address)):
@@ -423,9 +423,9 @@ class GemmEmitter:
                 k.prefetch(k.element_pointer(out, k.add(k.mul(stride, row), vector * k.lanes)), to_write=True)
 
 
-def tile_name(ending: Epilogue, vectors: int) -> str:
+def tile_name(epilogue: Epilogue, vectors: int) -> str:
     """Return the name of the emitted function that multiplies a tile of this width in vectors, with this epilogue."""
-    return f"{ending}_{vectors}"
+    return f"{epilogue}_{vectors}"
 
 
 # --- float32 ---
@@ -503,16 +503,16 @@ class AmxGemmEmitter(GemmEmitter):
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
     splits_sums = False  # it splits them in its own scratch space
 
-    def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
+    def __init__(self, k: KernelBuilder, *epilogues: Epilogue) -> None:
         """Emit the functions that multiply a tile, one function for each epilogue."""
         k.features |= {"amx-tile", "amx-bf16"}
-        super().__init__(k, *endings)
+        super().__init__(k, *epilogues)
 
     @override
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication; each thread computes some rows, which it packs first unless for `mix`."""
         amx.configure(self.k)
-        if gemm.ending == "mix":
+        if gemm.epilogue == "mix":
             super().multiply(gemm, thread, threads)
         else:
             packer = self.packer(self.k, self.layout, thread, threads)
@@ -602,7 +602,7 @@ class AmxGemmEmitter(GemmEmitter):
                 last=block.tiles.last,
                 step=k.int64(1),
             )
-            k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
+            k.call(tile_name(gemm.epilogue, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     @override
     def _panel(
@@ -627,7 +627,7 @@ class AmxGemmEmitter(GemmEmitter):
             step=k.int64(step),
         )
         with k.when(k.build.icmp_signed("<", first, last)):
-            k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
+            k.call(tile_name(gemm.epilogue, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
         """Emit the arguments of the tile function that packed and unpacked rows have in common; return them by name."""
@@ -635,7 +635,7 @@ class AmxGemmEmitter(GemmEmitter):
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
             "depth": span.count,
-            "out": k.element_pointer(k.pointer(gemm.out), column, F32 if gemm.ending == "add" else I16),
+            "out": k.element_pointer(k.pointer(gemm.out), column, F32 if gemm.epilogue == "add" else I16),
             "stride": gemm.columns,
             "rows": gemm.rows,
         }
@@ -646,19 +646,19 @@ class AmxGemmEmitter(GemmEmitter):
         return ()
 
     @override
-    def _write_tile(self, ending: Epilogue, vectors: int) -> None:
+    def _write_tile(self, epilogue: Epilogue, vectors: int) -> None:
         """Emit the function that multiplies several row tiles by one packed panel of columns, with an epilogue."""
         k = self.k
-        with k.function(tile_name(ending, vectors), *PANEL_TYPES, *ENDINGS[ending]) as arguments:
+        with k.function(tile_name(epilogue, vectors), *PANEL_TYPES, *EPILOGUE_TYPES[epilogue]) as arguments:
             args, values = PanelArguments(*arguments[: len(PANEL_TYPES)]), arguments[len(PANEL_TYPES) :]
-            starts = self._bias(AMX_VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * AMX_VECTORS
+            starts = self._bias(AMX_VECTORS, values[0]) if epilogue == "bias" else [k.splat(0.0)] * AMX_VECTORS
 
             def fetch(offset: Value) -> None:
                 """Emit a prefetch of what the epilogue of a row reads, given the row's offset in the result."""
-                if ending == "add":
+                if epilogue == "add":
                     for vector in range(AMX_VECTORS):
                         k.prefetch(k.element_pointer(args.out, k.add(offset, vector * k.lanes)), to_write=True)
-                elif ending == "bias":
+                elif epilogue == "bias":
                     with k.when(k.is_nonzero(values[4])):
                         k.prefetch(k.element_pointer(k.pointer(values[4]), k.build.sdiv(offset, k.int64(8)), I8))
 
@@ -666,21 +666,21 @@ class AmxGemmEmitter(GemmEmitter):
                 """Emit the epilogue of a row of sums, given the sums and the row's offset in the result."""
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(AMX_VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
-                self._finish_row(ending, totals, args.out, offset, values)
+                self._finish_row(epilogue, totals, args.out, offset, values)
 
             emit_panels(k, args, EpilogueEmitter(fetch, finish))
 
     def _finish_row(
-        self, ending: Epilogue, totals: list[Value], out: Value, offset: Value, values: list[Value]
+        self, epilogue: Epilogue, totals: list[Value], out: Value, offset: Value, values: list[Value]
     ) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one row of a panel's columns.
 
         `totals` holds the row's sums, one vector each, and `offset` is the row's first element in the result.
         """
         k = self.k
-        if ending != "bias":
+        if epilogue != "bias":
             for vector, total in enumerate(totals):
-                self._finish(ending, total, out, k.add(offset, vector * k.lanes), values)
+                self._finish(epilogue, total, out, k.add(offset, vector * k.lanes), values)
             return
         low, high = (self._clamp_below(total, values[1]) for total in totals)
         kind = ir.VectorType(BFloat(), 2 * k.lanes)

@@ -119,8 +119,8 @@ class LinearKernelEmitter:
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
-        endings: tuple[Epilogue, ...] = ("bias", "add", "sum") if multiplier.splits_sums else ("bias", "add")
-        self.multiplier = multiplier(k, *endings)
+        epilogues: tuple[Epilogue, ...] = ("bias", "add", "sum") if multiplier.splits_sums else ("bias", "add")
+        self.multiplier = multiplier(k, *epilogues)
 
     def write(self) -> None:
         """Emit the kernels `forward`, x Wᵀ + b, and `backward`, the gradients of x, W and b.
@@ -149,7 +149,7 @@ class LinearKernelEmitter:
             columns=args.outputs,
             pairs=k.build.sdiv(args.inputs, k.int64(self.multiplier.layout.group)),
             out=args.out,
-            ending="bias",
+            epilogue="bias",
             values=(
                 args.bias,
                 k.float_from_bits(args.lower_bound),
@@ -180,7 +180,7 @@ class LinearKernelEmitter:
                 columns=args.inputs,
                 pairs=k.build.sdiv(args.outputs, k.int64(self.multiplier.layout.group)),
                 out=args.x_gradient,
-                ending="bias",
+                epilogue="bias",
                 values=(k.int64(0), k.float32(float("-inf")), args.is_nontemporal, k.int64(0), args.relu_mask),
                 scratch=args.thread_scratch,
                 partial_sums=args.partial_sums if self.multiplier.splits_sums else None,
@@ -193,7 +193,7 @@ class LinearKernelEmitter:
             columns=args.inputs,
             pairs=packer.pairs_of(args.positions),
             out=args.weight_gradient_sum,
-            ending="add",
+            epilogue="add",
             scratch=args.thread_scratch,
         )
         self.multiplier.accumulate_gradient(gemm, gradient, thread, threads)
@@ -202,7 +202,7 @@ class LinearKernelEmitter:
 # --- calls ---
 
 
-_INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
+_INPUTS_MULTIPLE = 32  # the number of inputs must be a multiple of this
 _LINE_BYTES = 64  # of a cache line
 _STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they would evict everything else
 _MANY_OUTPUTS = 1 << 13  # the summed dimension of a gradient by so many outputs is split
@@ -234,11 +234,11 @@ def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.
     tile = gemm_tile(dtype)
     if tile is None:
         return False
-    fits = inputs % _INPUTS_TOGETHER == outputs % _outputs_together(tile) == 0
+    fits = inputs % _INPUTS_MULTIPLE == outputs % _outputs_multiple(tile) == 0
     return fits and positions >= gemm_emitter_of(tile).layout.min_rows
 
 
-def _outputs_together(tile: Tile) -> int:
+def _outputs_multiple(tile: Tile) -> int:
     """Return the number that the outputs of a linear layer must be a multiple of, for GEMMs with this register tile."""
     return max(tile.lanes, gemm_emitter_of(tile).layout.row_multiple)
 
@@ -319,20 +319,20 @@ def multiply(
 
 
 def linear_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, by_x: bool, is_open: Tensor | None = None
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool, is_open: Tensor | None = None
 ) -> Tensor | None:
-    """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `by_x`, else None.
+    """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `needs_x`, else None.
 
     Args:
         gradient: of the output, (N, O), contiguous, as are x and weight, all of one dtype.
         x: (N, I).
         weight: (O, I).
         sums: tensors that the weight and bias gradients are added to.
-        by_x: True if the gradient of x is requested.
+        needs_x: True if the gradient of x is requested.
         is_open: if x is a ReLU's output, N × I bits that are set where x was positive. The result is then the gradient
             of the ReLU's input.
     """
-    result = torch.empty_like(x) if by_x else None
+    result = torch.empty_like(x) if needs_x else None
     _backward(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
     return result
 
@@ -359,13 +359,13 @@ class PackedProjection:
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
 
-    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """Write the gradient of x (N, D) to `by_x`, and add the weight's gradient to `weight_sum` (C, D), float32.
+    def backward(self, gradient: Tensor, x: Tensor, grad_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        """Write the gradient of x (N, D) to `grad_x`, and add the weight's gradient to `weight_sum` (C, D), float32.
 
-        `gradient` is that of the logits, (N, C). None for `by_x` or `weight_sum`: that gradient is not computed.
+        `gradient` is that of the logits, (N, C). None for `grad_x` or `weight_sum`: that gradient is not computed.
         """
         weight, packed = self._packed_weight(1)
-        _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
+        _backward(gradient, x, weight, grad_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
         """Return the weight that the kernel must still pack, or None, and the tensor of the packed weight.
@@ -389,8 +389,8 @@ def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjec
     tile = gemm_tile(hidden.dtype)
     if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
         return None
-    together = _outputs_together(tile)
-    columns = -(-len(weight) // together) * together
+    multiple = _outputs_multiple(tile)
+    columns = -(-len(weight) // multiple) * multiple
     fits = hidden.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
     is_supported = fits and supports_gemm_sizes(len(hidden), weight.shape[1], columns, hidden.dtype)
     return PackedProjection(weight, bias, columns) if is_supported else None
@@ -445,22 +445,22 @@ def _is_streamed(out: Tensor) -> bool:
 
 def padded_rows(rows: int, tile: Tile) -> int:
     """Return a number of rows rounded up to the multiple that a GEMM needs along its summed dimension."""
-    together = gemm_emitter_of(tile).layout.row_multiple
-    return -(-rows // together) * together
+    multiple = gemm_emitter_of(tile).layout.row_multiple
+    return -(-rows // multiple) * multiple
 
 
 def _backward(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    by_x: Tensor | None,
+    grad_x: Tensor | None,
     sums: GradientSums,
     packed_weight: Tensor,
     *,
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `backward`, which writes the gradient of x to `by_x` and adds the others to `sums`.
+    """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
 
     None for a tensor means that its gradient is not requested. `packed_weight` receives the packed weight, or holds it
     if `weight` is None. `is_open` is a ReLU's bit mask, as in `linear_backward`.
@@ -476,7 +476,7 @@ def _backward(
         x=x.data_ptr(),
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
-        x_gradient=address_of(by_x),
+        x_gradient=address_of(grad_x),
         relu_mask=address_of(is_open),
         weight_gradient_sum=address_of(sums.weight),
         bias_gradient_sum=address_of(sums.bias),
@@ -486,7 +486,7 @@ def _backward(
         packed_weight=packed_weight.data_ptr(),
         packed_x=packed_x.data_ptr(),
         thread_scratch=scratch.address,
-        is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
+        is_nontemporal=int(grad_x is not None and _is_streamed(grad_x)),
         partial_sums=partial_sums.address if outputs >= _MANY_OUTPUTS and multiplier.splits_sums else 0,
     )
     gemm_kernels(tile)["backward"].run(*arguments)

@@ -26,6 +26,7 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
+from transduce.kernels.prepacked import version_of
 
 # --- named arrays ---
 # A PyTorch allocation takes 1–3 µs however small it is, and a search has two dozen arrays. Separate allocations took
@@ -138,7 +139,9 @@ class FileRows:
         system has no /proc/self/maps (others than Linux).
         """
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
-        fits = matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and _version(matrix) == 0
+        fits = (
+            matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and version_of(matrix) == 0
+        )
         if not fits or size < _MIN_FILE_BYTES or not _MAPS.exists():
             return None
         for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
@@ -196,15 +199,10 @@ def file_rows(matrix: Tensor) -> Tensor:
         rows = _FILE_ROWS[matrix]
     if rows is None:
         return _NO_FILE
-    if _version(matrix):
+    if version_of(matrix):
         rows.numbers[_READ] = 0
     numbers: Tensor = rows.numbers
     return numbers
-
-
-def _version(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor; 0 for inference tensors, which have none."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, width: Value, scratch: Value) -> Value:
@@ -359,17 +357,17 @@ class StepList:
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
-        self._spots: list[MemoryOffset] = []
+        self._arguments: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
         """Append a kernel call to the list; each argument is a number, or a memory offset that becomes an address."""
-        self._table.append((step.address, len(self._spots)))
+        self._table.append((step.address, len(self._arguments)))
         # Base 0 has the address 0, so a plain number is an offset from it.
-        self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
+        self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
         """Return the kernel calls as `CompiledSteps`, which can be run."""
-        return CompiledSteps(self._table, self._spots)
+        return CompiledSteps(self._table, self._arguments)
 
 
 class CompiledSteps:

@@ -62,9 +62,9 @@ class Tile(NamedTuple):
 
     @property
     def zero_point(self) -> int:
-        """The zero point that is added to quantized activations, so that they are unsigned; 0 for `words`.
+        """The number that makes quantized activations unsigned when added; 0 in the format `words`, which is signed.
 
-        Only integer formats have one (KeyError for others).
+        Raises KeyError for the floating-point formats `pairs` and `floats`.
         """
         return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
 
@@ -148,45 +148,45 @@ MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, 
 """The LLVM types of the fields of `MicroKernelArguments`, in their order."""
 
 
-def output_type(ending: str) -> Any:
+def output_type(epilogue: str) -> Any:
     """Return the LLVM type of an output element: float16 for the epilogue `half`, else float32."""
-    return F16 if ending == "half" else F32
+    return F16 if epilogue == "half" else F32
 
 
 def dequantize_and_store(
-    k: KernelBuilder, args: MicroKernelArguments, ending: str, row: Value | int, sums: dict[int, Value]
+    k: KernelBuilder, args: MicroKernelArguments, epilogue: str, row: Value | int, sums: dict[int, Value]
 ) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
-    `sums` maps the index of a vector within the block to its 32-bit sums. `ending` names what `store_outputs` applies.
+    `sums` maps the index of a vector within the block to its 32-bit sums. `store_outputs` applies the epilogue.
     """
     scale = k.splat(k.load(k.element_pointer(args.scales, row)))
     for vector, total in sums.items():
         column = vector * k.lanes
         size = k.build.fmul(scale, k.load_floats(args.weight_scales, column))
         value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(args.bias, column))
-        store_outputs(k, args, ending, row, vector, value)
+        store_outputs(k, args, epilogue, row, vector, value)
 
 
 def store_outputs(
-    k: KernelBuilder, args: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
+    k: KernelBuilder, args: MicroKernelArguments, epilogue: str, row: Value | int, vector: int, value: Value
 ) -> None:
     """Emit the store of one vector of a row's outputs, with ReLU, addition or conversion as the epilogue says.
 
     Args:
         k: the IR builder.
         args: the micro-kernel's arguments.
-        ending: "store", "relu", "add" (to what `out` holds), or "half" (clamp and convert to float16).
+        epilogue: "store", "relu", "add" (to what `out` holds), or "half" (clamp and convert to float16).
         row: the row within the block.
         vector: the vector's index within the block.
         value: float32 outputs.
     """
-    target = k.element_pointer(args.out, k.add(k.mul(args.stride, row), vector * k.lanes), output_type(ending))
-    if ending == "relu":
+    target = k.element_pointer(args.out, k.add(k.mul(args.stride, row), vector * k.lanes), output_type(epilogue))
+    if epilogue == "relu":
         value = k.maximum(value, k.splat(0.0))
-    elif ending == "add":
+    elif epilogue == "add":
         value = k.build.fadd(value, k.load(target, k.floats))
-    elif ending == "half":
+    elif epilogue == "half":
         value = k.maximum(k.splat(-_MAX_HALF), value)
         value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MAX_HALF)), k.splat(_MAX_HALF), value)
         value = k.build.fptrunc(value, ir.VectorType(F16, k.lanes))

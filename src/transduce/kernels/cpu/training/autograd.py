@@ -42,24 +42,13 @@ from transduce.kernels.cpu.train_rows import (
     NormArguments,
     ScatterArguments,
     ScatterEmitter,
-    add_in_place,
     describe,
     row_kernels,
     sum_columns,
     supports_logits,
 )
-from transduce.model.backend import (
-    PLAIN_ATTENTION,
-    AttentionOptions,
-    LinearSums,
-    Rows,
-    RowSums,
-    embed_rows,
-    in_dtype_of,
-    linear_sums,
-    sum_of_gradients,
-    sum_or_zeros,
-)
+from transduce.kernels.training_executor import LinearSums, in_dtype_of, linear_sums, sum_or_zeros
+from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, Rows, add_product, sum_of_gradients
 from transduce.model.positions import Rotation
 
 # --- attention ---
@@ -154,13 +143,13 @@ class _Attend(torch.autograd.Function):
         *saved, sums = ctx.saved_tensors
         inputs = _Inputs(*saved)
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
-        by_bias = None if inputs.bias is None else torch.zeros_like(inputs.bias)
-        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory, None, by_bias)
+        grad_bias = None if inputs.bias is None else torch.zeros_like(inputs.bias)
+        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory, None, grad_bias)
         options_and_seed = (ctx.options, ctx.seed)
         _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, options_and_seed, input_gradients)
-        if by_bias is not None:
-            by_bias = by_bias[:, :, : by_bias.shape[1]].to(inputs.projected.dtype)
-        return input_gradients.projected, input_gradients.memory, None, by_bias, None
+        if grad_bias is not None:
+            grad_bias = grad_bias[:, :, : grad_bias.shape[1]].to(inputs.projected.dtype)
+        return input_gradients.projected, input_gradients.memory, None, grad_bias, None
 
 
 def padded_bias(bias: Tensor) -> Tensor:
@@ -290,16 +279,6 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Apply LayerNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
-    return residual_norm(x, weight, bias, epsilon)[1]
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Apply RMSNorm over the last dimension of x, with a compiled CPU kernel: (…, D) to (…, D)."""
-    return residual_norm(x, weight, None, epsilon)[1]
-
-
 class NormNode(torch.autograd.Function):
     """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
@@ -321,21 +300,21 @@ class NormNode(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        by_residual, by_out = gradients
-        if by_out is None:
-            return by_residual, None, None, None
+        grad_residual, grad_out = gradients
+        if grad_out is None:
+            return grad_residual, None, None, None
         x, weight, bias, sums = ctx.saved_tensors
-        by_out, by_residual = by_out.contiguous(), None if by_residual is None else by_residual.contiguous()
-        by_x = torch.empty_like(x)
-        total, by_weight = sum_or_zeros(sum_of_gradients(weight), weight)
-        bias_total, by_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
+        grad_out, grad_residual = grad_out.contiguous(), None if grad_residual is None else grad_residual.contiguous()
+        grad_x = torch.empty_like(x)
+        total, grad_weight = sum_or_zeros(sum_of_gradients(weight), weight)
+        bias_total, grad_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
             "rms_backward" if bias is None else "norm_backward",
-            (by_out, by_residual, thread_gradients, total, bias_total),
+            (grad_out, grad_residual, thread_gradients, total, bias_total),
         )
-        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
-        return by_x, in_dtype_of(weight, by_weight), None if bias is None else in_dtype_of(bias, by_bias), None
+        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, grad_x, backward_tensors)
+        return grad_x, in_dtype_of(weight, grad_weight), None if bias is None else in_dtype_of(bias, grad_bias), None
 
 
 def _run_norm(
@@ -434,23 +413,23 @@ class _Linear(torch.autograd.Function):
         rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
         x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
         gate = None if out is None else out.view_as(gradient)
-        total, by_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
-        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
+        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
         sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
         if supports_gemm(x, weight[rows]):
             if gate is not None:
                 gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
-            by_x = linear_backward(gradient, x, weight[rows], sums, by_x=needs_x)
+            grad_x = linear_backward(gradient, x, weight[rows], sums, needs_x=needs_x)
         else:
-            by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
-        by_x = None if by_x is None else by_x.view_as(x_saved)
-        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
+            grad_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, needs_x=needs_x)
+        grad_x = None if grad_x is None else grad_x.view_as(x_saved)
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
 
 
 def _backward_by_pytorch(
-    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
+    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, needs_x: bool
 ) -> Tensor | None:
-    """Compute a linear layer's gradients by PyTorch's GEMM, and return that of x, or None unless `by_x` is True.
+    """Compute a linear layer's gradients by PyTorch's GEMM, and return that of x, or None unless `needs_x` is True.
 
     The arguments are those of `train_calls.linear_backward`. `gate` is the output of the layer's ReLU: gradients are
     zero where it is not positive.
@@ -460,30 +439,14 @@ def _backward_by_pytorch(
         if sums.bias is not None:
             sums.bias.add_(columns)
     if sums.weight is not None:
-        _add_matmul(sums.weight, gradient.t(), x)
-    return gradient @ weight if by_x else None
+        add_product(sums.weight, gradient.t(), x)
+    return gradient @ weight if needs_x else None
 
 
-def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product left · right to `total` in place; `total` may be float32 although they are bfloat16."""
-    if right.dtype == total.dtype:
-        torch.addmm(total, left, right, out=total)
-    else:
-        add_in_place(total, left @ right)
-
-
-# --- embeddings ---
-# PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model
-# of 6 + 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs.
+# --- gradients of embeddings ---
+# Dense gradients of embeddings took an eighth of the time outside GEMMs, in a model of 6 + 6 layers × 512 with 8,000
+# tokens.
 # Legend: N positions, D model width, V vocabulary size.
-
-
-def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return the embeddings of token ids, int64 (…) to (…, D): rows of a weight (V, D) times `scale`.
-
-    The row `frozen_row` (that of padding) receives no gradient. Implements `backend.TrainingKernels.embed`.
-    """
-    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:

@@ -29,12 +29,9 @@ from transduce.kernels.cpu.training.autograd import (
     angles_of,
     apply_rotary,
     attend,
-    embed,
-    layer_norm,
     linear,
     padded_bias,
     residual_norm,
-    rms_norm,
     supports_attention,
     supports_linear,
     supports_rotary,
@@ -189,19 +186,19 @@ class _Layer(torch.autograd.Function):
         x, memory, angles, bias = ctx.saved_tensors
         if ctx.kept is None:
             raise RuntimeError("the backward pass of this layer was taken before: compute it again")
-        by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
-        by_memory = None if memory is None else torch.empty_like(memory)
-        by_bias = None if bias is None else torch.zeros_like(bias)
-        inputs, outputs = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        positions = map(address_of, (angles, bias, by_bias))
+        grad_out, grad_x = gradients[0].contiguous(), torch.empty_like(x)
+        grad_memory = None if memory is None else torch.empty_like(memory)
+        grad_bias = None if bias is None else torch.zeros_like(bias)
+        inputs, outputs = map(address_of, (x, memory)), map(address_of, (grad_out, grad_x, grad_memory))
+        positions = map(address_of, (angles, bias, grad_bias))
         scratch = process_stack().allocate(ctx.plan.backward_scratch_bytes)
         ctx.plan.backward.run(
             [0, *inputs, 0, ctx.kept.address, scratch.address, *outputs, *positions, *ctx.own], ctx.plan.threads
         )
         scratch.free()
         ctx.kept = None
-        by_bias = None if by_bias is None else by_bias[:, :, : by_bias.shape[1]].to(x.dtype)
-        return None, None, by_x, by_memory, by_bias, *[None] * ctx.count
+        grad_bias = None if grad_bias is None else grad_bias[:, :, : grad_bias.shape[1]].to(x.dtype)
+        return None, None, grad_x, grad_memory, grad_bias, *[None] * ctx.count
 
 
 def _shape_of(
@@ -276,13 +273,10 @@ class NativeTraining:
     attend = staticmethod(attend)
     supports_rows = staticmethod(supports_rows)
     dropout_add = staticmethod(dropout_add)
-    layer_norm = staticmethod(layer_norm)
-    rms_norm = staticmethod(rms_norm)
     residual_norm = staticmethod(residual_norm)
     run_layer = staticmethod(run_layer)
     supports_rotary = staticmethod(supports_rotary)
     apply_rotary = staticmethod(apply_rotary)
-    embed = staticmethod(embed)
     add_rows_in_place = staticmethod(add_rows_in_place)
     supports_linear = staticmethod(supports_linear)
     linear = staticmethod(linear)

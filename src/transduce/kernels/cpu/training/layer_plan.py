@@ -48,7 +48,7 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 class Base(IntEnum):
     """An enumeration of the base addresses, passed at each run, to which a layer plan's memory offsets are relative."""
 
-    NOWHERE = 0
+    ZERO = 0
     """Address 0, for arguments that are plain numbers."""
     X = 1
     """The layer's input, (B, T, D)."""
@@ -60,17 +60,17 @@ class Base(IntEnum):
     """The memory block that the forward pass fills with what the backward pass needs."""
     TEMPORARY = 5
     """The scratch space of the forward pass or of the backward pass, which nothing else reads afterwards."""
-    BY_OUT = 6
+    GRAD_OUT = 6
     """The gradient with respect to the layer's output, (B, T, D), from which the backward pass starts."""
-    BY_X = 7
+    GRAD_X = 7
     """The gradient with respect to the layer's input, (B, T, D), which the backward pass writes."""
-    BY_MEMORY = 8
+    GRAD_MEMORY = 8
     """The gradient with respect to the encoder output, (B, S, D), which the backward pass writes."""
     ANGLES = 9
     """The float32 cosines, then sines, of each position, (T, K); address 0 without rotary positions."""
     BIAS = 10
     """The float32 bias of the self-attention's scores, as `padded_bias` returns it; address 0 if there is none."""
-    BY_BIAS = 11
+    GRAD_BIAS = 11
     """The gradient with respect to that bias, to which the backward pass adds; address 0 if there is none."""
     SUBLAYERS = 12
     """The first base address of the layer's first sub-layer; each sub-layer has `SublayerBase.COUNT` of them."""
@@ -200,12 +200,12 @@ class LayerPlan:
             x = out
         for sublayer, following in itertools.pairwise(sublayers):
             following.input_of = None if sublayer.keeps_output else sublayer
-        gradient = MemoryOffset(Base.BY_OUT)
+        gradient = MemoryOffset(Base.GRAD_OUT)
         for sublayer in reversed(sublayers):
-            by_x = MemoryOffset(Base.BY_X) if sublayer is sublayers[0] else scratch_back.allocate(sublayer.bytes)
-            sublayer.emit_backward(_Writer(sublayer, backward, scratch_back), gradient, by_x)
+            grad_x = MemoryOffset(Base.GRAD_X) if sublayer is sublayers[0] else scratch_back.allocate(sublayer.bytes)
+            sublayer.emit_backward(_Writer(sublayer, backward, scratch_back), gradient, grad_x)
             scratch_back.free([gradient])
-            gradient = by_x
+            gradient = grad_x
         self.threads = shape.threads
         """The number of threads that the scratch space suffices for, and that the calls run on."""
         self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
@@ -307,27 +307,27 @@ class _PlannedSublayer:
         if self.shape.inner_drop_256ths:
             w.drop_inner(out)
 
-    def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
+    def emit_backward(self, w: "_Writer", grad_out: MemoryOffset, grad_x: MemoryOffset) -> None:
         """Append the backward kernel calls of a sub-layer, for the gradients of x, parameters and encoder output."""
         shape, scratch = self.shape, w.scratch
-        by_sum = by_out
+        grad_sum = grad_out
         if not shape.norm_is_before:
-            by_sum = scratch.allocate(self.bytes)
-            w.norm_backward(self.sum, self.norm_sums, by_out, None, by_sum)
-        by_added = by_sum
+            grad_sum = scratch.allocate(self.bytes)
+            w.norm_backward(self.sum, self.norm_sums, grad_out, None, grad_sum)
+        grad_added = grad_sum
         if shape.drop_256ths:
-            by_added = scratch.allocate(self.bytes)
-            w.drop(by_sum, None, by_added)
-        by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
+            grad_added = scratch.allocate(self.bytes)
+            w.drop(grad_sum, None, grad_added)
+        grad_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
         inner = self.inner
         if not shape.heads and not self.keeps_inner:
             inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
             self._activate(w, inner)
-        w.gemm_backward(inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
+        w.gemm_backward(inner, self.rows, self.last, grad_added, grad_inner, is_open=self.positive)
         scratch.free([inner])
-        if by_added != by_sum:
-            scratch.free([by_added])
-        by_before = scratch.allocate(self.bytes)
+        if grad_added != grad_sum:
+            scratch.free([grad_added])
+        grad_before = scratch.allocate(self.bytes)
         sublayer_input = self.before
         if shape.norm_is_before and not self.keeps_norm_output:
             sublayer_input = scratch.allocate(self.bytes)
@@ -335,48 +335,52 @@ class _PlannedSublayer:
         if self.input_of is not None:
             sublayer_input, before = scratch.allocate(self.bytes), self.input_of
             _Writer(before, w.steps, scratch).norm(before.sum, before.norm_sums, sublayer_input)
-        (self._attend_backward if shape.heads else self._feed_forward_backward)(w, sublayer_input, by_inner, by_before)
+        (self._attend_backward if shape.heads else self._feed_forward_backward)(
+            w, sublayer_input, grad_inner, grad_before
+        )
         scratch.free([sublayer_input])
         if shape.norm_is_before:
-            w.norm_backward(self.x, self.norm_sums, by_before, by_sum, by_x)
+            w.norm_backward(self.x, self.norm_sums, grad_before, grad_sum, grad_x)
         else:
-            w.add(by_before, by_sum, by_x)
-            scratch.free([by_sum])
-        scratch.free([by_before])
+            w.add(grad_before, grad_sum, grad_x)
+            scratch.free([grad_sum])
+        scratch.free([grad_before])
 
-    def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward kernel calls of attention, then of its projections: the gradient of x goes to `by_x`."""
+    def _attend_backward(self, w: "_Writer", x: MemoryOffset, grad_inner: MemoryOffset, grad_x: MemoryOffset) -> None:
+        """Append the backward kernel calls of attention, then of its projections; `grad_x` gets that of x."""
         inner, projected, reads_memory = self.shape.inner, self.shape.projected, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else projected)
-        by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
+        grad_projected = grad_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
         if reads_memory:
-            by_memory = w.scratch.allocate(self.memory_rows * (projected - inner) * self.item_bytes)
-        w.attend_backward(by_inner, by_projected, by_memory)
-        w.scratch.free([by_inner])
+            grad_memory = w.scratch.allocate(self.memory_rows * (projected - inner) * self.item_bytes)
+        w.attend_backward(grad_inner, grad_projected, grad_memory)
+        w.scratch.free([grad_inner])
         if reads_memory:
             memory_rows = self._first(inner, projected)
             w.gemm_backward(
-                MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, by_memory, MemoryOffset(Base.BY_MEMORY)
+                MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, grad_memory, MemoryOffset(Base.GRAD_MEMORY)
             )
-            w.scratch.free([by_memory])
+            w.scratch.free([grad_memory])
         if self.shape.rotary is not None:
-            w.rotate(by_projected, direction=-1.0)
-        w.gemm_backward(x, self.rows, query_rows, by_projected, by_x)
-        w.scratch.free([by_projected])
+            w.rotate(grad_projected, direction=-1.0)
+        w.gemm_backward(x, self.rows, query_rows, grad_projected, grad_x)
+        w.scratch.free([grad_projected])
 
-    def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
+    def _feed_forward_backward(
+        self, w: "_Writer", x: MemoryOffset, grad_inner: MemoryOffset, grad_x: MemoryOffset
+    ) -> None:
         """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
-        shape, by_projected = self.shape, by_inner
+        shape, grad_projected = self.shape, grad_inner
         if shape.inner_drop_256ths:
-            w.drop_inner(by_inner)
+            w.drop_inner(grad_inner)
         if not shape.is_relu:
             if shape.projected > shape.inner:
-                by_projected = w.scratch.allocate(self.rows * shape.projected * self.item_bytes)
-            w.activate(self.projected, by_projected, by_inner)
-            if by_projected != by_inner:
-                w.scratch.free([by_inner])
-        w.gemm_backward(x, self.rows, self._first(0, shape.projected), by_projected, by_x)
-        w.scratch.free([by_projected])
+                grad_projected = w.scratch.allocate(self.rows * shape.projected * self.item_bytes)
+            w.activate(self.projected, grad_projected, grad_inner)
+            if grad_projected != grad_inner:
+                w.scratch.free([grad_inner])
+        w.gemm_backward(x, self.rows, self._first(0, shape.projected), grad_projected, grad_x)
+        w.scratch.free([grad_projected])
 
 
 class _Writer:
@@ -479,13 +483,13 @@ class _Writer:
         rows: int,
         matrix: _Matrix,
         gradient: MemoryOffset,
-        by_x: MemoryOffset,
+        grad_x: MemoryOffset,
         *,
         is_open: MemoryOffset | None = None,
     ) -> None:
         """Append a call of the kernel that computes a linear layer's backward pass from `gradient`, that of its output.
 
-        The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0, and adds the weight and bias
+        The kernel writes the gradient of x to `grad_x`, zero where bits of `is_open` are 0. It adds the weight and bias
         gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
@@ -498,7 +502,7 @@ class _Writer:
             x=x,
             weight=weight,
             gradient=gradient,
-            x_gradient=by_x,
+            x_gradient=grad_x,
             relu_mask=is_open or 0,
             weight_gradient_sum=_gradient_sum_of(weight, item_bytes),
             bias_gradient_sum=_gradient_sum_of(bias, item_bytes) if bias else 0,
@@ -544,9 +548,11 @@ class _Writer:
         """Append a call of the attention kernel, from projected queries, keys and values to the output `context`."""
         self._attend("attend", context, None)
 
-    def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
+    def attend_backward(
+        self, grad_context: MemoryOffset, grad_projected: MemoryOffset, grad_memory: MemoryOffset
+    ) -> None:
         """Append a call of the kernel that computes the gradients of attention's queries, keys and values."""
-        self._attend("attend_backward", by_context, (by_projected, by_memory))
+        self._attend("attend_backward", grad_context, (grad_projected, grad_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
         """Append a call of the attention kernel `attend`, or of `attend_backward`, which writes the `gradients`."""
@@ -572,7 +578,7 @@ class _Writer:
             seed=sublayer.base_offset(SublayerBase.INNER_SEED),
             drop_256ths=shape.inner_drop_256ths,
             bias=MemoryOffset(Base.BIAS) if shape.is_biased else 0,
-            bias_gradient=MemoryOffset(Base.BY_BIAS) if shape.is_biased else 0,
+            bias_gradient=MemoryOffset(Base.GRAD_BIAS) if shape.is_biased else 0,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])

@@ -51,28 +51,28 @@ class UpdateArguments(NamedTuple):
 
     This number and those of the next fields are the bits of a float32, unless stated otherwise.
     """
-    first: Any
-    """Address of the first moments (running means of gradients), which are updated; for `adam` only."""
-    second: Any
-    """Address of the second moments (running means of squares), which are updated; for `adam` only."""
-    factor: Any
-    """The factor that the gradient is multiplied by first, such as that of clipping; for `adam` only."""
-    beta1: Any
-    """Adam's β1, the decay of the first moment; for `adam` only."""
-    beta2: Any
-    """Adam's β2, the decay of the second moment; for `adam` only."""
     rate: Any
     """The learning rate; for `adam` divided by 1 - β1^t, with t the number of the update."""
-    inverse_root: Any
+    first: Any = 0
+    """Address of the first moments (running means of gradients), which are updated; for `adam` only."""
+    second: Any = 0
+    """Address of the second moments (running means of squares), which are updated; for `adam` only."""
+    factor: Any = 0
+    """The factor that the gradient is multiplied by first, such as that of clipping; for `adam` only."""
+    beta1: Any = 0
+    """Adam's β1, the decay of the first moment; for `adam` only."""
+    beta2: Any = 0
+    """Adam's β2, the decay of the second moment; for `adam` only."""
+    inverse_root: Any = 0
     """1 / √(1 - β2^t), with t the number of the update; for `adam` only."""
-    epsilon: Any
+    epsilon: Any = 0
     """Adam's ε, which is added to the divisor; for `adam` only."""
-    update: Any
-    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
-    has_bfloat16_move: Any
-    """Not 0 if `update` is bfloat16; for `apply` only."""
-    shrink: Any
-    """The factor that the parameters are multiplied by before `update` is subtracted; for `apply` only."""
+    move: Any = 0
+    """Address of a vector that is subtracted from the parameters, times the rate; for `apply` only."""
+    is_bfloat16: Any = 0
+    """Not 0 if `move` is bfloat16, else it is float32; for `apply` only."""
+    shrink: Any = 0
+    """The factor that the parameters are multiplied by before `move` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -84,7 +84,7 @@ class MomentumArguments(NamedTuple):
     """Address of the momentum, which is updated."""
     out: Any
     """Address of the direction of the update, as output, float32 or bfloat16."""
-    is_narrow: Any
+    is_bfloat16: Any
     """Not 0 if `out` is bfloat16."""
     count: Any
     """The number of elements of each vector."""
@@ -104,7 +104,7 @@ class UpdateEmitter:
         self.k = k
 
     def write(self) -> None:
-        """Emit the three optimizer kernels: `adam`, `apply` (subtract an update from the parameters) and `momentum`."""
+        """Emit the three optimizer kernels: `adam`, `apply` (subtract a vector from the parameters) and `momentum`."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._apply_update)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
@@ -142,10 +142,10 @@ class UpdateEmitter:
         gradient = k.build.fmul(self._load(args.gradient, number, inside), self._splat_float(args.factor))
         momentum = self._update_moment(args.momentum, args.decay, gradient, number, inside)
         ahead = k.madd(self._splat_float(args.decay), k.build.fsub(momentum, gradient), gradient)
-        with k.build.if_else(k.is_nonzero(args.is_narrow)) as (narrow, wide):
-            with narrow:
+        with k.build.if_else(k.is_nonzero(args.is_bfloat16)) as (to_bfloat16, to_float32):
+            with to_bfloat16:
                 self._store(ahead, args.out, number, inside, I16)
-            with wide:
+            with to_float32:
                 self._store(ahead, args.out, number, inside)
 
     def _update(
@@ -174,25 +174,19 @@ class UpdateEmitter:
             self._store(master, args.bfloat16_copy, number, inside, I16)
 
     def _apply_update(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · update for one SIMD vector of weights, and return the new weights.
-
-        If there is no `update` (address 0), the weights remain as they are, without the factor `shrink`.
-        """
+        """Emit the update master · shrink - rate · move for one SIMD vector of weights, and return the new weights."""
         k = self.k
-        before = self._load(args.master, number, inside)
-        master, shrunk = k.variable(before), k.build.fmul(before, self._splat_float(args.shrink))
-        rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
-        has_move, is_narrow = (
-            k.build.icmp_signed("!=", each, k.int64(0)) for each in (args.update, args.has_bfloat16_move)
-        )
-        with k.when(has_move), k.build.if_else(is_narrow) as (narrow, wide):
-            for branch, kind in ((narrow, I16), (wide, F32)):
+        shrunk = k.build.fmul(self._load(args.master, number, inside), self._splat_float(args.shrink))
+        negative_rate = k.build.fsub(k.splat(0.0), self._splat_float(args.rate))
+        result = k.variable(shrunk)
+        with k.build.if_else(k.is_nonzero(args.is_bfloat16)) as (from_bfloat16, from_float32):
+            for branch, kind in ((from_bfloat16, I16), (from_float32, F32)):
                 with branch:
-                    update = k.load_as_float32(k.pointer(args.update), number, kind, mask=inside)
-                    new_master = k.madd(rate, update, shrunk)
-                    k.store(new_master, master)
-                    self._store(new_master, args.master, number, inside)
-        return k.load_variable(master, rate)
+                    move = k.load_as_float32(k.pointer(args.move), number, kind, mask=inside)
+                    k.store(k.madd(negative_rate, move, shrunk), result)
+        master = k.load_variable(result, shrunk)
+        self._store(master, args.master, number, inside)
+        return master
 
     def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
         """Emit Adam's update of the moments and the master weights for one SIMD vector, and return the new weights."""
@@ -235,7 +229,7 @@ class UpdateEmitter:
 # --- calls ---
 
 
-_WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
+_FLOAT32, _BFLOAT16 = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
@@ -255,7 +249,11 @@ def update_by_adam(
     Implements `backend.TrainingKernels.update_by_adam`, which describes the arguments. Raises ValueError if the vectors
     do not fit together.
     """
-    _run("adam", vectors, average_decay, moments, numbers)
+    for moment in moments:
+        _check(moment, vectors.master.numel())
+    first, second = (moment.data_ptr() for moment in moments)
+    scalars = {name: float_bits(number) for name, number in numbers._asdict().items()}
+    _run("adam", vectors, average_decay, first=first, second=second, **scalars)
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
@@ -265,12 +263,12 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     vectors do not fit together.
     """
     for vector in (gradient, momentum, out):
-        _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
+        _check(vector, gradient.numel(), kinds=_FLOAT32 + _BFLOAT16 if vector is out else _FLOAT32)
     arguments = MomentumArguments(
         gradient=gradient.data_ptr(),
         momentum=momentum.data_ptr(),
         out=out.data_ptr(),
-        is_narrow=int(out.dtype == torch.bfloat16),
+        is_bfloat16=int(out.dtype == torch.bfloat16),
         count=gradient.numel(),
         factor=float_bits(factor),
         decay=float_bits(decay),
@@ -278,60 +276,41 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
     _kernels(require_integer_tile())["momentum"].run(*arguments)
 
 
-def apply_update(
-    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
-) -> None:
+def apply_update(vectors: UpdatedVectors, average_decay: float, move: Tensor, rate: float, shrink: float) -> None:
     """Replace the parameters by parameters × shrink - rate × move, and refresh their moving average and bfloat16 copy.
 
-    Without `move` the parameters stay as they are. The gradients are set to zero. Implements
-    `backend.TrainingKernels.apply_update`, and raises ValueError if the vectors do not fit together.
+    The gradients are set to zero. Implements `backend.TrainingKernels.apply_update`, and raises ValueError if the
+    vectors do not fit together.
     """
-    if move is not None:
-        _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
-    nothing = AdamScalars(*[0.0] * len(AdamScalars._fields))._replace(rate=rate)
-    _run("apply", vectors, average_decay, (), nothing, move=move, shrink=shrink)
+    _check(move, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
+    scalars = {"rate": float_bits(rate), "shrink": float_bits(shrink), "is_bfloat16": int(move.dtype == torch.bfloat16)}
+    _run("apply", vectors, average_decay, move=move.data_ptr(), **scalars)
 
 
-def _run(
-    name: str,
-    vectors: UpdatedVectors,
-    average_decay: float,
-    moments: tuple[Tensor, ...],
-    numbers: AdamScalars,
-    *,
-    move: Tensor | None = None,
-    shrink: float = 1.0,
-) -> None:
+def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
     """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
 
-    `moments` are Adam's two moments, or empty for `apply`; `move` and `shrink` are used by `apply` only. Raises
-    ValueError if lengths or dtypes do not fit together.
+    `arguments` are those of the kernel alone. Raises ValueError if lengths or dtypes do not fit together.
     """
-    count, bfloat16_copy = vectors.master.numel(), vectors.working
-    for vector in (*vectors[:3], *moments):
+    count = vectors.master.numel()
+    for vector in vectors[:3]:
         if vector is not None:
             _check(vector, count)
-    if bfloat16_copy is not None:
-        _check(bfloat16_copy, count, kinds=_NARROW)
-    first, second = (moment.data_ptr() for moment in moments) if moments else (0, 0)
-    arguments = UpdateArguments(
+    if vectors.working is not None:
+        _check(vectors.working, count, kinds=_BFLOAT16)
+    common = UpdateArguments(
         master=vectors.master.data_ptr(),
         gradient=vectors.gradient.data_ptr(),
         average=address_of(vectors.average),
-        bfloat16_copy=address_of(bfloat16_copy),
+        bfloat16_copy=address_of(vectors.working),
         count=count,
         average_decay=float_bits(average_decay),
-        first=first,
-        second=second,
-        update=address_of(move),
-        has_bfloat16_move=int(move is not None and move.dtype == torch.bfloat16),
-        shrink=float_bits(shrink),
-        **{field: float_bits(number) for field, number in numbers._asdict().items()},
+        rate=0,
     )
-    _kernels(require_integer_tile())[name].run(*arguments)
+    _kernels(require_integer_tile())[name].run(*common._replace(**arguments))
 
 
-def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE) -> None:
+def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOAT32) -> None:
     """Raise ValueError unless a vector has `count` elements, one of the dtypes `kinds`, and contiguous memory."""
     if vector.numel() != count or vector.dtype not in kinds or not vector.is_contiguous():
         raise ValueError(f"{vector.dtype} {tuple(vector.shape)} beside {count} parameters")
@@ -634,7 +613,7 @@ class OrthogonalizeEmitter:
             columns=columns,
             pairs=k.build.sdiv(inner, k.int64(2)),
             out=out,
-            ending="mix",
+            epilogue="mix",
             values=mixture,
         )
 
@@ -698,7 +677,7 @@ class OrthogonalizeEmitter:
 # --- calls ---
 
 
-_TOGETHER = 32  # the numbers of rows and columns must be multiples of this
+_MULTIPLE = 32  # the numbers of rows and columns must be multiples of this
 _MARGIN = 1.01  # safety factor for rounding: the polynomials grow fast beyond 1
 _MOST = 1e15  # limit on ‖x xᵀ‖ and its inverse, whose squares must fit in float32
 _BYTES = 2  # of an element
@@ -714,7 +693,7 @@ def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
 
 def _supports_matrix(matrix: Tensor) -> bool:
     """Return whether `orthogonalize_in_place` supports a matrix, by its dtype, device, size and memory layout."""
-    fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
+    fits = matrix.shape[0] % _MULTIPLE == matrix.shape[1] % _MULTIPLE == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
 

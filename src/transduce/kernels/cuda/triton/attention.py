@@ -73,7 +73,7 @@ def attend(
 
 @triton.jit
 def attend_backward(
-    query, key, value, by_out, by_query, by_key, by_value, query_starts, query_counts, key_starts, key_counts,
+    query, key, value, grad_out, grad_query, grad_key, grad_value, query_starts, query_counts, key_starts, key_counts,
     query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -91,18 +91,18 @@ def attend_backward(
     q = _load(query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride)
     k = _load(key + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride)
     v = _load(value + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride)
-    by_context = _load(by_out + first_query * out_stride + head * WIDTH, rows, lanes, num_queries, out_stride)
+    grad_context = _load(grad_out + first_query * out_stride + head * WIDTH, rows, lanes, num_queries, out_stride)
     weights = _weights(_scores(q, k, rows, columns, num_keys, scale, CAUSAL))
-    # Rows behind the last query are zero in by_context, so they add nothing to any key's gradient.
-    by_v = tl.dot(tl.trans(weights.to(v.dtype)), by_context, input_precision="ieee")
-    by_weights = tl.dot(by_context, tl.trans(v), input_precision="ieee")
-    by_scores = weights * (by_weights - tl.sum(weights * by_weights, axis=1)[:, None]) * scale
-    by_scores = by_scores.to(q.dtype)
-    by_q = tl.dot(by_scores, k, input_precision="ieee")
-    by_k = tl.dot(tl.trans(by_scores), q, input_precision="ieee")
-    _store(by_query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride, by_q)
-    _store(by_key + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, by_k)
-    _store(by_value + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, by_v)
+    # Rows behind the last query are zero in grad_context, so they add nothing to any key's gradient.
+    grad_v = tl.dot(tl.trans(weights.to(v.dtype)), grad_context, input_precision="ieee")
+    grad_weights = tl.dot(grad_context, tl.trans(v), input_precision="ieee")
+    grad_scores = weights * (grad_weights - tl.sum(weights * grad_weights, axis=1)[:, None]) * scale
+    grad_scores = grad_scores.to(q.dtype)
+    grad_q = tl.dot(grad_scores, k, input_precision="ieee")
+    grad_k = tl.dot(tl.trans(grad_scores), q, input_precision="ieee")
+    _store(grad_query + first_query * query_stride + head * WIDTH, rows, lanes, num_queries, query_stride, grad_q)
+    _store(grad_key + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, grad_k)
+    _store(grad_value + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, grad_v)
 
 
 # --- attention of a decoding step ---

@@ -137,13 +137,13 @@ def norm(
 
 @triton.jit
 def norm_backward(
-    x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
+    x, weight, grad_out, grad_kept, means, roots, grad_x, grad_weight, grad_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a norm's input x, and add the weight and bias gradients to their sums at the end.
 
-    Each program processes several blocks of rows. With KEPT, `by_kept` is added to the gradient of x. RMSNorm (without
-    CENTERED) has no bias.
+    Each program processes several blocks of rows. With KEPT, `grad_kept` is added to the gradient of x. RMSNorm
+    (without CENTERED) has no bias.
     """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -155,24 +155,24 @@ def norm_backward(
         exist = (rows < count)[:, None] & inside[None, :]
         offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
         values = tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32)
-        by_y = tl.load(by_out + offsets, mask=exist, other=0.0).to(tl.float32)
+        grad_y = tl.load(grad_out + offsets, mask=exist, other=0.0).to(tl.float32)
         root = tl.load(roots + rows, mask=rows < count, other=0.0)[:, None]
         if CENTERED:
             values = values - tl.load(means + rows, mask=rows < count, other=0.0)[:, None]
         unit = tl.where(exist, values * root, 0.0)
-        weight_sum += by_y * unit
-        by_unit = by_y * factors
-        change = by_unit - unit * (tl.sum(by_unit * unit, axis=1) / width)[:, None]
+        weight_sum += grad_y * unit
+        grad_unit = grad_y * factors
+        change = grad_unit - unit * (tl.sum(grad_unit * unit, axis=1) / width)[:, None]
         if CENTERED:
-            bias_sum += by_y
-            change -= (tl.sum(by_unit, axis=1) / width)[:, None]
+            bias_sum += grad_y
+            change -= (tl.sum(grad_unit, axis=1) / width)[:, None]
         change *= root
         if KEPT:
-            change += tl.load(by_kept + offsets, mask=exist, other=0.0).to(tl.float32)
-        tl.store(by_x + offsets, change.to(by_x.dtype.element_ty), mask=exist)
-    tl.atomic_add(by_weight + lanes, tl.sum(weight_sum, axis=0), mask=inside)
+            change += tl.load(grad_kept + offsets, mask=exist, other=0.0).to(tl.float32)
+        tl.store(grad_x + offsets, change.to(grad_x.dtype.element_ty), mask=exist)
+    tl.atomic_add(grad_weight + lanes, tl.sum(weight_sum, axis=0), mask=inside)
     if CENTERED:
-        tl.atomic_add(by_bias + lanes, tl.sum(bias_sum, axis=0), mask=inside)
+        tl.atomic_add(grad_bias + lanes, tl.sum(bias_sum, axis=0), mask=inside)
 
 
 @triton.jit
@@ -266,14 +266,13 @@ def adam(
 @triton.jit
 def apply_update(
     master, gradient, average, working, move, count, rate, kept,
-    HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract rate × move, if passed, from a block of master weights; refresh moving average and bfloat16 copy."""
+    """Subtract rate × move from a block of master weights; refresh moving average and bfloat16 copy."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     values = tl.load(master + offsets, mask=exist, other=0.0)
-    if HAS_MOVE:
-        values -= rate * tl.load(move + offsets, mask=exist, other=0.0).to(tl.float32)
+    values -= rate * tl.load(move + offsets, mask=exist, other=0.0).to(tl.float32)
     _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 

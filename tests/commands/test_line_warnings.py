@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import transduce
+from transduce.commands.line_warnings import LineWarnings, UnknownLetters, unknown_letters
 from transduce.commands.main import main
-from transduce.inference.line_warnings import LineWarnings, UnknownLetters, unknown_letters
 from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.translation import Alternative, Translation
 from transduce.text import CorpusFiles, TokenizerSettings, read_pairs
@@ -70,7 +70,7 @@ def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
     )
 
 
-def test_the_command_warns_and_translates_all_the_same(
+def test_translate_warns_about_lines_and_still_translates_them(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     options = ["--device", "cpu", "--threads", "1", "--precision", "fp32", "--max-length", "12"]

@@ -44,7 +44,7 @@ class LineWarnings:
         unknown_characters: Callable[[str], UnknownLetters] | None = None,
         noun: str = "line",
     ) -> None:
-        """Create a collector that has no line numbers yet.
+        """Create an empty collector of the numbers of lines whose translation has a problem.
 
         Args:
             source_language: language code of the source; None: unknown.
@@ -231,7 +231,7 @@ def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
     """
 
     def has_bytes(text: str) -> bool:
-        return any(byte_of(piece) is not None for piece in vocabulary.token_texts(vocabulary.encode(text)))
+        return any(byte_of(token) is not None for token in vocabulary.token_texts(vocabulary.encode(text)))
 
     is_spelled_in_bytes = cache(has_bytes)
 
