@@ -672,7 +672,9 @@ def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     can translate if its chrF is high or a tenth of its lines equal their references.
     """
     bleu, chrf = mean_scores(reports)
-    exact = sum(each.exact_match for each in reports.values()) / sum(each.sentences for each in reports.values())
+    exact = sum(each.exact_match for each in reports.values()) / max(
+        1, sum(each.sentences for each in reports.values())
+    )
     return bleu if bleu < MIN_BLEU and chrf < MIN_CHRF and exact < _MIN_EXACT else None
 
 
