@@ -544,8 +544,11 @@ class TranslationKind(TextKind):
             self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
+            weakness=None
+            if (low := low_bleu(reports)) is None
+            else f"The model cannot translate yet: its BLEU of {low:.2f} is below 1.",
         )
-        return msgspec.structs.replace(outcome, search=search if chosen else None, low_bleu=low_bleu(reports))
+        return msgspec.structs.replace(outcome, search=search if chosen else None)
 
 
 def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
