@@ -50,7 +50,7 @@ class GatedModel:
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.glossary = glossary
-        self.reads_context = False
+        self.context_before = 0
         self.steps = steps
         self.steps_run = 0
         """Number of decoding steps of all batches."""

@@ -1,11 +1,13 @@
 """Test `transduce generate`, from options to text."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from transduce.commands.main import main
+from transduce.inference.generator import load_generator
 from transduce.tasks.train import train
 
 
@@ -128,3 +130,29 @@ def test_a_translation_model_is_refused(trained: Path, capsys: pytest.CaptureFix
     message = capsys.readouterr().err
     assert "is of the kind `transformer`, but a language model" in message
     assert "`transduce translate` uses it" in message
+
+
+def test_score_prints_the_log_probability_of_each_line_of_a_text(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["abc abd", "", "bad"]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts), "utf-8")
+    command = ["score", str(model), "--source", str(tmp_path / "texts.txt"), "--device", "cpu"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    scores = [load_generator(model, device="cpu").score(text) for text in texts]
+    assert [float(line) for line in captured.out.splitlines()] == pytest.approx([-each.nats for each in scores], 1e-4)
+    bits = sum(each.nats for each in scores) / math.log(2) / sum(map(len, texts))
+    assert f"3 lines, {sum(each.tokens for each in scores)} tokens, " in captured.err
+    assert f", {bits:.3f} bits per character" in captured.err
+    for options, message in (
+        (["--target", "x"], "`--target` is for translations"),
+        (["--length-penalty", "1"], "without `--length-penalty`"),
+    ):
+        assert main([*command, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_score_of_a_translation_model_needs_translations(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(trained), "--source", "x"]) == 2
+    assert "other models score translations: name their file by `--target`" in capsys.readouterr().err

@@ -160,3 +160,9 @@ def test_lengths_out_of_range_are_refused(settings: dict[str, int], message: str
 def test_the_past_is_four_horizons_where_nothing_is_set() -> None:
     assert SeriesSettings(horizon=6).past_points == 24
     assert SeriesSettings(horizon=6, past=7).past_points == 7
+
+
+def test_the_past_has_at_least_the_season_that_is_set() -> None:
+    assert SeriesSettings(horizon=24).past_points == 96
+    assert SeriesSettings(horizon=24, season=168).past_points == 168
+    assert SeriesSettings(horizon=24, season=168, past=200).past_points == 200

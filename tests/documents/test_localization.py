@@ -130,6 +130,22 @@ def test_flags_of_an_obsolete_entry_are_not_the_next_entrys() -> None:
     assert translated(source, "a.po", mark_fuzzy=True) == expected
 
 
+def test_segments_of_a_source_stay_segments_of_its_translation() -> None:
+    """Tools of translators find a translation by the segments of `seg-source`, each in a `mrk` with its number."""
+    segments = '<mrk mtype="seg" mid="1">one <g id="5">two</g></mrk> <mrk mtype="seg" mid="2">three &lt;</mrk>'
+    source = (
+        f'<xliff version="1.2"><file><body><trans-unit id="1"><source>x</source><seg-source>{segments}</seg-source>'
+    )
+    empty = '<target><mrk mtype="seg" mid="1"/> <mrk mtype="seg" mid="2"/></target>'
+    end = "</trans-unit></body></file></xliff>"
+    document = read_document("a.xlf", f"{source}{empty}{end}".encode(), DocumentSettings(), Limits())
+    assert [unit.kind for unit in document.units] == ["xml", "text"]
+    assert document.units[1].text == "three <"
+    expected = segments.replace("three &lt;", "three &lt;!")
+    for target in (empty, "", "<target/>"):
+        assert translated(f"{source}{target}{end}", "a.xlf") == f"{source}<target>{expected}</target>{end}"
+
+
 def test_long_translations_are_wrapped_as_gettext_does() -> None:
     text = "some words " * 10 + "at the end.\nAnother line"
     header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"'

@@ -104,6 +104,17 @@ def test_the_command_translates_text_in_other_encodings(
     assert capsys.readouterr().out.split() == f"{lines[1]} {lines[4]}".split()
 
 
+def test_the_command_counts_the_terms_of_a_document(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, terms = tmp_path / "a.md", tmp_path / "terms.tsv"
+    source.write_text("# 茶\n\n我吃鱼。\n", "utf-8")
+    terms.write_text("茶\ttea\n鱼\tmilk and the water and rice\n", "utf-8")
+    assert main(["translate", str(trained), str(source), "--glossary", str(terms), *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("# tea\n")
+    assert "glossary: 2 terms in the sources, 1 of them in the translations; missing" in captured.err
+    assert "\n  text 2 lacks `milk and the water and rice` for `鱼`\n" in captured.err
+
+
 def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source = tmp_path / "film.srt"

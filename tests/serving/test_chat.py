@@ -68,9 +68,9 @@ def test_a_users_last_words_are_translated(live: Any) -> None:
 
 def test_models_with_context_read_earlier_messages_and_lines(serve: Any, gated_model: Any) -> None:
     class Reader(gated_model):  # type: ignore[misc]
-        def __init__(self, *, reads_context: bool) -> None:
+        def __init__(self, context_before: int) -> None:
             super().__init__()
-            self.reads_context, self.documents = reads_context, list[Any]()
+            self.context_before, self.documents = context_before, list[Any]()
 
         def translate(self, *args: Any, documents: Any = None, **options: Any) -> Any:
             self.documents.append(documents)
@@ -78,13 +78,14 @@ def test_models_with_context_read_earlier_messages_and_lines(serve: Any, gated_m
 
     messages = [
         {"role": "assistant", "content": "Welcome!"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},  # too early to be read
         {"role": "user", "content": "Ich bin Rosa."},
         {"role": "assistant", "content": "Hello, Rosa!"},
         {"role": "user", "content": "Danke."},
         {"role": "user", "content": "Wie heiße ich?\n\nUnd du?"},
     ]
     before = [("Ich bin Rosa.", "Hello, Rosa!"), ("Danke.", "")]
-    model, other = Reader(reads_context=True), Reader(reads_context=False)
+    model, other = Reader(2), Reader(0)
     for served, expected in ((model, Documents([True, True], before)), (other, None)):
         with serve(served) as live:
             reply = ask(live, messages=messages)
@@ -92,6 +93,10 @@ def test_models_with_context_read_earlier_messages_and_lines(serve: Any, gated_m
             live.ask("POST", "/api/chat", {"model": "de-en", "messages": messages, "stream": False})
         assert served.documents == [expected] * 2
     with serve(model) as live:
+        long = [{"role": "user", "content": "x" * 100_000}, *messages]
+        assert ask(live, messages=[long[0], long[-1]]).status == 400  # the limit on characters counts the context
+        assert ask(live, messages=long).status == 200
+        model.documents.pop()
         assert live.translate(["eins\nzwei", "drei"]).json["translatedText"] == ["EINS\nZWEI", "DREI"]
         live.translate(["eins", "zwei"])  # no text has two lines, so batches may have other requests' texts
     assert model.documents[2:] == [Documents([False, True, False]), None]

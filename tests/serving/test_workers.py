@@ -29,7 +29,7 @@ class Meeting:
     search = SearchSettings(beam_size=1)
     max_source_tokens = 256
     glossary: Glossary | None = None
-    reads_context = False
+    context_before = 0
 
     def __init__(self, batches: int) -> None:
         self.meeting = threading.Barrier(batches)

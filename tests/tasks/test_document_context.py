@@ -19,6 +19,8 @@ from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorp
 from transduce.documents.translate import ModelTexts, translate_units
 from transduce.documents.units import Unit
 from transduce.errors import TransduceError
+from transduce.exchange.comparison import Original
+from transduce.exchange.exporters import exporter_for
 from transduce.inference.batching import Documents, Part
 from transduce.inference.datastore import build_datastore
 from transduce.inference.retrieval import decoder_states, read_datastore
@@ -26,6 +28,7 @@ from transduce.inference.scoring import target_states, token_log_probabilities
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import _tokenize, word_maps, word_pair
 from transduce.model.attention import AttentionTrace
+from transduce.model_folder.read import read_any_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher
 from transduce.serving.jobs import Job, JobSentence
@@ -560,3 +563,30 @@ def test_sharding_and_re_decoding_of_context_models_are_refused(
         transduce.redecode(translator, [translator("tree is old")])
     with pytest.raises(TransduceError, match="must have a value for each of the 2 texts, but has 1"):
         translator.translate(["a", "b"], SearchSettings(), documents=Documents([True]))
+
+
+@pytest.mark.parametrize("side", ["source", "both"])
+def test_the_readme_of_an_export_names_the_context_that_it_leaves_to_the_caller(
+    files: dict[str, Any], tmp_path: Path, side: str
+) -> None:
+    run = train(files, tmp_path / "run", side, steps=1)
+    original = Original(read_any_model_folder(run), run, 1)
+    for name in ("onnx", "ctranslate2"):
+        exporter_for(name, original).describe(tmp_path, "")
+        text = " ".join((tmp_path / "README.md").read_text("utf-8").split())
+        assert "up to 1 earlier sentences of the document before each sentence, with `<sep>` between them" in text
+        assert ("begins the output with their translations" in text) == (side == "both")
+
+
+def test_empty_lines_between_documents_are_not_scored(
+    trained: Path, files: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Path(files["dev_source"]).read_text("utf-8").splitlines()
+    command = ["evaluate", str(trained), "--source", str(files["dev_source"]), "--reference", str(files["dev_target"])]
+    assert main([*command, "--beam-size", "1"]) == 0
+    captured = capsys.readouterr()
+    sentences = sum(bool(line) for line in lines)
+    assert sentences < len(lines)
+    assert f"{sentences} sentences, " in captured.out
+    assert captured.err.startswith(f"{sentences} sentences in ")
+    assert "Empty lines" not in captured.out

@@ -42,6 +42,8 @@ SMALL = {
 }
 TRAINING = {"precision": "fp32", "validate_every": 200, "report_every": 100, "warmup_steps": 20, "average_decay": 0.9}
 FROM_SCRATCH = {"model": SMALL, "tokenizer": {"vocabulary_size": 320}}
+DATA = ("source", "target", "dev_source", "dev_target")
+SIZE = {"d_model": 32, "d_ff": 64, "num_heads": 2}
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
 Capture = pytest.CaptureFixture[str]
 
@@ -434,6 +436,43 @@ def test_messages_of_a_run_count_the_units_of_its_task(tmp_path: Path, capsys: p
         assert "pair" not in said, kind
         assert "translat" not in said
         assert "data.languages" not in said
+
+
+def test_models_that_are_no_better_than_a_baseline_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chooser = random.Random(3)
+    lines, labels = tmp_path / "lines.txt", tmp_path / "labels.txt"
+    lines.write_text("".join(f"The {chooser.choice(WHO)} {chooser.choice(WHAT)}.\n" for _ in range(400)), "utf-8")
+    labels.write_text("".join(f"{'rare' if chooser.random() < 0.2 else 'usual'}\n" for _ in range(400)), "utf-8")
+    tagged, series = tmp_path / "tagged.conll", tmp_path / "series.csv"
+    tagged.write_text("".join(f"{chooser.choice(WHO)} N\n{chooser.choice(WHAT)} V\n\n" for _ in range(100)), "utf-8")
+    series.write_text("load\n" + "".join(f"{number % 6}\n" for number in range(200)), "utf-8")
+    frequencies = ("token frequencies alone", "has learned little more than how frequent tokens are: its perplexity")
+    usual = labels.read_text("utf-8").count("usual") / 4
+    cases: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+        "language-model": ({"source": [str(lines)]}, frequencies),
+        "denoising": ({"source": [str(lines)]}, frequencies),
+        "masked-language-model": ({"source": [str(lines)]}, frequencies),
+        "classification": (
+            {k: [str(path)] for k, path in zip(DATA, (lines, labels, lines, labels), strict=True)},
+            (f"(majority class {usual:.2f} %)", "hardly better than answering always with the most frequent class"),
+        ),
+        "tagging": (
+            {"source": [str(tagged)]},
+            ("Each word's most frequent tag alone: accuracy 100.00 %", "than giving each word its most frequent tag"),
+        ),
+        "time-series": ({"source": [str(series)]}, ("The forecasts are not better than repeating the last season.",)),
+        "parsing": ({"source": [str(treebank(tmp_path / "x.trees", 60, 1))]}, ("into one constituent: their F1 is",)),
+    }
+    for kind, (data, expected) in cases.items():
+        task: dict[str, Any] = {"kind": kind} | ({"next_sentence": False} if kind.startswith("masked") else {})
+        task |= {"context": 16} if kind == "language-model" else {}
+        settings = {"task": task, "data": data, "training": TRAINING | {"steps": 1}, "model": SIZE}
+        if kind != "time-series":
+            settings["tokenizer"] = {"vocabulary_size": 310}
+        run(tmp_path / kind, settings)
+        said = capsys.readouterr().err
+        for part in (*expected, "The run has taken 1 step ("):
+            assert part in said, (kind, part)
 
 
 def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:

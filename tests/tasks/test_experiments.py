@@ -393,10 +393,11 @@ def test_an_interrupted_translation_of_the_test_set_is_resumed(
     partial = run.output_path.with_name("seed-1.test.partial")
     assert partial.exists()
     start(test, "translation")
-    assert commands == [["translate", "--resume", "--format", "txt"]]
+    assert commands == [["translate", "--format", "txt"]]  # no line was finished
     assert partial.exists()
     run.output_path.with_name("seed-1.test.progress").write_text("{}", "utf-8")  # which does not advance
     start(test, "translation")
+    assert commands == [["translate", "--resume", "--format", "txt"]]
     assert not partial.exists()
     start(test, "translation")
     test.write_text("go\n", "utf-8")  # another text does not continue the translation of the first one

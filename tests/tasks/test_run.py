@@ -530,8 +530,8 @@ def test_a_model_that_cannot_translate_yet_is_reported(
     train(out=tmp_path / "run", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
     said = capsys.readouterr().err
     assert re.search(
-        r"The model cannot translate yet: its BLEU of 0\.\d\d is below 1 after step 2 \(0\.\d\d epochs\)\. "
-        r"Train longer \(--resume --steps M\) or with more sentence pairs\.\nThe model of step 2 is in ",
+        r"The model cannot translate yet: its BLEU of 0\.\d\d is below 1\. The run has taken 2 steps "
+        r"\(0\.\d\d epochs\): train longer \(--resume --steps M\), or with more data\.\nThe model of step 2 is in ",
         said,
     )
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.tasks.kinds.texts import WindowPlan, consecutive_batches, describe_frequencies, frequency_perplexity
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
@@ -124,3 +126,16 @@ def test_a_suffix_counts_for_less_than_a_format_that_is_set(tmp_path: Path) -> N
     settings = settings_of("language-model") | {"data.format": "jsonl"}
     train(out=tmp_path / "jsonl", source=tmp_path / "texts.txt", settings=settings, **COMPUTING)
     assert (tmp_path / "jsonl" / "text-1.txt").read_text("utf-8").startswith("The cat sat on mat 0.\n  It slept")
+
+
+def test_the_baseline_is_the_perplexity_of_token_frequencies() -> None:
+    stream = np.array([0, 1, 0, 2] * 64, np.uint16)
+    plan = WindowPlan(stream, context=4, rows=8, seed=1, pad_id=9)
+    dev = consecutive_batches(stream, context=4, rows=8)
+    expected = 2 ** (0.5 * 1 + 0.25 * 2 + 0.25 * 2)
+    assert frequency_perplexity(plan, dev, size=4, ignored=None) == pytest.approx(expected, 0.02)
+    assert frequency_perplexity(plan, dev, size=4, ignored=0) == pytest.approx(2.0, 0.02)  # of tokens 1 and 2
+    assert describe_frequencies(2.0, expected) is None
+    assert "its perplexity of 2.70 is near that of token frequencies alone, 2.83" in str(
+        describe_frequencies(2.7, 2.83)
+    )

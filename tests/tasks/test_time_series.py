@@ -217,7 +217,10 @@ def test_scoring_covers_the_newest_whole_windows(forecaster: Forecaster) -> None
         (["--seed", "3"], "`--seed` needs `--samples`"),
         (["--season", "3"], "`--season` needs `--score`"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),
-        (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
+        (
+            ["--score", "--season", "25"],
+            "but is 25: choose a shorter season, or train a model that reads more points (`task.series.past`)",
+        ),
         (["--score", "--last", "5"], "`--last` must be at least 6, the points that are forecast at a time, but is 5"),
         (["--score", "--last", "0"], "`--last` must be at least 6, the points that are forecast at a time, but is 0"),
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to forecast"),

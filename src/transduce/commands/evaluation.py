@@ -121,7 +121,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         for number, pair in enumerate(zip(sources, hypotheses, strict=True), 1):
             tally.add(number, *pair)
         sys.stderr.write(localized(f"{tally}\n"))
-    sys.stderr.write(localized(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n"))
+    sys.stderr.write(localized(f"{report.sentences:,} sentences in {elapsed_seconds:.1f} s\n"))
     return 0
 
 
@@ -365,12 +365,26 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class TextSummary(Summary, frozen=True, kw_only=True):
+    """The scores that a language model gives to the lines of a text: one for each line, and totals."""
+
+    bits_per_character: float
+    """The negative log-probability of all lines in bits, per character without line feeds."""
+
+    def __str__(self) -> str:
+        return (
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}, "
+            f"{self.bits_per_character:,.3f} bits per character"
+        )
+
+
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce score` in its argparse parser."""
     add = parser.add_argument
-    add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
-    add("--source", required=True, metavar="FILE", help="sentences, one per line")
-    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add("model", nargs="+", help="a model folder; the probabilities of several translation models are averaged")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line; for a language model, texts to score")
+    add("--target", metavar="FILE", help="their translations, one per line; a language model needs none")
     add(
         "--length-penalty",
         type=float,
@@ -384,12 +398,23 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_score(options: argparse.Namespace) -> int:
-    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0."""
+    """Print the score (log-probability in nats) of each translation in a file, and totals on stderr; return 0.
+
+    A language model scores each line of the source as a text.
+    """
     from transduce.inference.scoring import TooLongError
+    from transduce.model_folder.read import model_kind
     from transduce.search.settings import SearchSettings
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # checks the range
+    if model_kind(Path(options.model[0])) == "decoder":
+        return _score_texts(options)
+    if options.target is None:
+        raise TransduceError(
+            f"{options.model[0]} is no language model, and other models score translations: name their file by "
+            "`--target`."
+        )
     sources, targets = read_aligned_lines(options.source, options.target)
     translator = load_translator(options.model, options)
     try:
@@ -398,6 +423,42 @@ def run_score(options: argparse.Namespace) -> int:
         raise TransduceError(f"{vars(options)[error.side]}:{error.number}: {error}") from error
     summary = summarize(scores, options.length_penalty, translator.precision)
     write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
+    return 0
+
+
+def _score_texts(options: argparse.Namespace) -> int:
+    """Print a language model's log-probability of each line of a file, in nats, and totals on stderr; return 0.
+
+    Raises:
+        TransduceError: there are several models, or an option is for translations only.
+    """
+    from transduce.inference.generator import load_generator
+
+    refuse_options(
+        options,
+        ("target", *LANGUAGE_OPTIONS),
+        "`{option}` is for translations, but the model is a language model: leave it out.",
+    )
+    if len(options.model) > 1 or options.length_penalty:
+        raise TransduceError(
+            f"{options.model[0]} is a language model: score with one such model at a time, without `--length-penalty`."
+        )
+    (texts,) = read_aligned_lines(options.source)
+    generator = load_generator(options.model[0], **loading_options(options))
+    scores = [generator.score(text) for text in texts]
+    nats, tokens = math.fsum(each.nats for each in scores), sum(each.tokens for each in scores)
+    characters = sum(each.characters for each in scores)
+    summary = TextSummary(
+        lines=len(scores),
+        tokens=tokens,
+        log_probability=-nats,
+        perplexity=math.exp(min(nats / max(1, tokens), 700.0)),
+        length_penalty=0.0,
+        precision=generator.precision,
+        scores=[-each.nats for each in scores],
+        bits_per_character=nats / math.log(2.0) / max(1, characters),
+    )
+    write_lines((f"{-each.nats:.6f}" for each in scores), summary, options.json)
     return 0
 
 

@@ -111,7 +111,10 @@ def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.N
     steps = card.horizon if options.steps is None else options.steps
     season = card.season if options.season is None else options.season
     if not 1 <= season <= card.past:
-        raise TransduceError(f"`--season` must be from 1 to {card.past}, the points that are read, but is {season}.")
+        raise TransduceError(
+            f"`--season` must be from 1 to {card.past}, the points that this model reads, but is {season}: choose a "
+            "shorter season, or train a model that reads more points (`task.series.past`)."
+        )
     if options.last is not None and options.last < steps:
         raise TransduceError(
             f"`--last` must be at least {steps}, the points that are forecast at a time, but is {options.last}: score "

@@ -27,6 +27,7 @@ from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
+from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def translate_file(
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, job.search, glossary=job.glossary, text_settings=job.text_settings)
-    warnings = _UnitWarnings(translator)
+    warnings = _UnitWarnings(translator, job.glossary)
     with _progress_bar(document, Path(file).name) as advance:
 
         def observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -234,9 +235,12 @@ def _write_stream(path: str | None, content: bytes) -> None:
 
 
 class _UnitWarnings:
-    """Collects warnings about the translations of a document's texts, which are numbered from 1; `str` lists them."""
+    """Collects warnings about the translations of a document's texts, which are numbered from 1, and their terms.
 
-    def __init__(self, translator: "Translator") -> None:
+    `str` lists them.
+    """
+
+    def __init__(self, translator: "Translator", glossary: Glossary | None) -> None:
         from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
         self._warnings = LineWarnings(
@@ -245,20 +249,24 @@ class _UnitWarnings:
             unknown_characters=unknown_letters(translator.tokenizer.source),
             noun="text",
         )
+        self._tally = None if glossary is None else TermTally(glossary, of_document=True)
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
         """Check the translations of the document's next texts, and collect the warnings about them.
 
-        Texts of the kind `html` are numbered, but not checked.
+        In texts of the kind `html`, only glossary terms are checked.
         """
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
+            pair = plain_text(unit.text, unit.kind), plain_text(translation, unit.kind)
+            if self._tally is not None:
+                self._tally.add(self._count, *pair)
             if unit.kind != "html":
-                self._warnings.add(self._count, plain_text(unit.text, unit.kind), plain_text(translation, unit.kind))
+                self._warnings.add(self._count, *pair)
 
     def __str__(self) -> str:
-        return str(self._warnings)
+        return str(self._warnings) + ("" if self._tally is None else f"{self._tally}\n")
 
 
 @contextlib.contextmanager

@@ -220,7 +220,9 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     horizon: int = 24
     """Number of points that are forecast at a time."""
     past: int | None = None
-    """Number of points that are read before the forecast; None: four times the horizon."""
+    """Number of points that are read before the forecast; None: four times the horizon, and at least
+    `season` if it is set.
+    """
     season: int | None = None
     """Number of points of a season, for the seasonal baseline that each validation is compared with; None: determined
     by autocorrelation.
@@ -243,7 +245,7 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @property
     def past_points(self) -> int:
         """The number of past points that the model reads."""
-        return max(2, 4 * self.horizon) if self.past is None else self.past
+        return max(2, 4 * self.horizon, self.season or 0) if self.past is None else self.past
 
 
 @dataclass(frozen=True, eq=False)

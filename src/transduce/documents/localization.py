@@ -300,6 +300,8 @@ class _Element:
     """True if `xml:space="preserve"` applies to the element."""
     source: tuple[int, int] | None = None
     """Start and end of the content of the element's `source` child; None if no such child was read."""
+    segments: tuple[int, int] | None = None
+    """The span inside the element's `seg-source` child: the source divided into segments by tools of translators."""
     source_end: int = 0
     """The position after the `source` child, or after the `seg-source` element that follows."""
     target: tuple[int, int, str] | None = None
@@ -371,7 +373,7 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
             parent.source, parent.source_end = inner, match.end()
             parent.preserves_space = element.preserves_space
         elif element.name == "seg-source":
-            parent.source_end = match.end()
+            parent.segments, parent.source_end = inner, match.end()
         elif element.name == "target":
             start_tag = file.text[element.start : element.inner]
             parent.target = (element.start, match.end(), start_tag)
@@ -383,7 +385,7 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
         return
     if settings.overwrite or not element.attributes.get("target"):
         edit = _edit_segment(file, element)
-        if has_letters(edit.units[0].text):
+        if any(has_letters(unit.text) for unit in edit.units):
             if element.name == "segment":
                 yield from _state_edits(file, element)
             yield edit
@@ -407,8 +409,12 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
     `needs-translation` gets the state `needs-review-translation`.
     """
     assert element.source is not None
-    parts, sources = _inline_parts(file.text[slice(*element.source)], preserves_space=element.preserves_space)
-    inline = InlineText(parts)
+    content = file.text[slice(*(element.segments or element.source))]
+    spans = _segment_spans(content) if element.segments else []
+    if not spans:
+        content, spans = file.text[slice(*element.source)], [(0, None)]
+    contents = [_inline_parts(content[slice(*span)], preserves_space=element.preserves_space) for span in spans]
+    inlines = [(InlineText(parts), sources) for parts, sources in contents]
     line_start = file.text.rfind("\n", max(0, element.source[0] - _MAX_INDENTATION), element.source[0]) + 1
     indentation = re.match(r"[ \t]*(?=<)", file.text[line_start : element.source[0]]) if line_start else None
     between = "" if indentation is None else file.newline + indentation[0]
@@ -424,11 +430,34 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
         )
 
     def render(translations: Sequence[str]) -> str:
-        translated = inline.translated(translations[0])
-        texts = (escape(xml_text(part), quote=False) if isinstance(part, str) else sources[part] for part in translated)
-        return f"{start_tag}{''.join(texts)}</{name}>"
+        written, position = start_tag, 0
+        for (inline, sources), (first, last), translation in zip(inlines, spans, translations, strict=True):
+            written += content[position:first] + "".join(
+                escape(xml_text(part), quote=False) if isinstance(part, str) else sources[part]
+                for part in inline.translated(translation)
+            )
+            position = len(content) if last is None else last
+        return f"{written}{content[position:]}</{name}>"
 
-    return Edit(start, end, [inline.unit], render, is_in_place=False)
+    return Edit(start, end, [inline.unit for inline, _ in inlines], render, is_in_place=False)
+
+
+def _segment_spans(content: str) -> list[tuple[int, int | None]]:
+    """Return the spans inside the segments (`mrk` of the type `seg`) in the content of a `seg-source` element."""
+    spans: list[tuple[int, int | None]] = []
+    depth, start = 0, 0  # elements that are open, counted from a segment on
+    for match in _XML_TOKEN.finditer(content):
+        if not match["name"] or match["empty"]:
+            continue
+        if match["end"]:
+            depth -= depth > 0
+            if depth == 0 and start:
+                spans.append((start, match.start()))
+                start = 0
+        elif depth or _attributes(match["attributes"]).get("mtype") == "seg":
+            start = start if depth else match.end()
+            depth += 1
+    return spans
 
 
 def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:

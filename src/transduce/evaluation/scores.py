@@ -170,9 +170,9 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     bleu: Score
     chrf: Score
     sentences: int
-    """The number of lines that were scored."""
+    """The number of lines that were scored: those of which the hypothesis or the reference has text."""
     exact_match: int
-    """The number of lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
+    """The number of those lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
     """The length of all hypotheses together, in tokens of BLEU's tokenizer."""
     reference_tokens: int
@@ -250,7 +250,7 @@ def score(
     return ScoreReport(
         bleu=Score("BLEU", counted.score, str(bleu.get_signature())),
         chrf=Score("chrF", chrf_value, str(chrf.get_signature())),
-        sentences=len(references),
+        sentences=_count_scored(hypotheses, references),
         exact_match=count_exact(hypotheses, references, lowercase=lowercase),
         hypothesis_tokens=counted.sys_len,
         reference_tokens=counted.ref_len,
@@ -335,11 +335,17 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
 
 
 def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
-    """Return how many hypotheses equal their reference, ignoring white space at the ends, and case if `lowercase`."""
-    pairs = zip(hypotheses, references, strict=True)
-    if lowercase:
-        return sum(one.lower().strip() == other.lower().strip() for one, other in pairs)
-    return sum(one.strip() == other.strip() for one, other in pairs)
+    """Return how many hypotheses equal their reference, ignoring white space at the ends, and case if `lowercase`.
+
+    Pairs of two empty lines do not count.
+    """
+    fold = str.lower if lowercase else str
+    return sum(fold(a.strip()) == fold(b.strip()) != "" for a, b in zip(hypotheses, references, strict=True))
+
+
+def _count_scored(*systems: Sequence[str]) -> int:
+    """Return how many lines are scored: those that are not empty everywhere, as between two documents."""
+    return sum(any(line.strip() for line in lines) for lines in zip(*systems, strict=True))
 
 
 def lines_sha256(lines: Sequence[str]) -> str:
@@ -363,12 +369,13 @@ def find_warnings(
     tokenized lines. `systems` has the lines of each system, by a name such as "hypotheses" that the sentences use.
     """
     named = {**systems, "references": references}
+    scored = _count_scored(*named.values())
     warnings = [
         choice.reason,
         _language_warning(references, choice.name, target_language)
         or _shortness_warning(references, choice.name, target_language),
         *(_tokenized_warning(name, lines, choice.name) for name, lines in named.items()),
-        *(_empty_warning(name, lines) for name, lines in named.items()),
+        *(_empty_warning(name, lines, scored) for name, lines in named.items()),
     ]
     return tuple(sentence for sentence in warnings if sentence is not None)
 
@@ -418,9 +425,10 @@ def _tokenized_warning(name: str, lines: Sequence[str], tokenizer: str) -> str |
     )
 
 
-def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
-    count = sum(not line.strip() for line in lines)
-    return f"Empty lines among {_the(name)}: {count:,} of {len(lines):,}." if count else None
+def _empty_warning(name: str, lines: Sequence[str], scored: int) -> str | None:
+    """Return a warning about empty lines; those that are empty in all files are not among the `scored` ones."""
+    count = scored - sum(bool(line.strip()) for line in lines)
+    return f"Empty lines among {_the(name)}: {count:,} of {scored:,}." if count else None
 
 
 def _the(name: str) -> str:

@@ -43,6 +43,7 @@ from transduce.model_folder.read import (
     SETTINGS_FILE,
     VOCABULARIES,
     directions_text,
+    read_context,
     read_run_setting,
 )
 from transduce.model_folder.safety import file_inside
@@ -53,6 +54,7 @@ from transduce.model_folder.write import (
     write_original_tokenizer,
 )
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import CONTEXT_SEPARATOR
 
 # --- README of an exported folder: it describes the model and shows how to run it ---
 
@@ -167,6 +169,13 @@ Only the model is exported, and not what transduce does around it when it transl
 are translated like words, texts are not divided into sentences, and there are no glossaries and no quality warnings.
 
 """
+_CONTEXT = """\
+transduce translates with this model in context: it puts up to {before} earlier sentences of the document before each
+sentence, with {separator} between them{translations}. Other programs do not: sentences that are passed by themselves
+lose their context. To keep it, join them in the same way.
+
+"""
+_OWN_TRANSLATIONS = ", and begins the output with their translations in the same way"
 _LINE_END = "the end of a line (`eos_id`)"
 _RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
@@ -178,6 +187,8 @@ def readme(
     languages: tuple[str | None, str | None],
     measured: str,
     longest: int,
+    *,
+    context: str = "",
 ) -> str:
     """Return the text of an export's README.md, which says how to run the model in the other toolkit.
 
@@ -188,6 +199,7 @@ def readme(
         languages: source and target language; None if unknown.
         measured: the report that compares the export with the model.
         longest: the maximum number of tokens of a text.
+        context: a paragraph on the earlier sentences that the model reads; empty if it reads none.
     """
     is_imported = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
@@ -213,7 +225,7 @@ def readme(
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest:,} tokens.\n\n{'' if kind in titles else _LIMITS}"
+        f"{composed}A text can have {longest:,} tokens.\n\n{context}{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )
 
@@ -448,6 +460,8 @@ class HuggingFaceExporter(Exporter):
             opening_sentence(self.original.config) if each.startswith(NOT_OPENED) else each
             for each in text.split("\n\n")
         ]
+        if context := _describe_context(self.original.folder):
+            paragraphs = [*paragraphs[:-1], paragraphs[-1].rstrip("\n"), context.rstrip("\n") + "\n"]
         card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
@@ -565,8 +579,22 @@ def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
             shutil.copyfile(file_inside(source, name), target / name)
 
 
+def _describe_context(folder: Path) -> str:
+    """Return a paragraph on the earlier sentences that a folder's model reads as context; empty if it reads none."""
+    if (context := read_context(folder)) is None:
+        return ""
+    translations = _OWN_TRANSLATIONS if context.sides == "both" else ""
+    return _CONTEXT.format(before=context.before, separator=f"`{CONTEXT_SEPARATOR}`", translations=translations)
+
+
 def _write_readme(export_format: str, original: Original, folder: Path, measured: str) -> None:
     text = readme(
-        export_format, original.config.kind, original.tokenizer, original.languages, measured, original.longest
+        export_format,
+        original.config.kind,
+        original.tokenizer,
+        original.languages,
+        measured,
+        original.longest,
+        context=_describe_context(original.folder),
     )
     (folder / "README.md").write_text(text, encoding="utf-8", newline="\n")

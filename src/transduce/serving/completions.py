@@ -127,14 +127,16 @@ class Completions:
             raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
         return found
 
-    def reads_context(self, name: str) -> bool:
-        """Return whether a model reads earlier texts of a conversation; a language model reads them in its prompt.
+    def context_before(self, name: str) -> int:
+        """Return how many earlier texts of a conversation a translation model reads; 0 for a language model.
+
+        A language model has the conversation in its prompt.
 
         Raises:
             RequestError: status 404, no model has this name.
         """
         found = self.find(name)
-        return found not in self.service.generators and self._model(self._pair(found)).reads_context
+        return 0 if found in self.service.generators else self._model(self._pair(found)).context_before
 
     def _pair(self, name: str) -> tuple[str, str]:
         """Return the source and target language of the translation model with a name."""

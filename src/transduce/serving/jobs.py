@@ -40,8 +40,8 @@ class Model(QueuedModel, Protocol):
     """Code of the target language, as the model spells it."""
     glossary: Glossary | None
     """Glossary for requests without a glossary; None: no terms."""
-    reads_context: bool
-    """True if the model reads earlier sentences of a document before each sentence."""
+    context_before: int
+    """The number of earlier sentences of a document that the model reads before each sentence; 0: none."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Refuse a glossary whose terms the model cannot write.

@@ -218,7 +218,7 @@ class OllamaHandlers:
             raise unsupported_field("images")
         is_generator = self.completions.find(message.model) in self.completions.service.generators
         prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
-        before = earlier_turns(message.messages) if self.completions.reads_context(message.model) else []
+        before = earlier_turns(message.messages, self.completions.context_before(message.model))
         return await self._answer(request, message, prompt, before, is_chat=True)
 
     async def generate(self, request: Request) -> Response:

@@ -322,8 +322,8 @@ class OpenAIHandlers:
             max_tokens=message.max_completion_tokens or message.max_tokens,
             with_tokens=bool(message.logprobs),
         )
-        if self.completions.reads_context(message.model):
-            order = order._replace(before=earlier_turns(message.messages))
+        most = self.completions.context_before(message.model)
+        order = order._replace(before=earlier_turns(message.messages, most))
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
@@ -423,21 +423,23 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     return message.text
 
 
-def earlier_turns(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
-    """Return the messages of the role `user` before the last one, each with the assistant's answer, "" without one.
+def earlier_turns(messages: Sequence[ChatMessage], most: int) -> list[tuple[str, str]]:
+    """Return up to `most` messages of the role `user` before the last one, each with the assistant's answer.
 
-    Messages without text are left out.
+    The answer is "" if there is none. Messages without text are left out.
 
     Raises:
-        RequestError: a message has a part that is not text.
+        RequestError: one of these messages has a part that is not text.
     """
-    turns: list[tuple[str, str]] = []
+    turns: list[tuple[ChatMessage, ChatMessage | None]] = []
     for message in messages:
-        if message.role == "user" and message.text:
-            turns.append((message.text, ""))
+        if message.role == "user":
+            turns.append((message, None))
         elif message.role == "assistant" and turns:
-            turns[-1] = (turns[-1][0], message.text)
-    return turns[:-1]
+            turns[-1] = (turns[-1][0], message)
+    last = max(0, len(turns) - 1)
+    read = turns[max(0, last - most) : last]
+    return [(user.text, "" if answer is None else answer.text) for user, answer in read if user.text]
 
 
 def conversation_text(messages: Sequence[ChatMessage]) -> str:

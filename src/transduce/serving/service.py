@@ -91,9 +91,10 @@ class TranslationRequest(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """The number of characters in all texts and in the terms of the request's own glossary."""
+        """The number of characters in all texts, the conversation before them and the request's own glossary."""
         terms = () if self.glossary is None else self.glossary.terms
-        return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
+        others = sum(len(text) for term in terms for text in (term.source, *term.targets))
+        return sum(map(len, self.texts)) + others + sum(len(text) for turn in self.before for text in turn)
 
 
 class TokenProbability(NamedTuple):
@@ -344,7 +345,7 @@ class Service:
                 if line in planned_texts[index].plan.protected
             },
         )
-        if model.reads_context and (request.before or any(line for _, line in positions)):
+        if model.context_before and (request.before or any(line for _, line in positions)):
             continues = [line > 0 or (index == 0 and bool(request.before)) for index, line in positions]
             job.documents = Documents(continues, request.before)
         return job.limit(timeout)

@@ -504,6 +504,7 @@ class _Runner:
                 write_file(run.tested_path, made_from)
         self._say(f"{label}: testing on {test.source}")
         before = run.test_progress()
+        command = [word for word in command if before or word != "--resume"]
         succeeds = self._execute(run, [*command, *options], label)
         if not succeeds and not self._is_stopping and before and run.test_progress() == before:
             run.remove_output()  # cannot be resumed, such as after an update

@@ -207,8 +207,10 @@ def _read_terms(path: Path) -> Iterator[Term]:
 class TermTally:
     """A count of the glossary terms in source lines, and of those that are not translated as required."""
 
-    def __init__(self, glossary: Glossary) -> None:
+    def __init__(self, glossary: Glossary, *, of_document: bool = False) -> None:
+        """Count terms of the lines of a file, or of the texts of a document."""
         self.glossary = glossary
+        self.of_document = of_document
         self.terms = 0
         """The number of terms in all lines; each term counts once per line."""
         self.missing: list[tuple[int, Term]] = []
@@ -222,7 +224,8 @@ class TermTally:
     def __str__(self) -> str:
         translated = self.terms - len(self.missing)
         shown = "".join(
-            f"\n  line {number:,} lacks {' or '.join(f'`{target}`' for target in term.targets)} for `{term.source}`"
+            f"\n  {'text' if self.of_document else 'line'} {number:,} lacks "
+            f"{' or '.join(f'`{target}`' for target in term.targets)} for `{term.source}`"
             for number, term in self.missing[:MAX_SHOWN]
         )
         more = f"\n  and {len(self.missing) - MAX_SHOWN:,} more" if len(self.missing) > MAX_SHOWN else ""

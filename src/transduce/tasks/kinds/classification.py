@@ -61,6 +61,7 @@ from transduce.training.settings import BestBy
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
+_MIN_GAIN = 0.05  # of the texts that the majority class gets wrong; a model that gets less right has learned little
 ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
@@ -281,14 +282,30 @@ class ClassificationKind(LabelChoices, TextKind):
         )
         event = self.validation(corpus, resolved, placement).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
+        accuracy, majority = event.scores[ACCURACY], majority_accuracy(corpus)
         summary = (
-            f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, macro F1 "
+            f"Dev set: accuracy {accuracy:.2f} % of {texts:,} texts (majority class {majority:.2f} %), macro F1 "
             f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
         )
         card = self.card(corpus, resolved, step, summary, folder=placement.folder)
         return Outcome.of(
-            summary, f"Try: transduce classify {shell_word(placement.folder)}{common_options()}", card, event
+            summary,
+            f"Try: transduce classify {shell_word(placement.folder)}{common_options()}",
+            card,
+            event,
+            weakness=None
+            if accuracy - majority > _MIN_GAIN * (100.0 - majority)
+            else f"The model is hardly better than answering always with the most frequent class: its accuracy is "
+            f"{accuracy:.2f} %, and that class has {majority:.2f} % of the dev texts.",
         )
+
+
+def majority_accuracy(corpus: TaskCorpus) -> float:
+    """Return the share of the dev texts, in percent, that have the most frequent class of the training texts."""
+    assert corpus.dev is not None
+    ((majority, _),) = Counter(_labels(corpus.prepared, corpus.tokenizer)).most_common(1)
+    labels = _labels(corpus.dev, corpus.tokenizer)
+    return 100.0 * labels.count(majority) / max(1, len(labels))
 
 
 def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:

@@ -3,7 +3,6 @@
 Denoising needs text only. The trained model is a base model for other tasks (`--init-from`).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import CardTexts, Outcome, RankAndCount, RunPlacement, TextKind, model_dtype
-from transduce.tasks.kinds.texts import text_only, write_texts
+from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexity, text_only, write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
@@ -166,10 +165,18 @@ class DenoisingKind(TextKind):
 
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
         event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
-        summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
+        target = corpus.tokenizer.target
+        frequencies = frequency_perplexity(
+            self.plan(corpus, resolved), self._dev_batches(corpus, resolved), size=target.size, ignored=target.pad_id
+        )
+        summary = (
+            f"Dev lines: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
+            f"{frequencies:.2f})."
+        )
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Go on with: transduce train --init-from {used} --source … --target … --out DIR"
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
+        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
+        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:

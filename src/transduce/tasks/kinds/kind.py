@@ -233,16 +233,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the model folder by name; README.md is the model card."""
     search: SearchSettings | None = None
     """Search settings chosen on the dev set, which replace those in the run's settings; None: those stay."""
-    low_bleu: float | None = None
-    """BLEU on the dev set if the model cannot translate yet; otherwise None."""
+    weakness: str | None = None
+    """A sentence that says that the model is no better than a simple baseline on the dev set; None if it is better."""
 
     @classmethod
     def of(
-        cls, measured: str, hint: str, card: str, scores: object, files: Mapping[str, bytes] | None = None
+        cls,
+        measured: str,
+        hint: str,
+        card: str,
+        scores: object,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        weakness: str | None = None,
     ) -> "Outcome":
         """Return an outcome whose files are the model card, the dev scores (dev_score.json) and the files passed."""
         own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
-        return cls(measured=measured, hint=hint, files=own | dict(files or {}))
+        return cls(measured=measured, hint=hint, files=own | dict(files or {}), weakness=weakness)
 
 
 class Reinitialized(NamedTuple):

@@ -34,7 +34,16 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     validation_event,
 )
-from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, text_only, write_texts
+from transduce.tasks.kinds.texts import (
+    Ids,
+    WindowPlan,
+    consecutive_batches,
+    describe_frequencies,
+    frequency_perplexity,
+    read_stream,
+    text_only,
+    write_texts,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import (
@@ -263,13 +272,17 @@ class LanguageModelKind(TextKind):
         generator = load_generator(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, placement).validate(generator.model.state_dict(), step or 0)
+        dev = self.validation(corpus, resolved, placement)
+        event = dev.validate(generator.model.state_dict(), step or 0)
+        size = corpus.tokenizer.target.size
+        frequencies = frequency_perplexity(self.plan(corpus, resolved), dev.batches, size=size, ignored=None)
         summary = (
-            f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
-            f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
+            f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
+            f"{frequencies:.2f}), {event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
         hint = f'Try: transduce generate {shell_word(placement.folder)}{common_options()} "the beginning"'
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
+        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
+        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:

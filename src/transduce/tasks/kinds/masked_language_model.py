@@ -52,7 +52,7 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     validation_event,
 )
-from transduce.tasks.kinds.texts import holds_texts, text_only
+from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexity, holds_texts, text_only
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
@@ -432,16 +432,23 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         filler = load_filler(
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, placement).validate(filler.model.state_dict(), step or 0)
+        dev = self.validation(corpus, resolved, placement)
+        event = dev.validate(filler.model.state_dict(), step or 0)
+        target = corpus.tokenizer.target
+        frequencies = frequency_perplexity(
+            self.plan(corpus, resolved), dev.batches, size=target.size, ignored=target.pad_id
+        )
+        perplexity = f"perplexity {event.perplexity:.2f} (of token frequencies alone {frequencies:.2f})"
         masked, following = event.scores[MASKED_ACCURACY], event.scores.get(NEXT_ACCURACY)
         summary = (
-            f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found."
+            f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found."
             if following is None
-            else f"Dev text: perplexity {event.perplexity:.2f}, {masked:.1f} % of masked tokens found and "
+            else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
         hint = f'Try: transduce fill-mask {shell_word(placement.folder)}{common_options()} "a text with a [MASK] in it"'
-        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary, folder=placement.folder), event)
+        card = self.card(corpus, resolved, step, summary, folder=placement.folder)
+        return Outcome.of(summary, hint, card, event, weakness=describe_frequencies(event.perplexity, frequencies))
 
 
 def _context(task: TaskSettings) -> int:

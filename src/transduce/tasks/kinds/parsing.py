@@ -4,6 +4,7 @@ The treebank gives both sides: the words of its trees are the source; words with
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -205,7 +206,22 @@ class ParsingKind(TranslationKind):
         report = score_trees([parse.tree for parse in parses], references)
         measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
         hint = f'Try: echo "The cat sleeps ." | transduce parse {shell_word(placement.folder)}{common_options()}'
-        return Outcome.of(measured, hint, self.card(corpus, resolved, step, report, folder=placement.folder), report)
+        return Outcome.of(
+            measured,
+            hint,
+            self.card(corpus, resolved, step, report, folder=placement.folder),
+            report,
+            weakness=None
+            if report.all.f1 > (flat := flat_f1(references))
+            else f"The trees are not better than putting all words of a sentence into one constituent: their F1 is "
+            f"{report.all.f1:.2f}, that of one constituent {flat:.2f}.",
+        )
+
+
+def flat_f1(references: Sequence[Tree]) -> float:
+    """Return the bracket F1 of trees that have one constituent of all words, with the most frequent label of roots."""
+    ((label, _),) = Counter(reference.label for reference in references).most_common(1)
+    return score_trees([Tree(label, tuple(reference.leaves())) for reference in references], references).all.f1
 
 
 def write_parts(

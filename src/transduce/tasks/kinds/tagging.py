@@ -6,6 +6,7 @@ Legend: B rows of tokens, S tokens of a row, C tags.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -447,11 +448,33 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         )
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
-        report = dev.report()
+        report, baseline = dev.report(), baseline_report(corpus)
         hint = f'Try: echo "The cat sleeps ." | transduce tag {shell_word(placement.folder)}{common_options()}'
         return Outcome.of(
-            f"Dev set: {report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+            f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
+            hint,
+            self.card(corpus, resolved, step, report, folder=placement.folder),
+            report,
+            weakness=None
+            if report.accuracy > baseline.accuracy
+            else f"The model is not better than giving each word its most frequent tag: its accuracy is "
+            f"{report.accuracy:.2f} %, and those tags have {baseline.accuracy:.2f} %.",
         )
+
+
+def baseline_report(corpus: TaggedCorpus) -> TaggingReport:
+    """Score the tags of the dev set if each word gets the tag that it has most often in the training sentences.
+
+    Other words get the most frequent tag of all.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for sentence in corpus.training:
+        for word, tag in zip(sentence.words, sentence.tags, strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+    ((default, _),) = sum(counts.values(), Counter[str]()).most_common(1)
+    tags = {word: count.most_common(1)[0][0] for word, count in counts.items()}
+    predicted = [[tags.get(word, default) for word in sentence.words] for sentence in corpus.dev]
+    return score_tags(predicted, [sentence.tags for sentence in corpus.dev])
 
 
 def _texts(sentences: Sequence[TaggedSentence], corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:

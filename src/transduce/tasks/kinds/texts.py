@@ -1,6 +1,7 @@
 """The text of tasks: the files that the settings name, JSON lines written as files of text, and windows of tokens."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.atomic_io import open_atomically
-from transduce.data.batches import Batch, non_padding_id, permutation
+from transduce.data.batches import Batch, Plan, non_padding_id, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -171,6 +172,50 @@ def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -
 def _write(texts: Iterable[str], out: Path) -> None:
     with open_atomically(out) as file:
         file.writelines(text.removesuffix("\n").encode() + b"\n" for text in texts)
+
+
+# --- baseline of token frequencies ---
+
+
+_COUNTED_BATCHES = 100
+# Above this share of the baseline's perplexity, a model has learned little more than the frequencies.
+_WEAK_SHARE = 0.8
+
+
+def frequency_perplexity(training: Plan[Batch], dev: Sequence[Batch], *, size: int, ignored: int | None) -> float:
+    """Return the perplexity of the dev labels for a model that knows only how frequent tokens are.
+
+    The frequencies are those of the labels of the first 100 training batches, which are in random order, plus one for
+    each token.
+
+    Args:
+        training: the plan of training batches.
+        dev: the dev batches.
+        size: the number of tokens of the vocabulary.
+        ignored: the id of labels that do not count; None: only negative labels do not.
+    """
+    counts = np.ones(size)
+    for position in range(min(len(training), _COUNTED_BATCHES)):
+        counts += np.bincount(_labels(training.batch(0, position), ignored), minlength=size)
+    labels = np.concatenate([_labels(batch, ignored) for batch in dev])
+    nats = float(-np.log(counts[labels] / counts.sum()).mean()) if len(labels) else 0.0
+    return math.exp(min(nats, 100.0))
+
+
+def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
+    labels = batch.target.ravel()
+    counted: NDArray[np.int64] = labels[(labels >= 0) & (labels != (_NO_LABEL if ignored is None else ignored))]
+    return counted
+
+
+def describe_frequencies(perplexity: float, frequencies: float) -> str | None:
+    """Return a sentence if a model's perplexity is near that of token frequencies alone, otherwise None."""
+    if perplexity < _WEAK_SHARE * frequencies:
+        return None
+    return (
+        f"The model has learned little more than how frequent tokens are: its perplexity of {perplexity:.2f} is near "
+        f"that of token frequencies alone, {frequencies:.2f}."
+    )
 
 
 # --- windows of a token stream ---

@@ -465,7 +465,11 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         used = f"{shell_word(placement.folder)}{common_options()}"
         hint = f"Try: transduce forecast {used} FILE.csv --steps {corpus.horizon}"
         return Outcome.of(
-            f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report, folder=placement.folder), report
+            f"Dev part:\n{report}",
+            hint,
+            self.card(corpus, resolved, step, report, folder=placement.folder),
+            report,
+            weakness="The forecasts are not better than repeating the last season." if report.skill <= 0.0 else None,
         )
 
 

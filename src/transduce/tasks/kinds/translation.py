@@ -544,8 +544,11 @@ class TranslationKind(TextKind):
             self.card(corpus, resolved, step, shown, folder=placement.folder),
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
+            weakness=None
+            if (low := low_bleu(reports)) is None
+            else f"The model cannot translate yet: its BLEU of {low:.2f} is below 1.",
         )
-        return msgspec.structs.replace(outcome, search=search if chosen else None, low_bleu=low_bleu(reports))
+        return msgspec.structs.replace(outcome, search=search if chosen else None)
 
 
 def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> BatchPlan:
@@ -672,7 +675,9 @@ def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     can translate if its chrF is high or a tenth of its lines equal their references.
     """
     bleu, chrf = mean_scores(reports)
-    exact = sum(each.exact_match for each in reports.values()) / sum(each.sentences for each in reports.values())
+    exact = sum(each.exact_match for each in reports.values()) / max(
+        1, sum(each.sentences for each in reports.values())
+    )
     return bleu if bleu < MIN_BLEU and chrf < MIN_CHRF and exact < _MIN_EXACT else None
 
 

@@ -75,6 +75,7 @@ from transduce.tasks.settings.presets import preset_settings, with_preset
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
+from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
@@ -742,12 +743,11 @@ def _finish(
     if outcome.search is not None:
         write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))
     display.say(outcome.measured)
-    if outcome.low_bleu is not None:
+    if outcome.weakness is not None:
         epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
         epochs = result.step * resolved.training.batch_tokens / max(1, epoch_tokens)
         display.say(
-            f"The model cannot translate yet: its BLEU of {outcome.low_bleu:.2f} is below 1 after step "
-            f"{result.step:,} ({epochs:,.2f} epochs). Train longer (--resume --steps M) or with more "
-            "sentence pairs."
+            f"{outcome.weakness} The run has taken {count_noun(result.step, 'step')} ({epochs:,.2f} epochs): train "
+            "longer (--resume --steps M), or with more data."
         )
     display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
