@@ -47,6 +47,7 @@ MODEL: dict[str, float | str] = {
     "model.dropout": 0.0,
     # A slow core processes 14 million tokens in an hour, which small batches divide into seven thousand steps.
     "training.batch_tokens": 2048,
+    "training.optimizer": "adam",
     "training.learning_rate": 0.004,
 }
 # Continued pretraining on the utterances without their intents, about twenty epochs.
@@ -157,7 +158,9 @@ def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]
     options = ["--task", "classification", "--init-from", str(work.folder / begin), "--steps", str(steps)]
     options += ["--source", text, "--target", label, "--dev-source", dev[0], "--dev-target", dev[1]]
-    settings = {"model.dropout": DROPOUT, "training.learning_rate": rate, "training.patience": 0}
+    settings: dict[str, float | str] = {"model.dropout": DROPOUT, "training.patience": 0}
+    # The rates are Adam's; Muon, the default for such a base model, has others.
+    settings |= {"training.optimizer": "adam", "training.learning_rate": rate}
     settings["training.validate_every"] = max(1, steps // 5)  # 3,000 texts each time
     train(out, *options, settings=settings)
     return out

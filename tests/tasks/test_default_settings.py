@@ -265,6 +265,17 @@ def test_muon_decays_the_less_the_longer_a_run_is() -> None:
     )
 
 
+def test_a_base_model_decays_less_at_a_rate_below_the_default() -> None:
+    usual = choose_weight_decay("muon", "linear", 0.005, 40, 400).value
+    for rate in (0.005, 0.01):
+        assert (
+            choose_weight_decay("muon", "linear", rate, 40, 400, 0.005).value
+            == choose_weight_decay("muon", "linear", rate, 40, 400).value
+        )
+    assert choose_weight_decay("muon", "linear", 1e-4, 40, 400, 0.005).value == usual
+    assert choose_weight_decay("muon", "linear", 1e-4, 40, None, 0.005).value == 0.0
+
+
 def test_the_papers_schedule_has_the_papers_peak() -> None:
     assert choose_schedule("post").value == "inverse-sqrt"
     assert choose_schedule("pre").value == "linear"

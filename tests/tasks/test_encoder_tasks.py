@@ -182,7 +182,9 @@ def classify_settings(files: dict[str, list[str]], **more: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def classifier_folder(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
-    run(folder / "run", classify_settings(labelled(folder), init_from=str(pretrained)))
+    settings = classify_settings(labelled(folder), init_from=str(pretrained))
+    del settings["training"]["learning_rate"]
+    run(folder / "run", settings)
     return folder / "run"
 
 
@@ -215,6 +217,9 @@ def test_a_classification_run_reports_no_target_text_and_no_decoder(
     train_run(request)
     said = capsys.readouterr().err
     assert f"as in {pretrained}" in said
+    share = json.loads((pretrained / "dev_score.json").read_text("utf-8"))["scores"]["masked_accuracy"]
+    assert f"{share:.1f} % of its masked dev tokens" in said
+    assert ("compare with a run without this base model" in said) == (share < 30.0)
     assert "of the target's tokens are" not in said
     assert "num_decoder_layers" not in said
 

@@ -16,14 +16,17 @@ from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
+from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.classification import ClassificationKind
 from transduce.tasks.kinds.encoders import LabelChoices
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageModelKind
 from transduce.tasks.kinds.tagging import TaggingKind, _contributions, _read_parts
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.settings.reading import make_settings
-from transduce.tasks.settings.structs import DataSettings
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.tagged import Span, TaggedSentence, read_tagged, spans_of
 from transduce.training.choices import ChoiceLog
+from transduce.training.settings import OptimizerName
 
 NAMES, PLACES = ["Ann", "Robert", "Katherine", "Jo"], ["York", "Hamburg", "Rio", "Lisbon"]
 SMALL = {"model.num_encoder_layers": 1, "model.d_model": 32, "model.d_ff": 64, "model.num_heads": 2}
@@ -151,12 +154,52 @@ def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict
 
 
 @pytest.mark.parametrize(("kind", "factor"), [(TaggingKind(), 1.0), (ClassificationKind(), 0.5)])
-def test_the_muon_learning_rate_is_lower_from_a_base_model(kind: LabelChoices, factor: float) -> None:
-    for init_from, expected in ((None, factor), ("base", 0.05)):
-        settings = make_settings({"task": {"kind": kind.name}, "data": {"source": ["x"], "target": ["y"]}})
-        settings = msgspec.structs.replace(settings, init_from=init_from)
-        rate = kind.choose_learning_rate(settings, 128, "linear", 10, 32, "muon").value
-        assert rate == pytest.approx(expected / 128)
+def test_muon_fine_tunes_small_masked_language_models_of_our_own(
+    kind: LabelChoices, factor: float, tmp_path: Path
+) -> None:
+    def base(name: str, task: str, begun: Path | None = None) -> Path:
+        (tmp_path / name).mkdir()
+        start = "" if begun is None else f"init_from = {json.dumps(str(begun))}\n"
+        written(tmp_path / name / "settings.toml", f'{start}[task]\nkind = "{task}"\n')
+        return tmp_path / name
+
+    def narrow_or_wide(width: int, settings: Settings) -> ModelConfig:
+        model = resolve_model(settings, "tiny", VocabularyProperties(300, 300, 0, 1, joint=True), ChoiceLog())
+        return msgspec.structs.replace(model, d_model=width, norm_order="pre")
+
+    def choose(
+        init_from: Path | None, width: int, rank: int = 0, optimizer: OptimizerName | None = None
+    ) -> tuple[str, float]:
+        content = {"task": {"kind": kind.name}, "data": {"source": ["x"]}, "training": {"lora_rank": rank}}
+        settings = make_settings(content | {"init_from": None if init_from is None else str(init_from)})
+        model = msgspec.structs.replace(narrow_or_wide(width, settings), norm_order="post")
+        chosen = optimizer or kind.choose_optimizer(settings, model).value
+        rate = kind.choose_learning_rate(settings, width, "linear", 10, 32, chosen)
+        return chosen, round(rate.value * width, 9)
+
+    pretrained, imported = base("pretrained", "masked-language-model"), tmp_path / "imported"
+    adapted = base("adapted", "masked-language-model", pretrained)
+    for folder in (pretrained, adapted):
+        for width in (64, 256):
+            assert choose(folder, width) == ("muon", factor)
+    assert choose(pretrained, 64, optimizer="adam") == ("adam", 0.25)
+    assert choose(pretrained, 64, rank=4) == ("adam", 0.5)
+    lower = ("adam", 0.05)
+    assert choose(pretrained, 512) == lower
+    adapted_import = base("adapted-import", "masked-language-model", imported)
+    for folder in (imported, adapted_import, base("classifier", "classification", pretrained)):
+        assert choose(folder, 64) == choose(folder, 768) == lower
+        assert choose(folder, 64, optimizer="muon")[1] == 0.05
+    of_masks = MaskedLanguageModelKind()
+    optimizers: list[tuple[str | None, OptimizerName, float]] = [(None, "muon", 1.0), (None, "adam", 0.25)]
+    for start, optimizer, expected in [*optimizers, (str(pretrained), "muon", 0.25)]:
+        settings = make_settings({"task": {"kind": of_masks.name}, "data": {"source": ["x"]}, "init_from": start})
+        rate = of_masks.choose_learning_rate(settings, 64, "linear", 10, 32, optimizer).value
+        assert rate * 64 == expected
+        chosen = [of_masks.choose_optimizer(settings, narrow_or_wide(width, settings)).value for width in (64, 128)]
+        assert chosen == (["adam", "muon"] if start is None else ["adam", "adam"])
+    itself = base("itself", "masked-language-model", tmp_path / "itself")
+    assert choose(itself, 64) == lower
 
 
 def test_tag_command_writes_tags_and_scores(

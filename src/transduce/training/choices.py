@@ -278,7 +278,8 @@ def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None)
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
     Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models
-    with pretrained weights (`--init-from`) use Adam.
+    with pretrained weights (`--init-from`) use Adam, but classifiers and taggers that start from a small masked
+    language model use Muon (docs/bert.md).
     """
     if model_kind == "recurrent":
         return Choice("adam", "recurrent cells have no Transformer layers for Muon")
@@ -314,17 +315,30 @@ def choose_learning_rate(
 
 
 def choose_weight_decay(
-    optimizer: OptimizerName, schedule: ScheduleName, learning_rate: float, warmup_steps: int, steps: int | None
+    optimizer: OptimizerName,
+    schedule: ScheduleName,
+    learning_rate: float,
+    warmup_steps: int,
+    steps: int | None,
+    fine_tuning_rate: float = 0.0,
 ) -> Choice[float | None]:
     """Choose the weight decay: 0 with Adam, as in the paper; with Muon it depends on the length of the run.
 
     Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
     (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as
     long as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model
-    and dataset size").
+    and dataset size"). A base model that is trained at a lower rate than `fine_tuning_rate`, its default, decays in
+    proportion to its rate, so that it keeps more of its weights.
     """
     if optimizer != "muon":
         return Choice(0.0, "the paper has none")
+    if learning_rate < fine_tuning_rate:
+        if steps is None:
+            return Choice(0.0, "keeps the base model's weights, as its rate is lower than the default")
+        decay = constant_weight_decay(steps, schedule=schedule, peak=fine_tuning_rate, warmup_steps=warmup_steps)
+        return Choice(
+            decay, f"that of {steps:,} steps at the default rate {fine_tuning_rate:.2g}, as this one is lower"
+        )
     if steps is None:
         return Choice(
             None, f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"

@@ -210,11 +210,12 @@ class ClassificationKind(LabelChoices, TextKind):
         return Choice(ACCURACY, "of the dev texts")
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log the weights of the classes in the loss, if the settings set any.
+        """Log what the base model predicts, and the weights of the classes in the loss, if the settings set any.
 
         Raises:
             TransduceError: `task.class_weights` names a label that no text has.
         """
+        super().log_corpus_problems(corpus, resolved, choice_log)
         if resolved.task.class_weights is None:
             return
         weights = class_weights(corpus, resolved)

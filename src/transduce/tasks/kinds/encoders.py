@@ -1,9 +1,12 @@
 """Share defaults and base classes among tasks of a BERT encoder: masked language modeling, classification, tagging."""
 
+import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
@@ -14,10 +17,11 @@ from transduce.data.sentence_pairs import SentenceStore
 from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder
-from transduce.tasks.kinds.kind import RankAndCount, refuse_unused
+from transduce.model_folder.read import read_run_setting
+from transduce.tasks.kinds.kind import RankAndCount, base_task, refuse_unused
 from transduce.tasks.settings.structs import ResolvedSettings, Settings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.training.choices import Choice, Preset
+from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
 from transduce.training.loss import Objective
 from transduce.training.prefetch import to_device
 from transduce.training.schedule import ScheduleName
@@ -25,6 +29,12 @@ from transduce.training.settings import OptimizerName
 
 # Default maximum number of tokens in a text, including special tokens.
 DEFAULT_CONTEXT = 128
+
+# The largest width of a small base model: that of the preset `small`, for less than 50 million tokens of text.
+_SMALL_WIDTH = 256
+
+# The percentage of masked tokens below which a base model has learned little.
+_FEW_PREDICTED = 30.0
 
 # Settings of BERT's encoder that differ from the defaults.
 BERT: dict[str, object] = {
@@ -80,6 +90,32 @@ def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
     return f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on {size}"
 
 
+def is_small_base(settings: Settings, d_model: int) -> bool:
+    """Return whether training starts from a small masked language model that transduce trained from random weights.
+
+    Such a model of width 256 or less has read little text compared with a published BERT. Its weights are not worth
+    preserving at a low learning rate. Further pretraining of such a model does not change the answer.
+    """
+    folder, seen = settings.init_from, set[str]()
+    while folder is not None and folder not in seen and d_model <= _SMALL_WIDTH:
+        seen.add(folder)
+        if base_task(Path(folder)) != "masked-language-model":
+            return False
+        folder = read_run_setting(Path(folder), "init_from", str)
+    return folder is None and bool(seen)
+
+
+def _masked_accuracy(folder: Path) -> float | None:
+    """Return the share of masked dev tokens that the base model in a folder predicts, in percent; None if unknown."""
+    if base_task(folder) != "masked-language-model":
+        return None
+    try:
+        score = json.loads((folder / "dev_score.json").read_text(encoding="utf-8"))["scores"]["masked_accuracy"]
+        return msgspec.convert(score, float)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 class EncoderChoices:
     """A mixin with the default settings that all tasks of a BERT encoder share: sizes, schedule and learning rate."""
 
@@ -108,12 +144,13 @@ class EncoderChoices:
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose the peak learning rate, which is proportional to 1 / d_model.
+        """Choose Adam's peak learning rate, which is proportional to 1 / d_model.
 
         For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
-        weights has five times this rate, and LoRA ten times.
+        weights has five times this rate, small base models (`is_small_base`) too, and LoRA ten times.
         """
-        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
+        is_new = settings.init_from is None or is_small_base(settings, d_model)
+        factor = 0.5 if settings.training.lora_rank else 0.25 if is_new else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def check_projection(self, settings: Settings) -> None:
@@ -148,6 +185,12 @@ class LabelChoices(EncoderChoices):
             return None
         return Choice("rotary", "a label depends on neighboring words, which learned positions find later")
 
+    def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
+        """Choose Muon for pre-norm layers with random weights and for small base models, otherwise Adam."""
+        if is_small_base(settings, model.d_model) and not settings.training.lora_rank:
+            return Choice("muon", f"needs far fewer steps than Adam to fine-tune a base model of width {model.d_model}")
+        return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
+
     @override
     def choose_learning_rate(
         self,
@@ -158,9 +201,18 @@ class LabelChoices(EncoderChoices):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        if optimizer == "muon" and settings.init_from is None:
+        if optimizer == "muon" and (settings.init_from is None or is_small_base(settings, d_model)):
             return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
         return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
+
+    def log_corpus_problems(self, corpus: Any, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
+        """Log the share of masked tokens that the base model predicts, if its folder says so."""
+        if resolved.init_from is None or (share := _masked_accuracy(Path(resolved.init_from))) is None:
+            return
+        reason = f"predicts {share:.1f} % of its masked dev tokens"
+        if share < _FEW_PREDICTED:
+            reason = f"predicts only {share:.1f} % of its masked dev tokens: compare with a run without this base model"
+        choice_log.record("init_from", None, Choice(resolved.init_from, reason))
 
     @abstractmethod
     def training_texts(self, corpus: Any, resolved: ResolvedSettings) -> LabeledTexts:

@@ -53,6 +53,7 @@ from transduce.training.choices import (
     choose_best_by,
     choose_fine_tuning_rate,
     choose_learning_rate,
+    choose_optimizer,
     choose_preset,
     choose_schedule,
     choose_steps,
@@ -132,10 +133,10 @@ def continues_training(settings: Settings, kind: str) -> bool:
     """
     if settings.init_from is None or settings.training.lora_rank:
         return False
-    return _task_of(Path(settings.init_from)) in (kind, None)
+    return base_task(Path(settings.init_from)) in (kind, None)
 
 
-def _task_of(folder: Path) -> str | None:
+def base_task(folder: Path) -> str | None:
     """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
     try:
         return read_run_setting(folder, "task.kind", str)
@@ -441,6 +442,10 @@ class TaskKind(ABC, Generic[C]):
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
         """Choose the learning-rate schedule; `norm_order` is the model's."""
         return choose_schedule(norm_order)
+
+    def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
+        """Choose the optimizer: Muon for pre-norm layers with random initial weights, otherwise Adam."""
+        return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
     def choose_learning_rate(
         self,

@@ -223,6 +223,10 @@ class MaskedDevSet(Validation):
         return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
+# The width from which Muon learns masked tokens in fewer steps than Adam does.
+_MUON_WIDTH = 128
+
+
 class MaskedLanguageModelKind(EncoderChoices, TextKind):
     """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
 
@@ -328,6 +332,13 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
         return Choice(2 * choice.value, f"twice {choice.reason}")
 
+    def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
+        """Choose Adam for narrow models, which Muon teaches more slowly to use context; otherwise as for all tasks."""
+        choice = super().choose_optimizer(settings, model)
+        if choice.value == "muon" and model.d_model < _MUON_WIDTH:
+            return Choice("adam", f"learns in fewer steps than Muon if `d_model` is below {_MUON_WIDTH}")
+        return choice
+
     def choose_learning_rate(
         self,
         settings: Settings,
@@ -335,9 +346,14 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
         batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
+        optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the peak learning rate 0.25 / d_model, half of Adam's for pre-norm models, also with a base model."""
+        """Choose the peak learning rate: 0.25 / d_model, half of Adam's for pre-norm models, also with a base model.
+
+        For Muon with random weights it is 1 / d_model: at a fourth of it, short runs predict by frequency alone.
+        """
+        if optimizer == "muon" and settings.init_from is None:
+            return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
         usual = f"0.25 / d_model ({d_model})"
         return Choice(0.25 / d_model, usual if settings.init_from is None else f"{usual}, as for random weights")
 

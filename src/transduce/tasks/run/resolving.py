@@ -48,7 +48,6 @@ from transduce.training.choices import (
     choose_dropout,
     choose_kernels,
     choose_label_smoothing,
-    choose_optimizer,
     choose_patience,
     choose_preset_in_time,
     choose_record,
@@ -59,7 +58,7 @@ from transduce.training.choices import (
     tokens_in_time,
 )
 from transduce.training.lora import choose_lora_alpha
-from transduce.training.settings import OptimizerName, ResolvedTraining, TrainingSettings
+from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # --- model configuration ---
 
@@ -426,7 +425,7 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
             "`training.optimizer` is muon, which updates the matrices of attention and feed-forward layers, but "
             "`model.kind` is recurrent, which has none: leave it out, or choose adam."
         )
-    optimizer = training.optimizer or _choose_optimizer(settings, model).value
+    optimizer = training.optimizer or kind.choose_optimizer(settings, model).value
     if optimizer == "adam" and training.momentum != TrainingSettings().momentum:
         raise TransduceError(
             f"`training.momentum` ({training.momentum:g}) is Muon's, but `training.optimizer` is adam: leave it out, "
@@ -485,12 +484,10 @@ def resolve_training(
     warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
     if steps is not None and schedule in ("linear", "cosine") and warmup > (half := max(1, steps // 2)):
         choice_log.amend("training.warmup_steps", half, "half of the steps, as the rate falls in the rest; you set {}")
-    optimizer = take("training.optimizer", training.optimizer, _choose_optimizer(settings, model))
-    rate = take(
-        "training.learning_rate",
-        training.learning_rate,
-        kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
-    )
+    optimizer = take("training.optimizer", training.optimizer, kind.choose_optimizer(settings, model))
+    rate_choice = kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer)
+    rate = take("training.learning_rate", training.learning_rate, rate_choice)
+    fine_tuning_rate = 0.0 if settings.init_from is None else rate_choice.value
     precision = take(
         "training.precision",
         training.precision,
@@ -509,7 +506,10 @@ def resolve_training(
         schedule=schedule,
         warmup_steps=warmup,
         weight_decay=_resolve_weight_decay(
-            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), rate, choice_log
+            settings,
+            choose_weight_decay(optimizer, schedule, rate, warmup, steps, fine_tuning_rate),
+            rate,
+            choice_log,
         ),
         label_smoothing=take("training.label_smoothing", training.label_smoothing, smoothing),
         precision=precision,
@@ -530,10 +530,6 @@ def resolve_training(
         else None,
         **{name: getattr(training, name) for name in _COPIED_SETTINGS},
     )
-
-
-def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-    return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
 
 def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
