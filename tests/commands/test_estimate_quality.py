@@ -121,7 +121,7 @@ def test_all_lines_are_written_as_a_table(
     capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = files
-    target.write_text('"We, eat"\n\nfish\n我吃鱼\n', "utf-8")
+    target.write_bytes('"We,\r eat"\n\nfish\n我吃鱼\n'.encode())
     options: list[str | Path] = ["--source", source, "--translation", target]
     tables = []
     for suffix, dialect in ((".csv", csv.excel), (".tsv", csv.excel_tab)):
@@ -132,7 +132,7 @@ def test_all_lines_are_written_as_a_table(
     header, *rows = tables[0]
     assert header == ["line", "nats_per_token", "warnings", "source", "translation"]
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
-    assert [row[4] for row in rows] == ['"We, eat"', "", "fish", "我吃鱼"]
+    assert [row[4] for row in rows] == ['"We,\r eat"', "", "fish", "我吃鱼"]
     assert rows[1][1:3] == ["", ""]
     assert float(rows[0][1]) > 0
     review(capsys, trained, *options, "--output", tmp_path / "q.jsonl")

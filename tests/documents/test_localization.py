@@ -130,6 +130,12 @@ def test_flags_of_an_obsolete_entry_are_not_the_next_entrys() -> None:
     assert translated(source, "a.po", mark_fuzzy=True) == expected
 
 
+def test_a_new_flag_stands_before_the_former_source_text() -> None:
+    source = '#| msgid "one only"\nmsgid "one"\nmsgstr ""\n'
+    expected = '#, fuzzy\n#| msgid "one only"\nmsgid "one"\nmsgstr "one!"\n'
+    assert translated(source, "a.po", mark_fuzzy=True) == expected
+
+
 def test_segments_of_a_source_stay_segments_of_its_translation() -> None:
     """Tools of translators find a translation by the segments of `seg-source`, each in a `mrk` with its number."""
     segments = '<mrk mtype="seg" mid="1">one <g id="5">two</g></mrk> <mrk mtype="seg" mid="2">three &lt;</mrk>'

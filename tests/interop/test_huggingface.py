@@ -18,6 +18,7 @@ from transduce.inference.translator import Translator
 from transduce.interop.hugging_face.export import (
     class_for,
     config_json,
+    generation_config,
     redundant_names,
     stored_parameters,
     stored_tensors,
@@ -301,3 +302,11 @@ def test_the_opened_configuration_holds_norm_order_and_search_settings(open_fold
     assert theirs.config.transduce["norm_order"] == "pre" == stored["transduce"]["norm_order"]
     assert theirs.generation_config.num_beams == 4
     assert theirs.generation_config.bad_words_ids == [[0]]
+
+
+def test_generation_settings_have_the_beams_of_the_search() -> None:
+    config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
+    plain = generation_config(config, 2)
+    assert plain == generation_config(config, 2, SearchSettings())
+    changed = {"num_beams": 6, "no_repeat_ngram_size": 3}
+    assert generation_config(config, 2, SearchSettings(beam_size=6, no_repeated_ngrams=3)) == plain | changed

@@ -222,6 +222,27 @@ def test_each_of_several_choices_has_its_own_end(serve: Any, gated_model: Any) -
     assert (whole["usage"]["completion_tokens"], cut["usage"]["completion_tokens"]) == (6, 3)
 
 
+def test_each_of_several_prompts_has_as_many_choices(serve: Any, gated_model: Any) -> None:
+    class Terms(gated_model):  # type: ignore[misc]
+        """Has one translation of the prompt `Hund`, and alternatives of others."""
+
+        def translate(self, *args: Any, **options: Any) -> Any:
+            found = super().translate(*args, **options)
+            return [
+                msgspec.structs.replace(each, alternatives=each.alternatives[:1]) if each.source == "Hund" else each
+                for each in found
+            ]
+
+    with serve(Terms()) as live:
+        fields = {"model": "de-en", "prompt": ["Hund", "ein Satz"], "n": 2}
+        choices = live.ask("POST", TEXT, fields).json["choices"]
+        assert [(each["index"], each["text"]) for each in choices][:3] == [(0, "HUND"), (1, "HUND"), (2, "EIN SATZ")]
+        assert len(choices) == 4
+        assert choices[3]["text"] != "EIN SATZ"
+        (single,) = live.ask("POST", TEXT, fields | {"prompt": "Hund"}).json["choices"]
+        assert single["text"] == "HUND"
+
+
 def test_a_stream_reports_a_text_in_another_language_in_its_head(live: Any) -> None:
     text = "We have had no time today at all."
     warning = "Text 1 looks English, not German: its translation may be nonsense."

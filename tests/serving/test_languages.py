@@ -63,6 +63,17 @@ def test_models_with_one_language_on_both_sides_are_served(serve: Any, gated_mod
         assert live.translate("a text", source="auto").json["translatedText"] == "A TEXT"
 
 
+def test_a_clear_language_is_found_without_profiles_of_all_served_languages(serve: Any, gated_model: Any) -> None:
+    text = "Hello there my friend, how are you today? I hope that all is well with your family."
+    pairs = (("de", "en"), ("fr", "en"), ("en", "en"), ("user", "bot"))
+    with serve(*(gated_model(languages=pair) for pair in pairs)) as live:
+        reply = live.translate(text, source="auto").json
+    assert reply["detectedLanguage"]["language"] == "en"
+    profiles = learn_profiles({"de": ["das ist ein Haus"] * 9, "en": ["this is a house"] * 9})
+    detector = Detector(["de", "en", "user"], profiles)
+    assert detector.detect("das ist ein kleines Haus", ["de", "en"])[0].confidence > 60
+
+
 def test_a_pair_has_one_model(gated_model: Any) -> None:
     with pytest.raises(TransduceError, match=r"zh-Hans → en has two: leave one out"):
         Routes([gated_model(languages=("zh", "en")), gated_model(languages=("zh-CN", "en"))])

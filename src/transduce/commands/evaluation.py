@@ -517,7 +517,7 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         nats = "" if self.nats_per_token is None else f"{self.nats_per_token:.2f} nats a token"
         columns = (str(self.line), self.reasons or nats, self.source, self.translation)
-        return "\t".join(column.replace("\t", " ") for column in columns)
+        return "\t".join(column.replace("\t", " ").replace("\r", " ") for column in columns)
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -633,10 +633,13 @@ def _table(lines: list[ReviewedLine], delimiter: str) -> bytes:
     import io
 
     text = io.StringIO()
-    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    writer.writerow(("line", "nats_per_token", "warnings", "source", "translation"))
+    plain = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    quoting = csv.writer(text, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    plain.writerow(("line", "nats_per_token", "warnings", "source", "translation"))
     for each in lines:
         nats = "" if each.nats_per_token is None else f"{each.nats_per_token:.4f}"
+        # By itself, the writer does not quote a carriage return, at which readers end a row.
+        writer = quoting if "\r" in each.source + each.translation else plain
         writer.writerow((each.line, nats, each.reasons, each.source, each.translation))
     return text.getvalue().encode("utf-8", "replace")
 

@@ -226,13 +226,14 @@ def _edit_entry(
 
     def render(translations: Sequence[str]) -> str:
         written, position = "", start
+        # Flags stand before the notes on the former source text; tools refuse them behind these.
+        if settings.mark_fuzzy and not any(map(_flags, entry.notes)):
+            written += "#, fuzzy" + file.newline
         for line in entry.notes:
             note = _new_note(line, entry, is_new=is_new, mark_fuzzy=settings.mark_fuzzy)
             written += file.text[position : line.start] + (note + line.break_ if note else "")
             position = line.end + len(line.break_)
         written, position = written + file.text[position : entry.start], entry.start
-        if settings.mark_fuzzy and not any(map(_flags, entry.notes)):
-            written += "#, fuzzy" + file.newline
         for (string, id_text), translation in zip(open_strings, translations, strict=True):
             before, after = _outer_breaks(id_text)
             written += file.text[position : string.start] + _quoted(

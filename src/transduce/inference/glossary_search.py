@@ -300,8 +300,11 @@ def _marks_like(marks: str, target: str, language: str | None) -> str:
     code = None if language is None else base_code(language)
     is_wide = is_unspaced_character(target[-1]) if code is None else code in (*CHINESE, *JAPANESE)
     if marks.startswith(("...", "…")):
-        return marks
-    return marks.translate(_WIDE_MARKS if is_wide else _NARROW_MARKS)
+        return "……" if is_wide else "..." if marks.startswith(".") else "…"
+    written = marks.translate(_WIDE_MARKS if is_wide else _NARROW_MARKS)
+    # A target such as "etc." has its own full stop, and one such as "Hello!" its own mark.
+    has_end = target.endswith(written) or (written in (".", "。") and target[-1] in _SENTENCE_MARKS)
+    return "" if has_end and written else written
 
 
 # --- search ---

@@ -241,7 +241,10 @@ class Completions:
             None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
         )
         answers = await self.service.translate(translation, disconnected, shown)
-        choices = [choice for answer in answers for choice in _choices_of(answer, request, model)]
+        choices_by_prompt = [_choices_of(answer, request, model) for answer in answers]
+        if len(choices_by_prompt) > 1:  # clients find a prompt's choices by their number, but equal ones are left out
+            choices_by_prompt = [[*each, *each[-1:] * (request.choices - len(each))] for each in choices_by_prompt]
+        choices = [choice for each in choices_by_prompt for choice in each]
         lines = [line for prompt in request.prompts for line in prompt.splitlines() if line.strip()]
         return Completion(choices, sum(count - 1 for count in model.count_tokens(lines)), warning_headers(answers))
 

@@ -264,6 +264,11 @@ class Routes:
             other = detect_other_language(text, target) or language_name(target)
         elif not has_letters_of(text, best.language):
             other = other or "another language"
+        served = next(
+            (each for each in ranked if each.language in sources and language_name(each.language) == other), None
+        )
+        if served is not None:
+            return served
         if other is not None:
             raise invalid_request(
                 f"`source` is `{AUTO}`, but the text seems to be in {other}: only {self._list(sources)} can be "
@@ -321,12 +326,12 @@ class Detector:
 
         Args:
             codes: canonical codes of the served languages.
-            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`, else
-                scripts tell languages apart; None: no profiles.
+            profiles: language profiles, whose codes may have any spelling; used if they cover all candidates for a
+                text, else scripts tell languages apart; None: no profiles.
         """
         self.codes = list(codes)
         profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}
-        self._profiles = profiles if set(self.codes) <= profile_codes.keys() else None
+        self._profiles = profiles
         self._profile_codes = profile_codes
 
     def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
@@ -344,7 +349,7 @@ class Detector:
         # Names in Latin letters say nothing about the language of a text in another script.
         likely = [code for code in codes if script is not None and is_written_in(code, script)] or codes
         shares = dict.fromkeys(codes, 0.0)
-        if self._profiles is None:
+        if self._profiles is None or not self._profile_codes.keys() >= set(likely):
             shares |= alphabet_shares(text, likely)
         else:
             probabilities = self._profiles.probabilities(text, [self._profile_codes[code] for code in likely])

@@ -138,7 +138,8 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     Args:
         config: the model's configuration.
         unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
-        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same.
+        search: search settings of an encoder–decoder; if they rank as `generate` does, `generate` gets the same, and
+            otherwise the number of beams and the length of n-grams that must not be repeated. None: the defaults.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
@@ -154,7 +155,11 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
         return None
     content = {"decoder_start_token_id": config.start_id, **ids}
     if search is None or search.generate is None:
-        return content | {"bad_words_ids": [[config.pad_id]], "num_beams": 4, "max_length": 512}
+        defaults = content | {"bad_words_ids": [[config.pad_id]], "num_beams": 4, "max_length": 512}
+        if search is None:
+            return defaults
+        repeated = {"no_repeat_ngram_size": search.no_repeated_ngrams} if search.no_repeated_ngrams else {}
+        return defaults | {"num_beams": search.beam_size} | repeated
     forbidden = sorted({config.pad_id, *search.generate.forbidden_ids})
     return content | {"bad_words_ids": [[id] for id in forbidden]} | export_generation(search, search.generate)
 

@@ -254,7 +254,8 @@ class DevSet(Validation):
             for direction, translator in self.directions:
                 search = translator.search
                 if is_untrained:
-                    search = msgspec.structs.replace(search, max_length_extra=_UNTRAINED_EXTRA)
+                    extra = min(search.max_length_extra, _UNTRAINED_EXTRA)
+                    search = msgspec.structs.replace(search, max_length_extra=extra)
                 translations = translate_dev(translator, direction, search)
                 reports[str(direction)] = score(
                     translations, direction.references, target_language=direction.target_language

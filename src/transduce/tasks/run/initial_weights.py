@@ -280,6 +280,8 @@ _OVERRIDES = {
     "max_length_extra": "max_length",
     "beam_size": "sampling",
     "length_penalty": "sampling",
+    "coverage_penalty": "sampling",
+    "diverse_groups": "sampling",
 }
 
 
