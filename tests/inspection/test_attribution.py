@@ -53,7 +53,7 @@ def test_occlusion_is_the_difference_of_two_scores(translator: Translator, targe
     def log_probabilities(source: list[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits = translator.model(torch.tensor([source]), inputs)[0]
-        logits[:, config.forbidden_tokens] = float("-inf")
+            logits[:, config.forbidden_tokens] = float("-inf")
         chosen: torch.Tensor = logits.log_softmax(-1)[torch.arange(len(target_ids)), torch.tensor(target_ids)]
         return chosen
 

@@ -720,6 +720,10 @@ class _Renderer:
         is_word_left = position > part.start and text[position - 1].isalnum()
         is_word_right = position < part.end and text[position].isalnum()
         is_edge = position in (part.start, part.end)
+        # Empty formatting such as `<b></b>` shows nothing, so it separates no word from the punctuation beside it.
+        if _BARE_ELEMENTS.fullmatch(leaf.opening.source):
+            before = before and not (position < part.end and _is_punctuation(text[position]))
+            after = after and not (position > part.start and _is_punctuation(text[position - 1]))
         return insertion._replace(
             before=" " if before and (is_word_left and (spaced or is_edge)) else "",
             after=" " if after and (is_word_right and (spaced or is_edge)) else "",
@@ -769,6 +773,9 @@ def _is_within_word(text: str, position: int) -> bool:
         and _is_same_word(text[position - 1], text[position])
         and not is_unspaced_or_punctuation(text[position])
     )
+
+
+_BARE_ELEMENTS = re.compile(r"(?:<[a-z]+>\s*)+(?:</[a-z]+>\s*)+", re.IGNORECASE)
 
 
 def _is_punctuation(character: str) -> bool:
