@@ -307,6 +307,7 @@ def test_the_opened_configuration_holds_norm_order_and_search_settings(open_fold
 def test_generation_settings_have_the_beams_of_the_search() -> None:
     config = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
     plain = generation_config(config, 2)
+    assert plain is not None
     assert plain == generation_config(config, 2, SearchSettings())
     changed = {"num_beams": 6, "no_repeat_ngram_size": 3}
     assert generation_config(config, 2, SearchSettings(beam_size=6, no_repeated_ngrams=3)) == plain | changed

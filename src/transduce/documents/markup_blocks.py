@@ -517,7 +517,7 @@ class _Renderer:
         self.protected = _protected_targets(block, text, protected)
         """The spans of the protected elements in the translation, by their offset in the source."""
         self.sources = {self.protected[m.start]: m for m in block.protected if m.start in self.protected}
-        self.words = spans
+        self.words = {own: Span(*(min(edge, len(text)) for edge in found)) for own, found in spans.items()}
         self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
 
     def _span_of(self, node: InlineNode) -> Span:
@@ -546,10 +546,18 @@ class _Renderer:
             start, end = (min(max(edge, position), part.end) for edge in insertion.span)  # never write text twice
             child = insertion.node
             inner = self.inside(child, Span(start, end)) if child.kind == "element" else ""
-            written += self._plain(position, start) + insertion.before + self.rendering.tag(child.opening)
-            written += inner + child.closing + insertion.after
+            tag = self.rendering.tag(child.opening) + inner + child.closing
+            # Empty formatting such as `<b></b>` shows nothing, so spaces around it must not divide the translation.
+            if self._is_joined(start) and _BARE_ELEMENTS.fullmatch(child.opening.source):
+                insertion = insertion._replace(before="", after="")
+            written += self._plain(position, start) + insertion.before + tag + insertion.after
             position = end
         return written + self._plain(position, part.end)
+
+    def _is_joined(self, position: int) -> bool:
+        """Return whether an offset in the translation is between two characters that no white space separates."""
+        around = self.text[position - 1 : position + 1] if 0 < position < len(self.text) else ""
+        return len(around.strip()) == len(around) == 2
 
     def _plain(self, start: int, end: int) -> str:
         """Return a part of the translation without tags, escaped, and with its protected elements in their places."""
@@ -720,10 +728,6 @@ class _Renderer:
         is_word_left = position > part.start and text[position - 1].isalnum()
         is_word_right = position < part.end and text[position].isalnum()
         is_edge = position in (part.start, part.end)
-        # Empty formatting such as `<b></b>` shows nothing, so it separates no word from the punctuation beside it.
-        if _BARE_ELEMENTS.fullmatch(leaf.opening.source):
-            before = before and not (position < part.end and _is_punctuation(text[position]))
-            after = after and not (position > part.start and _is_punctuation(text[position - 1]))
         return insertion._replace(
             before=" " if before and (is_word_left and (spaced or is_edge)) else "",
             after=" " if after and (is_word_right and (spaced or is_edge)) else "",
@@ -775,7 +779,7 @@ def _is_within_word(text: str, position: int) -> bool:
     )
 
 
-_BARE_ELEMENTS = re.compile(r"(?:<[a-z]+>\s*)+(?:</[a-z]+>\s*)+", re.IGNORECASE)
+_BARE_ELEMENTS = re.compile(r"(?=.*</)(?:</?[a-z]+>\s*+)++", re.IGNORECASE | re.DOTALL)  # without attributes
 
 
 def _is_punctuation(character: str) -> bool:
