@@ -155,7 +155,7 @@ def test_an_imported_folder_translates_as_the_original_does(
     out = tmp_path / "out"
     assert main(["import", str(nllb), str(out), "--target-language", "deu_Latn"]) == 0
     assert "m2m_100, " in capsys.readouterr().out
-    sentences = ["我喜欢茶。", "I like tea.", ""]
+    sentences = ["我喜欢茶。", "我喜欢水。", ""]
     direct = opened(nllb, target_language="deu_Latn")(sentences)
     again = opened(out)(sentences)
     assert [each.text for each in again] == [each.text for each in direct]
