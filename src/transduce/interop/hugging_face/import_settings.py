@@ -506,7 +506,7 @@ class ImportFamily(NamedTuple):
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
     """Function that converts the family's `config.json` to this package's model settings."""
-    names: names.Family
+    names: names.StoredNames
     """Table of the names that the family's weights have in files."""
     begins_with_end: bool = False
     """True if the decoder of an encoder–decoder starts with the end symbol by default; if false, with padding."""
@@ -582,7 +582,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
     return family
 
 
-def names_of(model_type: str, present: Collection[str]) -> names.Family:
+def names_of(model_type: str, present: Collection[str]) -> names.StoredNames:
     """Return the table that maps this package's parameter names to those of a Hugging Face family's weights.
 
     Args:
