@@ -1,6 +1,7 @@
 """Test whole Hugging Face folders: opened directly, imported by the command, translated with their own settings."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -126,6 +127,9 @@ def test_inspection_and_attention_maps_include_language_tags(nllb: Path) -> None
     translator = opened(nllb)
     expected = translator("我喜欢茶。")
     found = inspect_sentence(translator, "我喜欢茶。")
+    probabilities = [math.exp(value) for value in expected.alternatives[0].token_log_probabilities]
+    # The search forces the language tag, whatever its probability.
+    assert [step.probability for step in found.steps[1:]] == pytest.approx(probabilities[1:], abs=1e-5)
     assert (found.translation, found.source_tokens[0]) == (expected.text, "zho_Hans")
     assert found.score == pytest.approx(expected.score)
     assert attention_maps(translator, "我喜欢茶。").source_tokens == found.source_tokens
