@@ -34,17 +34,17 @@ _RANGES = {
 # Languages that are not written in Latin letters, by their codes of two or three letters, and ISO 15924's codes of
 # scripts, as in zho_Hans.
 _OTHER_SCRIPTS = {
-    "Han and kana": "zh zho chi cmn yue wuu lzh cn ja jpn jp hans hant hani jpan hira kana",
-    "Hangul": "ko kor hang kore",
-    "Cyrillic": "ru rus uk ukr be bel bg bul mk mkd sr srp kk kaz ky kir mn mon khk tg tgk tt tat ba bak cv chv cyrl",
-    "Greek": "el ell gre grc grek",
-    "Arabic": "ar ara arb arz fa fas per pes prs ur urd ps pus pbt ckb ug uig sd snd arab",
-    "Hebrew": "he heb yi yid ydd hebr",
-    "Thai": "th tha thai",
-    "Devanagari": "hi hin mr mar ne nep npi sa san deva",
+    "Han and kana": "zh|zho|chi|cmn|yue|wuu|lzh|cn|ja|jpn|jp|hans|hant|hani|jpan|hira|kana",
+    "Hangul": "ko|kor|hang|kore",
+    "Cyrillic": "ru|rus|uk|ukr|be|bel|bg|bul|mk|mkd|sr|srp|kk|kaz|ky|kir|mn|mon|khk|tg|tgk|tt|tat|ba|bak|cv|chv|cyrl",
+    "Greek": "el|ell|gre|grc|grek",
+    "Arabic": "ar|ara|arb|arz|fa|fas|per|pes|prs|ur|urd|ps|pus|pbt|ckb|ug|uig|sd|snd|arab",
+    "Hebrew": "he|heb|yi|yid|ydd|hebr",
+    "Thai": "th|tha|thai",
+    "Devanagari": "hi|hin|mr|mar|ne|nep|npi|sa|san|deva",
     "Latin": "latn",
 }
-_BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split()}
+_BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split("|")}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
 _MIN_LETTERS = 2
