@@ -490,10 +490,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if len(self.labels) <= _MAX_CONFUSED:
             names = [each.label for each in self.labels]
-            columns = [
-                max(columns_of(name), *(len(f"{row[number]:,}") for row in self.confusion))
-                for number, name in enumerate(names)
-            ]
+            counts = zip(*self.confusion, strict=True)
+            columns = [max(columns_of(name), len(f"{max(each):,}")) for name, each in zip(names, counts, strict=True)]
             heading = "  ".join(padded(name, size, right=True) for name, size in zip(names, columns, strict=True))
             lines += ["", localized("right label (rows) and predicted label (columns)"), f"{'':{width}}  {heading}"]
             lines += [
