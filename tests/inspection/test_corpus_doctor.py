@@ -341,6 +341,18 @@ def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> N
     assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
 
 
+def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(write_lines: WriteLines) -> None:
+    lines = ["source\ttarget", *(f"Satz {n}\tsentence {n}" for n in range(30)), "one column", "a\tb", "c\tc"]
+    report = examine_corpus([write_lines("corpus.tsv", lines)])
+    assert (report.source_lines, report.target_lines) == (32, 32)
+    assert report.finding("not UTF-8").count == report.finding("duplicates").count == 0
+    (copy,) = report.finding("copies").examples
+    assert (copy.location.rpartition(":")[2], copy.text) == ("34", "c")
+    malformed = report.finding("table lines")
+    assert (malformed.count, malformed.message) == (1, "1 line without two columns; training leaves them out")
+    assert [example.location.rpartition(":")[2] for example in malformed.examples] == ["32"]
+
+
 def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:
     (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
     (tmp_path / "empty").write_bytes(b"")
