@@ -53,7 +53,7 @@ def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | Non
     return [(stretch.first_line, stretch.lag) for stretch in found(source, target).stretches]
 
 
-# --- where the files lose step ---------------------------------------------------------------------------------
+# --- where the files lose step ---
 
 
 def test_a_sound_corpus_keeps_step(corpus: Sides) -> None:
@@ -164,7 +164,7 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
             assert f"(just before, the {side} has extra lines" in part
 
 
-# --- lines -----------------------------------------------------------------------------------------------------
+# --- lines ---
 
 
 def examine(
@@ -287,7 +287,7 @@ def test_the_main_script_of_a_line_is_detected() -> None:
     ]
 
 
-# --- pairs -----------------------------------------------------------------------------------------------------
+# --- pairs ---
 
 
 def test_duplicates_copies_and_many_translations(write_lines: WriteLines) -> None:
@@ -332,7 +332,7 @@ def test_rare_characters_are_no_fault_where_training_would_learn_the_same(write_
     assert unknown.severity == "look"
 
 
-# --- files and pages -------------------------------------------------------------------------------------------
+# --- files and pages ---
 
 
 def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> None:
