@@ -308,9 +308,9 @@ def prepare_corpus(
         notes.repeated_spaces = 0
     for line in notes.notices(writes_text=text.writes_text):
         display.say(line)
-    if text.writes_text and not text.files.is_text_alone:
-        if (notice := language_notice(text.files, languages_of(settings.data))) is not None:
-            display.say(notice)
+    has_languages = text.writes_text and not text.files.is_text_alone
+    if has_languages and (notice := language_notice(text.files, languages_of(settings.data))) is not None:
+        display.say(notice)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
