@@ -164,6 +164,32 @@ def test_equal_texts_are_translated_once() -> None:
     assert calls == [["a", "b"]]
 
 
+@pytest.mark.parametrize(
+    ("value", "unit", "translation", "expected"),
+    [
+        # Tags of components have numbers, which HTML does not know.
+        (
+            "<1>a</1> <b>c</b> <2/>",
+            "<n-1>a</n-1> <b>c</b> <n-2/>",
+            "<b>C</b> <n-1>A</n-1><n-2/>",
+            "<b>C</b> <1>A</1><2/>",
+        ),
+        ("a <1>b</1>", "a <1>b</1>", "<1>B</1> A", "<1>B</1> A"),
+        # Signs stay as the text writes them, unless they would become markup.
+        ("a & b <b>1 < 2</b>", "a & b <b>1 < 2</b>", "<b>1 &lt; 2</b> A &amp; B", "<b>1 < 2</b> A & B"),
+        ("a &amp; <b>b</b>", "a &amp; <b>b</b>", "<b>B</b> &amp; A", "<b>B</b> &amp; A"),
+        ("a & <b>b</b>", "a & <b>b</b>", "&amp;lt; &lt;b", "&amp;lt; &lt;b"),
+    ],
+)
+def test_tags_and_signs_in_json_stay_as_programs_read_them(
+    value: str, unit: str, translation: str, expected: str
+) -> None:
+    document = read_document("a.json", json.dumps({"k": value}).encode(), DocumentSettings(), Limits())
+    assert [each.text for each in document.units] == [unit]
+    assert json.loads(document.write([translation])) == {"k": expected}
+    assert json.loads(document.write([unit])) == {"k": value}
+
+
 # --- ICU messages ---
 
 
