@@ -363,3 +363,20 @@ def test_the_author_of_an_ebook_stays() -> None:
     content = archive(*((name, text.encode()) for name, text in entries.items()), compression=zipfile.ZIP_STORED)
     with zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.epub", backwards_words))) as file:
         assert file.read("a.ncx").decode() == f"<ncx>{text.replace('one two', 'two one')}</ncx>"
+
+
+def test_word_styles_for_code_are_found_by_their_names() -> None:
+    """Word in German or Chinese has other identifiers of styles, but the same names."""
+    styles = "".join(
+        f'<w:style w:styleId="{identifier}"><w:name w:val="{name}"/><w:basedOn w:val="{base}"/></w:style>'
+        for identifier, name, base in (("B", "mine", "a3"), ("a3", "HTML Preformatted", "n"), ("Z1", "heading 1", "n"))
+    )
+    source = "".join(
+        f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' for style in ("a3", "B", "Z1")
+    )
+    run = '<w:p><w:r><w:rPr><w:rStyle w:val="a3"/></w:rPr><w:t>x</w:t></w:r><w:r><w:t>c</w:t></w:r></w:p>'
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    part = ("word/styles.xml", f'<w:styles xmlns:w="{namespace}">{styles}</w:styles>'.encode())
+    fake = Fake()
+    translate_upload(archive(TYPES, word(source + run), part), "a.docx", fake)
+    assert sorted(fake.texts) == ['<x id="0"/>c', "a"]

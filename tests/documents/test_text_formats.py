@@ -164,6 +164,14 @@ def test_equal_texts_are_translated_once() -> None:
     assert calls == [["a", "b"]]
 
 
+def test_a_text_whose_translation_is_empty_stays() -> None:
+    source = '{"a": "b", "c": "d"}'
+    result = translate_upload(
+        source.encode(), "a.json", lambda texts, _: ["" if text == "b" else "x" for text in texts]
+    )
+    assert json.loads(result) == {"a": "b", "c": "x"}
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "translation", "expected"),
     [

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
+from transduce.documents.limits import Archive, add_text, clear, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
     InlineText,
     Part,
     Tag,
     Unit,
+    find_code_styles,
     has_letters,
     is_code_style,
     joined_parts,
@@ -59,6 +60,8 @@ class _Dialect(NamedTuple):
     """Elements that stand for content which is not translated, such as formulas."""
     has_escapes: bool = False
     """True if texts have escapes such as `_x000D_` for characters that XML cannot store."""
+    code_styles: frozenset[str] = frozenset()
+    """Identifiers of Word's styles for code, besides those that are recognized by the identifier itself."""
 
 
 _WORD = _Dialect(
@@ -189,8 +192,12 @@ class _OpenXmlParagraph(_Paragraph):
     @property
     def is_code(self) -> bool:
         """True if the paragraph has a Word style for code, so that it is not translated."""
-        style = self.element.find(f"{_W}pPr/{_W}pStyle")
-        return style is not None and is_code_style(style.get(f"{_W}val"))
+        return self._is_code_style(self.element.find(f"{_W}pPr/{_W}pStyle"))
+
+    def _is_code_style(self, style: Any) -> bool:
+        """Return whether the element with a Word style's identifier names one for code; False for None."""
+        identifier = None if style is None else style.get(f"{_W}val")
+        return is_code_style(identifier) or identifier in self.dialect.code_styles
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
         """Yield a paragraph's content (or a container's in it) as (kind, run or container, text or element).
@@ -201,7 +208,7 @@ class _OpenXmlParagraph(_Paragraph):
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
                 continue
-            if child.tag == dialect.run and is_code_style(self._style(child)):
+            if child.tag == dialect.run and self._is_code_style(self._style(child)):
                 yield "code", None, [_Leaf(child, part) for part in child if part.tag != dialect.run_properties]
             elif child.tag == dialect.run:
                 for part in child:
@@ -228,11 +235,10 @@ class _OpenXmlParagraph(_Paragraph):
         text = element.text or ""
         return unescaped(text) if self.dialect.has_escapes else text
 
-    def _style(self, run: Any) -> str | None:
-        """Return the name of the Word style of a run (stretch of formatted text); None if it has none."""
+    def _style(self, run: Any) -> Any:
+        """Return the element that names the Word style of a run (stretch of formatted text); None if it has none."""
         properties = self._run_properties(run)
-        style = None if properties is None else properties.find(f"{_W}rStyle")
-        return None if style is None else style.get(f"{_W}val")
+        return None if properties is None else properties.find(f"{_W}rStyle")
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
@@ -538,6 +544,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
 
 
 _WORKBOOK = "xl/workbook.xml"
+_STYLES = "word/styles.xml"
 _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[^/]*"
 
 
@@ -546,7 +553,15 @@ def read_docx(source: Source) -> Document:
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
-    return _document(archive, _part_files(archive, pattern, _WORD, _DRAWING, _CHART_LABEL))
+    word = _WORD._replace(code_styles=_code_styles(archive))
+    return _document(archive, _part_files(archive, pattern, word, _DRAWING, _CHART_LABEL))
+
+
+def _code_styles(archive: Archive) -> frozenset[str]:
+    """Return the identifiers of a Word file's styles for code; Word in some languages has identifiers of its own."""
+    styles = parse_xml(archive[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive else ()
+    found = ([each.get(f"{_W}styleId", ""), *map(each.find, (f"{_W}name", f"{_W}basedOn"))] for each in styles)
+    return find_code_styles((style, *(e if e is None else e.get(f"{_W}val") for e in rest)) for style, *rest in found)
 
 
 def read_pptx(source: Source) -> Document:
@@ -714,7 +729,7 @@ class _OpenDocumentParagraph(_Paragraph):
     @override
     def _rebuild(self, parts: Sequence[Part]) -> None:
         holders, is_after_space = [self.element], True
-        _clear(self.element)
+        clear(self.element)
         for part in parts:
             if isinstance(part, str):
                 is_after_space = _append_text(holders[-1], part, is_after_space=is_after_space)
@@ -726,7 +741,7 @@ class _OpenDocumentParagraph(_Paragraph):
                 holders[-1].append(element)
                 is_after_space = is_after_space or element.tag in (f"{_TEXT}tab", f"{_TEXT}line-break")
                 if part.kind == "open":
-                    _clear(element)
+                    clear(element)
                     holders.append(element)
         cell = self.element.getparent()
         if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
@@ -760,29 +775,15 @@ def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
     """
     for index, word in enumerate(xml_text(text).split(" ")):
         if index and not is_after_space:
-            _append_characters(holder, " ")
+            add_text(holder, " ")
         elif index and len(holder) and holder[-1].tag == f"{_TEXT}s" and not holder[-1].tail:
             holder[-1].set(f"{_TEXT}c", str(_space_count(holder[-1]) + 1))
         elif index:
             holder.append(holder.makeelement(f"{_TEXT}s"))
         if word:
-            _append_characters(holder, word)
+            add_text(holder, word)
         is_after_space = not word and (is_after_space or index > 0)
     return is_after_space
-
-
-def _append_characters(holder: Any, text: str) -> None:
-    """Append characters at the end of an XML element: to its text, or to the tail of its last child."""
-    if len(holder):
-        holder[-1].tail = (holder[-1].tail or "") + text
-    else:
-        holder.text = (holder.text or "") + text
-
-
-def _clear(element: Any) -> None:
-    element.text = None
-    for child in list(element):
-        element.remove(child)
 
 
 def _collapsed(text: str | None) -> str:

@@ -739,7 +739,9 @@ class TextFile:
             ) from None
 
 
-_CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.IGNORECASE)
+_CODE_STYLE = re.compile(
+    r"code|verbatim|preformatted|source ?text|listing|macro|html ?(?:keyboard|sample|typewriter)", re.IGNORECASE
+)
 
 
 def is_code_style(name: str | None) -> bool:
@@ -748,6 +750,23 @@ def is_code_style(name: str | None) -> bool:
     Code is not translated. False for None, a text without a style.
     """
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
+
+
+_MAX_BASES = 4  # styles that are based on each other
+
+
+def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> frozenset[str]:
+    """Return the identifiers of the styles for code among a document's styles.
+
+    Args:
+        styles: the identifier of each style, its name, and the identifier of the style that it is based on, if any. A
+            style that is based on one for code is one, too.
+    """
+    found = set[str]()
+    for identifier, name, base in list(styles) * _MAX_BASES:
+        if is_code_style(name) or base in found:
+            found.add(identifier)
+    return frozenset(found)
 
 
 def has_letters(text: str) -> bool:
