@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from transduce.machine import peak_memory
 from transduce.text.files import count_noun
-from transduce.training.events import Durations, ValidationEvent, format_duration
+from transduce.training.display import format_duration
+from transduce.training.events import Durations, ValidationEvent
 from transduce.training.schedule import default_interval
 from transduce.training.settings import ResolvedTraining
 
