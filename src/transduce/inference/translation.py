@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.rules import length_penalty_of
+from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
@@ -162,12 +162,12 @@ def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings)
     if not tokens:
         return hypothesis
     values = hypothesis.token_log_probabilities[tokens:]
-    divisor = length_penalty_of(search.generate)
+    divisor = ranking_of(search.generate).length_penalty
     return msgspec.structs.replace(
         hypothesis,
         ids=hypothesis.ids[tokens:],
         token_log_probabilities=values,
-        score=sum(values) / divisor(max(1, len(values)), search.length_penalty),
+        score=sum(values) / divisor(len(values), search.length_penalty),
     )
 
 
