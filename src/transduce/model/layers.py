@@ -41,7 +41,10 @@ class Residual(Component):
 
         `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
-        y = sublayer(normalize(self.norm_before, x, present))
+        return self.complete(x, sublayer(normalize(self.norm_before, x, present)), present)
+
+    def complete(self, x: Tensor, y: Tensor, present: Tensor | None) -> Tensor:
+        """Apply dropout and norm to a sub-layer's output y, and add x, in the configured order: to (B, T, D)."""
         if self.is_sandwich:
             return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
         return normalize(self.norm_after, self.dropout(y, residual=x), present)
