@@ -408,27 +408,17 @@ class GenerateSearch(BeamSearch):
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Create a search with one hypothesis per sentence, which contains only the start symbol.
+        """Create a search as a `BeamSearch`, from a scorer whose `step` returns log-probabilities.
 
-        Args:
-            scorer: the model, at the start of a batch of N sentences; its `step` returns log-probabilities.
-            limits: start and end symbol, and the maximum lengths.
-            beam: the options of the beam.
-            settings: the model's settings for `generate`, of which `stop` decides when a sentence is finished.
-            rules: rules applied to the log-probabilities in turn.
-            selection: chooses the continuations to keep at each step; None for the best ones.
-            coverage: a penalty on hypotheses that leave source tokens untranslated; None: no penalty.
+        `settings.stop` decides when a sentence is finished.
         """
         super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
         self.max_finished = beam.group_size
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
+    @override
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input, and count all their live hypotheses as finished ones.
-
-        These are marked as not ended.
-        """
         self._ended_now = [[0] * self.beam.groups for _ in self.rows]
         super().abandon(sentences)
 
