@@ -42,12 +42,14 @@ def decomposed(text: str) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-def pairs(form: str = "NFC") -> list[Pair]:
+def pairs(form: Literal["NFC", "NFD"] = "NFC") -> list[Pair]:
     texts = [unicodedata.normalize(form, text) for text in SENTENCES * 20]
     return [Pair(text, texts[number - 3], number) for number, text in enumerate(texts, 1)]
 
 
-def learn(kind: Literal["bpe", "unigram", "character"], form: str = "NFC", **settings: Any) -> Tokenizer:
+def learn(
+    kind: Literal["bpe", "unigram", "character"], form: Literal["NFC", "NFD"] = "NFC", **settings: Any
+) -> Tokenizer:
     chosen = TokenizerSettings(kind=kind, vocabulary_size=500, **settings)
     return Tokenizer.train(lambda: pairs(form), chosen, adjust=True)
 
@@ -57,9 +59,9 @@ def translator() -> Translator:
     """Return a translator with random weights for texts in several scripts."""
     tokenizer = learn("bpe")
     torch.manual_seed(5)
-    sizes = {"source_vocabulary_size": tokenizer.source.size, "target_vocabulary_size": tokenizer.target.size}
     config = ModelConfig(
-        **sizes,
+        source_vocabulary_size=tokenizer.source.size,
+        target_vocabulary_size=tokenizer.target.size,
         d_model=16,
         d_ff=32,
         num_heads=2,
@@ -254,10 +256,9 @@ def test_invisible_characters_change_no_word(translator: Translator, text: str) 
 def test_characters_are_read_as_others_only_if_they_are_not_known() -> None:
     text = "“ﬁnden” 5\u00a0km Öl\u00adtank…\u00a0"
     bare = [Pair('finden "gut" 5 km Öltank...', "Öltank", n) for n in range(60)]
-    vocabulary, knowing = (
-        Tokenizer.train(lambda lines=lines: lines, TokenizerSettings(vocabulary_size=400), adjust=True).source
-        for lines in (bare, [Pair(text, "ទឹក", n) for n in range(60)])
-    )
+    known, settings = [Pair(text, "ទឹក", n) for n in range(60)], TokenizerSettings(vocabulary_size=400)
+    vocabulary = Tokenizer.train(lambda: bare, settings, adjust=True).source
+    knowing = Tokenizer.train(lambda: known, settings, adjust=True).source
     assert vocabulary.readable(text) == '"finden" 5 km Öltank... '
     assert vocabulary.readable("½ ２ ™") == "½ ２ ™"
     assert knowing.readable(text) == "“ﬁnden” 5 km Öltank…\u00a0"

@@ -267,7 +267,7 @@ def pair_histories(
             continue
         if not continues:
             memory.clear()
-        (ids,) = tokenizer.source.encode_batch([source])
+        ids = tokenizer.source.encode(tokenizer.source.readable(source))
         part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
         yield History(part.history, part.target_history)
         memory.append(part, target)

@@ -250,7 +250,9 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     character_coverage: float | None = None
     """Share of the characters (by occurrence) that get a token; None: chosen by the script and the vocabulary size."""
     nfc: bool = False
-    """Compose characters (Unicode NFC) before tokenization; text is not altered otherwise."""
+    """Compose characters (Unicode NFC) even if tokens of an existing vocabulary are not composed. Vocabularies that are
+    learned are composed, and read composed text in any case.
+    """
     keep_spaces: bool = False
     """Keep every space, including outer ones and runs, which may be one token. If false, outer spaces are removed and
     runs collapsed. The kind `character` always keeps spaces.

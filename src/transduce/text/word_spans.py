@@ -125,6 +125,9 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
     Raises:
         TransduceError: a word does not occur in order.
     """
+    if not unicodedata.is_normalized("NFC", " ".join([text, *words])):
+        composed = normalized_text(text, compose)
+        return [composed.original_span(span) for span in locate_words(list(map(compose, words)), composed.text)]
     spans: list[Span] = []
     position = 0
     for word in words:
