@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from transduce.data.holdout import source_keys
+from transduce.errors import TransduceError
 from transduce.evaluation.scores import rouge, score
 from transduce.evaluation.significance import compare
 from transduce.inference.placeholders import find_unknown
@@ -24,7 +25,7 @@ from transduce.text.languages import common_profiles, detect_other_language
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
 from transduce.text.text_settings import TextSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.vocabulary import Vocabulary, compose, tag_token
 from transduce.text.word_spans import Span, encode_with_spans, normalized_text, split_words
 
 SENTENCES = (
@@ -284,3 +285,11 @@ def test_a_segmenter_maps_its_sentences_to_the_original_text() -> None:
     assert found.origin is not None
     spans = [found.origin.original_span(Span(each.offsets[0], each.offsets[-1])) for each in found.sentences]
     assert [text[slice(*span)] for span in spans] == [decomposed("Ä gut."), decomposed("Ö {ü} schön.")]
+
+
+def test_symbols_are_composed_and_tags_have_any_form() -> None:
+    with pytest.raises(TransduceError, match=r"`tokenizer.user_symbols` must be in composed form \(Unicode NFC\)"):
+        TokenizerSettings(user_symbols=(decomposed("<é>"),))
+    vocabulary = learn("bpe", user_symbols=(tag_token("köln"),)).source
+    assert vocabulary.composes
+    assert vocabulary.for_tag("köln").before == vocabulary.for_tag(decomposed("köln")).before != ()

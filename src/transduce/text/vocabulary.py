@@ -148,7 +148,7 @@ def language_token(language: str) -> str:
 
 def tag_token(tag: str) -> str:
     """Return the token that starts the source sentences of a corpus with a tag, such as its domain."""
-    return f"<tag:{tag}>"
+    return f"<tag:{compose(tag)}>"
 
 
 class Vocabulary:
