@@ -296,8 +296,8 @@ def check_symbols(symbols: Sequence[str]) -> None:
             )
         if not unicodedata.is_normalized("NFC", symbol):
             raise TransduceError(
-                f'`tokenizer.user_symbols` must be in composed form (Unicode NFC), as texts are, but "{symbol}" is not: convert '
-                "it."
+                f'`tokenizer.user_symbols` must be in composed form (Unicode NFC), as texts are, but "{symbol}" is '
+                "not: convert it."
             )
 
 
