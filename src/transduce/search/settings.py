@@ -248,7 +248,7 @@ def override_search(
     """Return search settings with the options that are not None; any sampling option makes search sample.
 
     An option of beam search turns stored sampling off. Other stored settings that an option leaves without effect, or
-    that contradict it, get their neutral values: with `beam_size` 1, for example, `n_best` is 1, too.
+    that contradict it, give way: with `beam_size` 1, for example, `n_best` is 1, too.
 
     Args:
         search: the stored settings to start from.
@@ -282,7 +282,7 @@ def override_search(
 
 
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return neutral values for stored settings that changes leave without effect or contradict, by name."""
+    """Return new values, by name, for stored settings that changes leave without effect or contradict."""
     samples = changes.get("sampling", search.sampling) is not None
     beam_size = changes.get("beam_size", search.beam_size)
     neutral = dict[str, Any]()
@@ -292,4 +292,9 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
+    max_length, min_length = changes.get("max_length"), changes.get("min_length")
+    if isinstance(max_length, int) and search.min_length >= max_length:
+        neutral["min_length"] = max(0, max_length - 1)
+    if isinstance(min_length, int) and search.max_length is not None and min_length >= search.max_length:
+        neutral["max_length"] = None
     return {name: value for name, value in neutral.items() if name not in changes}
