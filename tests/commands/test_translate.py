@@ -286,7 +286,7 @@ def test_options_win_over_the_folders_settings_and_say_so(
         search("--beam-size", "1", "--length-penalty", "1")
 
 
-# --- terms ------------------------------------------------------------------------------------------------------------
+# --- terms ---
 
 
 @pytest.fixture
