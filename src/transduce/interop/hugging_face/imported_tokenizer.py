@@ -111,12 +111,12 @@ class ImportedVocabulary(Vocabulary):
     @cached_property
     def composes(self) -> bool:
         """True if texts are composed (Unicode NFC): for a list of composed words; other toolkits decide themselves."""
-        return isinstance(self.record.cutting, WordListRecord) and are_composed(self.record.ids, by_character=False)
+        return isinstance(self.record.algorithm, WordListRecord) and are_composed(self.record.ids, by_character=False)
 
     @cached_property
     def readings(self) -> Mapping[str, str]:
         """The characters that `readable` replaces because no word of a list of words has them."""
-        return plain_readings(self.record.ids) if isinstance(self.record.cutting, WordListRecord) else {}
+        return plain_readings(self.record.ids) if isinstance(self.record.algorithm, WordListRecord) else {}
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Return the token ids of each text, without the special tokens before and after it.
