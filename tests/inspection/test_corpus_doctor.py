@@ -343,7 +343,7 @@ def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> N
 
 def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(write_lines: WriteLines) -> None:
     lines = ["source\ttarget", *(f"Satz {n}\tsentence {n}" for n in range(30)), "one column", "a\tb", "c\tc"]
-    report = examine_corpus([write_lines("corpus.tsv", lines)])
+    report = examine_corpus([str(write_lines("corpus.tsv", lines))])
     assert (report.source_lines, report.target_lines) == (32, 32)
     assert report.finding("not UTF-8").count == report.finding("duplicates").count == 0
     (copy,) = report.finding("copies").examples
