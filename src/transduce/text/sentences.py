@@ -13,10 +13,10 @@ from pathlib import Path
 from transduce.text.files import read_lines
 from transduce.text.languages import (
     CJK,
-    base_code,
     is_unspaced_character,
     is_unspaced_or_punctuation,
     is_word_character,
+    short_code,
 )
 from transduce.text.word_spans import Span
 
@@ -357,7 +357,7 @@ _BEFORE_ORDINAL = re.compile(
     r"(?:e[rsnm]?)?|ab|bis|seit|vor|nach|\d{1,3}\.\s(?:und|oder|bis|/|-))\s*$",
     re.IGNORECASE,
 )
-_ORDINAL_LANGUAGES = ("de", "deu", "ger", "lb", "ltz", "nds")
+_ORDINAL_LANGUAGES = ("de", "lb", "nds")
 # Frequent first words of sentences.
 _STARTERS = _words(
     """the a an i he she it we they you this that these those there here my your his her our their but and so if when
@@ -451,7 +451,7 @@ class _SentenceFinder:
 
     def __init__(self, text: str, language: str | None) -> None:
         self.text = text
-        self.has_ordinals = language is None or base_code(language) in _ORDINAL_LANGUAGES
+        self.has_ordinals = language is None or short_code(language) in _ORDINAL_LANGUAGES
 
     def is_end(self, match: re.Match[str], start: int) -> bool:
         """Return whether a mark that the expression `_CANDIDATE` found ends the sentence that begins at `start`."""
