@@ -18,6 +18,7 @@ from transduce.text.languages import (
     is_word_character,
     short_code,
 )
+from transduce.text.vocabulary import compose
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -588,6 +589,7 @@ def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None
         Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
         punctuation for the end of a sentence.
     """
+    source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
     minimum = _min_sentences(source)
