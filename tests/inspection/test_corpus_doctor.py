@@ -362,7 +362,7 @@ def test_tables_that_training_converts_are_examined_by_their_own_lines(
     table.write_text("\n".join(["source,target", *rows, "Haus,Haus", ""]), "utf-8")
     (copy,) = examine_corpus([str(table)]).finding("copies").examples
     assert (copy.location, copy.text) == (f"{table}:32", "Haus")
-    assert main(["doctor", "--source", str(table)]) == 1  # too many copies for so few lines
+    assert main(["doctor", "--source", str(table)]) == 1  # a copy in so few lines is a fault
     assert "copies" in capsys.readouterr().out
 
 
