@@ -318,6 +318,16 @@ def test_broken_tables_are_refused(
         train(out=tmp_path / "m", settings=settings, source=tmp_path / name, device="cpu", threads=1)
 
 
+def test_a_missing_package_is_named_once(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    message = rf"^{re.escape(str(tmp_path))}/a\.parquet needs the package pyarrow, .* 'transduce\[data\]'\.$"
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / "a.parquet", device="cpu", threads=1)
+
+
 def test_columns_chosen_by_number_must_exist(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tA\t1\n", "utf-8")
     with pytest.raises(TransduceError, match=r"a\.tsv has 3 columns, but `data\.columns` chooses number 4: correct it"):

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_device, check_writable, file_or_stream, loading_options, write_report
+from transduce.commands.options import (
+    add_device,
+    add_json,
+    check_writable,
+    file_or_stream,
+    loading_options,
+    write_report,
+)
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 
@@ -49,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --score: points of a season, for the seasonal baseline (default: the model's)",
     )
-    scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_json(scoring.add_argument, needs="--score")
     add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 

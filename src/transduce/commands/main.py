@@ -60,7 +60,7 @@ _SHARED_MODULES = {
     **dict.fromkeys(("demo", "train"), "train"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
-    **dict.fromkeys(("export", "import", "quantize"), "conversion"),
+    **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
     **dict.fromkeys(("experiment", "paper"), "experiments"),
     **dict.fromkeys(("check-install", "doctor", "verify", "verify-resume"), "checks"),
 }

@@ -56,6 +56,18 @@ def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
     return add
 
 
+def add_json(add: Callable[..., object], what: str = "the report", *, needs: str | None = None) -> None:
+    """Declare the option --json, which writes a command's result as JSON.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        what: noun for the result in the help.
+        needs: another option, without which --json has no effect; None: there is none.
+    """
+    text = f"write {what} as JSON; -: to standard output"
+    add("--json", metavar="PATH", help=text if needs is None else f"with {needs}: {text}")
+
+
 def option_of(name: str) -> str:
     """Return the command-line option for a name in Python: `--batch-tokens` for `batch_tokens`."""
     return f"--{name.replace('_', '-')}"
@@ -145,7 +157,7 @@ SEARCH_OPTIONS = {
     ),
     "forbid": SettingOption(
         "search.forbidden",
-        "no translation contains this word or text; can be repeated",
+        "a word or text that no output contains; can be repeated",
         {"action": "append", "type": text_argument, "metavar": "TEXT"},
     ),
     "batch_invariant": SettingOption(
@@ -163,6 +175,13 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+
+
+def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
+    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -313,14 +332,10 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     """
     from transduce.inference.decoding import read_search_settings
 
-    passed = {name: vars(options)[name] for name in SEARCH_OPTIONS if vars(options)[name] is not None}
     base = read_search_settings(Path(folder))
-    if passed.keys() & set(BEAM_OPTIONS):
+    if any(vars(options)[name] is not None for name in BEAM_OPTIONS):
         base = msgspec.structs.replace(base, sampling=None)
-    overrides = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
-    if "forbid" in passed:
-        overrides["forbidden"] = tuple(passed["forbid"])
-    search = msgspec.structs.replace(base, **overrides)
+    search = msgspec.structs.replace(base, **search_from(options, SEARCH_OPTIONS))
     if options.coverage_penalty and search.beam_size == 1:
         raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if options.diversity_penalty is not None and search.diverse_groups == 1:

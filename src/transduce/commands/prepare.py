@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from transduce.argument_checks import parse_shard
 from transduce.commands.options import (
     PREPARED_KINDS,
+    add_json,
     add_settings,
     check_folder,
     check_writable,
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting of [task], [data] and [tokenizer]; can be repeated",
     )
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     texts = parser.add_argument_group("texts").add_argument
     add_settings(texts, "source", "target", "dev_source", "dev_target")
     texts("--no-hold-out", action="store_true", help="hold out no training pairs for validation")
@@ -90,7 +92,7 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
 
 def _request(options: argparse.Namespace) -> "PrepareRequest":
-    from transduce.tasks.preparing import PrepareRequest, parse_shard
+    from transduce.tasks.preparing import PrepareRequest
 
     return PrepareRequest(
         settings=settings_from(options),

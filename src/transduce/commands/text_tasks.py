@@ -13,6 +13,7 @@ import msgspec
 from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
 from transduce.commands.options import (
     add_computing,
+    add_json,
     check_writable,
     file_or_stream,
     loading_options,
@@ -93,7 +94,7 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
     add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
-    add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
+    add_json(add, needs="--labels")
     add_computing(parser)
 
 
@@ -181,7 +182,7 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
         "--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags"
     )
     add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
-    add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_json(add, needs="--score")
     add_computing(parser)
 
 
@@ -288,7 +289,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
     add("--output", metavar="FILE", type=file_or_stream, help="write the trees here (default: standard output)")
-    add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
+    add_json(add, needs="--reference")
     add_computing(parser)
 
 
@@ -380,7 +381,7 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text that contains [MASK] (<mask> for some imported models); -: read standard input, one text per line",
     )
     add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
-    add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
+    add_json(add, "the texts with their probabilities")
     add_computing(parser)
 
 

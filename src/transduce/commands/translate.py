@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
+from transduce.argument_checks import parse_shard
 from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
     BEAM_OPTIONS,
@@ -138,12 +139,12 @@ def run(options: argparse.Namespace) -> int:
 
     Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
     """
-    from transduce.inference.bulk_files import parse_line_shard, portion_size, portions
+    from transduce.inference.bulk_files import portion_size, portions
     from transduce.machine import detect_machine
 
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
-    shard = parse_line_shard(options.shard)
+    shard = parse_shard(options.shard)
     check_options(options)
     check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.datastore])
     if file is None and sys.stdin.isatty() and not options.output:

@@ -56,7 +56,7 @@ class FileSettings(dict[str, Any]):
         }
 
     def drop_chosen_decay(self, name: str, value: Any) -> None:
-        """Remove a weight decay that was chosen by a setting of training in the file, if the setting gets another value.
+        """Remove a weight decay that was chosen by another setting of training in the file, if that gets another value.
 
         So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run, for instance.
         """
