@@ -257,7 +257,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["masks", "--warmup", "5"], "--warmup does not apply to `transduce plot masks`"),
+        (["masks", "--warmup", "5"], "`--warmup` does not apply to `transduce plot masks`"),
         (["attention", "model"], "takes MODEL SENTENCE, but got 1 argument:"),
         (["positions", "x"], "takes no arguments, but got 1 argument:"),
         (["training"], "takes RUN..., but got 0 arguments:"),

@@ -26,7 +26,6 @@ from transduce.commands.options import (
     glossary_from,
     load_translator,
     loading_options,
-    option_of,
     read_aligned_lines,
     refuse_options,
     search_settings,
@@ -170,11 +169,11 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _TRANSLATION_OPTIONS:
-        if (value := vars(options)[name]) is not None and value is not False:
-            raise TransduceError(
-                f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
-            )
+    refuse_options(
+        options,
+        _TRANSLATION_OPTIONS,
+        f"`{{option}}` is for translations, but {options.model} is a classifier: leave it out.",
+    )
     classifier = load_classifier(options.model, **loading_options(options))
     check_labels(classifier, labels, f"{options.reference}:1")
     predicted = [each.label for each in classifier(texts)]

@@ -18,6 +18,7 @@ from transduce.commands.options import (
     option_of,
     print_bytes,
     read_aligned_lines,
+    refuse_options,
     write_report,
 )
 from transduce.errors import TransduceError
@@ -143,12 +144,12 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(options: argparse.Namespace) -> int:
     """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
-    allowed = _OPTIONS_OF_RESULT[options.result]
-    for name in {option for options_of in _OPTIONS_OF_RESULT.values() for option in options_of}:
-        if vars(options)[name] is not None and name not in allowed:
-            raise TransduceError(
-                f"`{option_of(name)}` does not apply to `transduce paper {options.result}`: leave it out."
-            )
+    of_any = {name for names in _OPTIONS_OF_RESULT.values() for name in names}
+    refuse_options(
+        options,
+        of_any - set(_OPTIONS_OF_RESULT[options.result]),
+        f"`{{option}}` does not apply to `transduce paper {options.result}`: leave it out.",
+    )
     check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):
         return _figure(options)

@@ -9,9 +9,11 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_device,
     add_json,
+    check_json,
     check_writable,
     file_or_stream,
     loading_options,
+    refuse_options,
     write_report,
 )
 from transduce.commands.translate import standard_output
@@ -87,11 +89,11 @@ def _seed(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("last", "season", "json"):
-        if getattr(options, name) is not None and not options.score:
-            raise TransduceError(f"`--{name}` needs `--score`: add that, or leave it out.")
-    if options.seed is not None and not options.samples:
-        raise TransduceError("`--seed` needs `--samples`: add that, or leave it out.")
+    check_json(options, "score")
+    if not options.score:
+        refuse_options(options, ("last", "season"), "`{option}` needs `--score`: add that, or leave it out.")
+    if not options.samples:
+        refuse_options(options, ["seed"], "`{option}` needs `--samples`: add that, or leave it out.")
     if options.score and options.output:
         raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
 

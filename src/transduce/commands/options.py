@@ -276,15 +276,27 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
     Args:
         options: the options of a command.
-        names: names of the options to refuse, which are None if they are not set.
+        names: names of the options to refuse, which are None, False or an empty list if they are not set.
         reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
-        if vars(options)[name] is not None:
-            raise TransduceError(reason.format(option=option_of(name)))
+        value = vars(options)[name]
+        if value is not None and value is not False and value != []:
+            raise TransduceError(reason.replace("{option}", option_of(name)))
+
+
+def check_json(options: argparse.Namespace, needed: str) -> None:
+    """Refuse --json without the option named `needed`, which makes the report that --json writes.
+
+    Raises:
+        TransduceError: --json is set alone.
+    """
+    if not vars(options)[needed]:
+        reason = f"`{{option}}` writes the report of `{option_of(needed)}`: pass that too, or leave it out."
+        refuse_options(options, ["json"], reason)
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":

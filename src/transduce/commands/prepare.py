@@ -13,7 +13,7 @@ from transduce.commands.options import (
     add_settings,
     check_folder,
     check_writable,
-    option_of,
+    refuse_options,
     settings_from,
     write_report,
 )
@@ -83,7 +83,10 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
     request = _request(options)
     if options.merge is not None:
-        _refuse_beside(options, "--merge", "settings", *OPTIONS, "set", *_PAIR_OPTIONS, "tokenizer_only", "no_hold_out")
+        if options.settings is not None:
+            raise TransduceError("`--merge` cannot be combined with a settings file: leave one of them out.")
+        declared = [name for name in OPTIONS if name in options]
+        _refuse_beside(options, "--merge", *declared, "set", *_PAIR_OPTIONS, "tokenizer_only", "no_hold_out")
         return merge_shards(options.merge, options.out)
     if options.tokenizer_only:
         _refuse_beside(options, "--tokenizer-only", *_PAIR_OPTIONS, "no_hold_out")
@@ -105,17 +108,5 @@ def _request(options: argparse.Namespace) -> "PrepareRequest":
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse options that cannot be combined with another one.
-
-    Args:
-        options: the options of the command.
-        mode: the option that is set, such as `--merge`.
-        *others: names of the options (and of the settings file) that must not be set beside it.
-
-    Raises:
-        TransduceError: one of the others is set.
-    """
-    for other in others:
-        if getattr(options, other, None):
-            name = "a settings file" if other == "settings" else f"`{option_of(other)}`"
-            raise TransduceError(f"`{mode}` cannot be combined with {name}: leave one of them out.")
+    """Refuse the options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
+    refuse_options(options, others, f"`{mode}` cannot be combined with `{{option}}`: leave one of them out.")

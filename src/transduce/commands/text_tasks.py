@@ -14,6 +14,7 @@ from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
 from transduce.commands.options import (
     add_computing,
     add_json,
+    check_json,
     check_writable,
     file_or_stream,
     loading_options,
@@ -113,8 +114,7 @@ def run_classify(options: argparse.Namespace) -> int:
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
-    if options.json and not options.labels:
-        raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
+    check_json(options, "labels")
     if options.probabilities and options.labels and not options.output:
         raise TransduceError(
             "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
@@ -194,8 +194,7 @@ def run_tag(options: argparse.Namespace) -> int:
     from transduce.inference.tagger import load_tagger
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
-    if options.json and not options.score:
-        raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
+    check_json(options, "score")
     if (options.score or options.columns) and not options.text:
         option = "--score" if options.score else "--columns"
         raise TransduceError(f"`{option}` needs a file of columns, but standard input has sentences: name a file.")
@@ -298,8 +297,7 @@ def run_parse(options: argparse.Namespace) -> int:
     from transduce.inference.parser import load_parser
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
-    if options.json and not options.reference:
-        raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
+    check_json(options, "reference")
     if options.reference and options.text:
         raise TransduceError(f"--reference has its own sentences, but {options.text} is named too: leave one out.")
     if options.pretty and options.reference and not options.output:
