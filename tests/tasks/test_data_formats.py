@@ -323,6 +323,7 @@ def test_a_missing_package_is_named_once(
 ) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
     message = rf"^{re.escape(str(tmp_path))}/a\.parquet needs the package pyarrow, .* 'transduce\[data\]'\.$"
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "m", settings=settings, source=tmp_path / "a.parquet", device="cpu", threads=1)
