@@ -131,7 +131,7 @@ def to_onnx(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel |
     if isinstance(model, Encoder):
         return OnnxEncoder(folder, threads=1)
     if isinstance(model, Decoder):
-        return OnnxLanguageModel(folder, threads=1, forbidden_tokens=tokenizer.target.unk_id)
+        return OnnxLanguageModel(folder, threads=1, unknown_id=tokenizer.target.unk_id)
     return OnnxModel(folder, threads=1)
 
 
@@ -156,7 +156,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         assert isinstance(other, ExportedModel)
         own: ExportedModel
         if isinstance(model, Decoder):
-            own = OriginalLanguageModel(model, forbidden_tokens=tokenizer.target.unk_id, context=512)
+            own = OriginalLanguageModel(model, unknown_id=tokenizer.target.unk_id, context=512)
             rows = [row[: len(row) // 2] for row in rows]
         else:
             own = OriginalModel(Translator(model, tokenizer))

@@ -75,11 +75,18 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
     return spaces + text if right else text + spaces
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
-    """Return rows of cells as lines with aligned columns of a terminal; `right` aligns all columns right."""
+def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
+    """Return rows of cells as lines with aligned columns of a terminal.
+
+    The first `left` columns are aligned left, and the others right; None: all are aligned left.
+    """
     widths = [max(map(columns_of, cells)) for cells in zip(*rows, strict=True)]
     lines = (
-        "  ".join(padded(cell, width, right=right) for cell, width in zip(row, widths, strict=True)) for row in rows
+        "  ".join(
+            padded(cell, width, right=left is not None and number >= left)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )
     return [line.rstrip() for line in lines]
 

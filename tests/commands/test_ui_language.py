@@ -298,4 +298,5 @@ def test_machine_readable_output_is_the_same_in_every_language(capfdbinary: pyte
 def test_columns_are_aligned_where_a_chinese_character_takes_two() -> None:
     rows = [["变体", "BLEU"], ["base", "31.2"], ["大", "9"]]
     assert aligned(rows) == ["变体  BLEU", "base  31.2", "大    9"]
-    assert aligned(rows, right=True) == ["变体  BLEU", "base  31.2", "  大     9"]
+    assert aligned(rows, left=0) == ["变体  BLEU", "base  31.2", "  大     9"]
+    assert aligned(rows, left=1) == ["变体  BLEU", "base  31.2", "大       9"]

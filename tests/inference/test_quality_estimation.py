@@ -104,7 +104,9 @@ def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
 
 def test_untranslated_letters_depend_on_the_script_of_the_target() -> None:
     assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
+    assert warnings_of("我喜欢苹果。", "私はリンゴと苹果。", "zho_Hans-jpn_Jpan") == []
     assert warnings_of("Привіт, світе", "Привет, мир", "uk-ru") == []
+    assert warnings_of("Привіт, світе", "Привет, мир", "ukr_Cyrl-rus") == []
     assert warnings_of("Привет, мир", "Привет, свят, hello", "ru-en") == ["untranslated (Приветсвят)"]
     assert warnings_of("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
 

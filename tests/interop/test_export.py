@@ -16,7 +16,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange import exporters
 from transduce.exchange.comparison import Agreement, Original
-from transduce.exchange.export import _folder_aside, export
+from transduce.exchange.export import _temporary_folder, export
 from transduce.inference.translator import Translator
 from transduce.interop import ctranslate2
 from transduce.interop.hugging_face.export import tokenizer_files
@@ -429,7 +429,7 @@ def test_the_example_translates_with_onnxruntime_and_numpy_alone(
 
 
 def test_a_full_disk_is_reported_with_the_folders_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left") as raised, _folder_aside(tmp_path / "out"):
+    with pytest.raises(OSError, match="No space left") as raised, _temporary_folder(tmp_path / "out"):
         raise OSError(28, "No space left on device")
     assert raised.value.filename == str(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -269,7 +269,7 @@ def test_language_models_have_equal_log_probabilities_and_continuations_in_huggi
     write_folder(model, small_tokenizer, tmp_path)
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     comparison = compare_models(own, theirs, ROWS, tokens=range(3, 190), max_tokens=20)
     places = [*comparison.own_differences, *comparison.random_differences]
     # One part in a million, where a log-probability is beyond 10 nats.

@@ -40,7 +40,7 @@ ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] 
 
 def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     write_onnx(model, folder)
-    return OnnxLanguageModel(folder, threads=1, forbidden_tokens=2)
+    return OnnxLanguageModel(folder, threads=1, unknown_id=2)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_language_model_computes_the_same_in_onnx(
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     comparison = compare_models(own, opened(model, tmp_path), ROWS, tokens=range(3, 190), max_tokens=20)
     comparison.check_equal("ONNX")
     assert comparison.agreement.same_translations == len(ROWS)

@@ -19,7 +19,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 from transduce.text.languages import CHINESE, JAPANESE, KOREAN, SOUTHEAST_ASIAN, TIBETAN, base_code, is_word_character
 from transduce.text.tagged import describe_spans, spans_of
-from transduce.ui_language import column, columns_of, labeled, localized
+from transduce.ui_language import column, columns_of, labeled, localized, padded
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -480,24 +480,23 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels."""
-        width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
+        width = max(columns_of(localized("label")), *(columns_of(each.label) for each in self.labels))
         names = localized("texts precision recall").split()
         heads = tuple(column(name, width, right=True) for name, width in zip(names, (7, 9, 7), strict=True))
         lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
         lines += [
-            f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
+            f"{padded(each.label, width)}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
             for each in self.labels
         ]
         if len(self.labels) <= _MAX_CONFUSED:
             names = [each.label for each in self.labels]
-            columns = [
-                max(len(name), *(len(f"{row[number]:,}") for row in self.confusion))
-                for number, name in enumerate(names)
-            ]
-            heading = "  ".join(f"{name:>{size}}" for name, size in zip(names, columns, strict=True))
+            counts = zip(*self.confusion, strict=True)
+            columns = [max(columns_of(name), len(f"{max(each):,}")) for name, each in zip(names, counts, strict=True)]
+            heading = "  ".join(padded(name, size, right=True) for name, size in zip(names, columns, strict=True))
             lines += ["", localized("right label (rows) and predicted label (columns)"), f"{'':{width}}  {heading}"]
             lines += [
-                f"{name:{width}}  " + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
+                f"{padded(name, width)}  "
+                + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
                 for name, row in zip(names, self.confusion, strict=True)
             ]
         return "\n".join(lines)

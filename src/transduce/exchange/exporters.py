@@ -118,28 +118,28 @@ _ONNX = """\
 `decoder.onnx` unchanged. The decoder also takes `target_ids` (batch, target), the new tokens, at first the start
 symbol. Its cache is `past_key.N` and `past_value.N` for each layer N: of length 0 at first, then the outputs `key.N`
 and `value.N` of the previous call. `logits` (batch, target, vocabulary) predict the token after each input token. The
-ids of padding, end and start are in the graphs' metadata; a search must never select padding. {cutting}
+ids of padding, end and start are in the graphs' metadata; a search must never select padding. {tokenization}
 """
 _ONNX_RECURRENT = """\
 `encoder.onnx` takes `source_ids` (batch, source): token ids with the end symbol, padded. Pass its outputs to
 `decoder.onnx` unchanged; names that begin with `past_` are the initial state. The decoder also takes `target_ids`
 (batch, 1), the newest token, at first the start symbol. It returns `logits` (batch, 1, vocabulary), which predict the
 next token, and the new state: its output `hidden.0` is the input `past_hidden.0` of the next call. The ids of padding,
-end and start are in the graphs' metadata; a search must never select padding. {cutting}
+end and start are in the graphs' metadata; a search must never select padding. {tokenization}
 """
 _ONNX_LANGUAGE_MODEL = """\
 `model.onnx` takes `ids` (batch, length), the new tokens: at first a prompt, which begins with
 {start}. `positions` (batch, total) are those of all tokens of a row so far, 0, 1, 2, …, and -1 in the padding of a
 shorter prompt. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are the outputs
 `key.N` and `value.N` of the previous call. `logits` (batch, length, vocabulary) predict the token after each input
-token. The ids of padding, end and start are in the graph's metadata; a search must never select padding. {cutting}
+token. The ids of padding, end and start are in the graph's metadata; a search must never select padding. {tokenization}
 """
 _ONNX_ENCODER = """\
 `model.onnx` takes `ids` (batch, length),
 tokens between {begin} and {separator}, padded at the right, and `token_types` of the same shape if the model has
 segments (0 for a single text). It returns `states` (batch, length, width) and, if the model has the heads, `logits`
 (batch, length, vocabulary) of the token at each position, the `pooled` first state, and the logits of `classes` in the
-order of `task.json`. The padding id is in the graph's metadata. {cutting}
+order of `task.json`. The padding id is in the graph's metadata. {tokenization}
 """
 _USES: dict[tuple[str, Kind], str] = {
     ("ctranslate2", "transformer"): _CTRANSLATE2,
@@ -215,9 +215,9 @@ def readme(
         f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""
     )
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
-    cutting = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
+    tokenization = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
     templates = _USES | _IMPORTED_USES if is_imported else _USES
-    use = templates[export_format, kind].format(**words, cutting=cutting)
+    use = templates[export_format, kind].format(**words, tokenization=tokenization)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
@@ -347,7 +347,7 @@ class OnnxExporter(Exporter):
         if isinstance(self.original.model, Encoder):
             return OnnxEncoder(folder, threads=threads)
         if isinstance(self.original.model, Decoder):
-            return OnnxLanguageModel(folder, threads=threads, forbidden_tokens=self.original.tokenizer.target.unk_id)
+            return OnnxLanguageModel(folder, threads=threads, unknown_id=self.original.tokenizer.target.unk_id)
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     @override
@@ -403,7 +403,7 @@ class HuggingFaceExporter(Exporter):
             return
         alternatives = _other_formats("huggingface", original.config)
         if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(
-            original.tokenizer.record.source.cutting, WordListRecord
+            original.tokenizer.record.source.algorithm, WordListRecord
         ):
             raise TransduceError(
                 f"The vocabulary in {original.folder} is a list of whole words, which no tokenizer of Hugging Face's "

@@ -97,12 +97,20 @@ class Reading:
         Raises:
             TransduceError: the model predicts numbers or vectors, which have no logits.
         """
+        self.check_head()
+        return self.predict(self.forward(copies))
+
+    def check_head(self) -> None:
+        """Raise an error if the model predicts numbers or vectors, which have no probabilities.
+
+        Raises:
+            TransduceError: it does.
+        """
         if self.head is None:
             raise TransduceError(
                 f"This needs probabilities of tokens, classes or tags, but a {type(self.reader).__name__.lower()} has "
                 "none: use a model that predicts them."
             )
-        return self.predict(self.forward(copies))
 
     def predict(self, states: Tensor) -> Tensor:
         """Return the logits of each prediction, (copies, predictions, columns), from states (copies, T, d_model)."""

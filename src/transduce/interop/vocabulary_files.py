@@ -330,7 +330,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     if words < 1:
         raise TransduceError(f"{location} holds special tokens only, but a vocabulary needs words: check the file.")
     record = ImportedVocabularyRecord(
-        cutting=WordListRecord(marked=marked),
+        algorithm=WordListRecord(marked=marked),
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],
@@ -359,7 +359,7 @@ def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedToken
         )
     special, ids = _special_ids(dict(ids), {}, location, [])
     record = ImportedVocabularyRecord(
-        cutting=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
+        algorithm=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],
@@ -455,7 +455,7 @@ def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Seque
         )
     ids = {str(token): id for id, token in enumerate([*first, *words])}
     return ImportedVocabularyRecord(
-        cutting=WordListRecord(marked=True),
+        algorithm=WordListRecord(marked=True),
         ids=ids,
         size=len(ids),
         pad_id=PAD_ID,
@@ -484,7 +484,7 @@ def _of_tokenizer_json(content: Mapping[str, Any], path: Path, notes: list[str])
     ids_of_control = {*special.values(), *parts.before, *(() if start is None else (start,))}
     symbols = [token for token in parts.added if token.id not in ids_of_control]
     record = ImportedVocabularyRecord(
-        cutting=parts.cutting,
+        algorithm=parts.algorithm,
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],

@@ -31,18 +31,20 @@ _RANGES = {
     "Thai": "\u0e00-\u0e7f",
     "Devanagari": "\u0900-\u097f",
 }
-# Languages that are not written in Latin letters, by their codes of two or three letters.
+# Languages that are not written in Latin letters, by their codes of two or three letters, and ISO 15924's codes of
+# scripts, as in zho_Hans.
 _OTHER_SCRIPTS = {
-    "Han and kana": ("zh", "yue", "wuu", "lzh", "ja"),
-    "Hangul": ("ko",),
-    "Cyrillic": ("ru", "uk", "be", "bg", "mk", "sr", "kk", "ky", "mn", "tg", "tt", "ba", "cv"),
-    "Greek": ("el", "grc"),
-    "Arabic": ("ar", "arz", "fa", "ur", "ps", "ckb", "ug", "sd"),
-    "Hebrew": ("he", "yi"),
-    "Thai": ("th",),
-    "Devanagari": ("hi", "mr", "ne", "sa"),
+    "Han and kana": "zh|zho|chi|cmn|yue|wuu|lzh|cn|ja|jpn|jp|hans|hant|hani|jpan|hira|kana",
+    "Hangul": "ko|kor|hang|kore",
+    "Cyrillic": "ru|rus|uk|ukr|be|bel|bg|bul|mk|mkd|sr|srp|kk|kaz|ky|kir|mn|mon|khk|tg|tgk|tt|tat|ba|bak|cv|chv|cyrl",
+    "Greek": "el|ell|gre|grc|grek",
+    "Arabic": "ar|ara|arb|arz|fa|fas|per|pes|prs|ur|urd|ps|pus|pbt|ckb|ug|uig|sd|snd|arab",
+    "Hebrew": "he|heb|yi|yid|ydd|hebr",
+    "Thai": "th|tha|thai",
+    "Devanagari": "hi|hin|mr|mar|ne|nep|npi|sa|san|deva",
+    "Latin": "latn",
 }
-_BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes}
+_BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split("|")}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
 _MIN_LETTERS = 2
@@ -56,15 +58,19 @@ def main_script(line: str) -> str | None:
     """
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
-    counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
+    counts = _count_letters(line)
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] >= _MIN_LETTERS else None
 
 
 def script_of(language: str) -> str:
-    """Return the script that a language is written in, by its code; Latin if the code is not in the table."""
-    return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
+    """Return the script that a language code such as zho_Hans names, or else the usual script of the language.
+
+    The result is Latin if the script is unknown.
+    """
+    code, *subtags = re.split("[-_]", language.lower())
+    named = (subtag for subtag in subtags if len(subtag) == 4)
+    return next(filter(None, map(_BY_CODE.get, (*named, code))), "Latin")
 
 
 _LETTERS_OUTWEIGHED = 4  # Latin letters that one Chinese or Japanese character outweighs
@@ -365,7 +371,10 @@ _LANGUAGE_OF_SCRIPT = {
     "Thai": "Thai",
 }
 # Languages with two scripts, or with a script that is not detected.
-_UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
+_SEVERAL_SCRIPTS = (
+    """sr srp bs bos uz uzb uzn az aze azj kk kaz mn mon khk tk tuk ku kur kmr pa pan ks kas sd snd tt tat"""
+)
+_UNCERTAIN = frozenset(_SEVERAL_SCRIPTS.split())
 # Frequent words by language. A word of both compared languages counts for neither.
 _FREQUENT = {
     "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
@@ -452,23 +461,23 @@ def detect_other_language(text: str, language: str) -> str | None:
 
     Args:
         text: a line of text.
-        language: the code of the expected language. The result is None if the code is unknown, names a language with
-            several scripts, or names the script Latn.
+        language: the code of the expected language. The result is None if the code is unknown, or of a language with
+            several scripts.
 
     Returns:
         For example "English", "Cyrillic letters" or "another language".
     """
-    parts = re.split("[-_]", language)
-    code = parts[0].lower()
-    if code in _UNCERTAIN or (len(parts) > 1 and len(parts[1]) == 4 and parts[1].lower() == "latn"):
+    code = base_code(language)
+    if code in _UNCERTAIN:
         return None
-    expected = script_of(code)
+    expected = script_of(language)
     if expected == "Latin" and code not in _LATIN:
         return None
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
-    if code == "zh" and _MIN_LETTERS <= _kana(text) == len(SCRIPTS["Han and kana"].findall(text)):
+    is_chinese = code in CHINESE and expected == "Han and kana"
+    if is_chinese and _MIN_LETTERS <= _kana(text) == len(SCRIPTS["Han and kana"].findall(text)):
         return "Japanese"
     if not _is_long_enough(main_script, counts[main_script], words):
         is_other = counts[expected] == 0 and _is_clear_script(text, main_script)
@@ -479,7 +488,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     if main_script == "Latin":
         other = _other_latin(words, code)
         return _other_profile(words, code) if other is None else NAMES[other]
-    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
+    if is_chinese and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
         return "Japanese"
     return None
 

@@ -27,7 +27,7 @@ _FORMAT_VERSION = 1
 class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A serializable description of the source or target vocabulary of an imported tokenizer."""
 
-    cutting: TokenizationRecord
+    algorithm: TokenizationRecord = msgspec.field(name="cutting")
     """The algorithm that splits text into tokens."""
     ids: dict[str, int]
     """The id of each token; no two tokens share an id."""
@@ -82,7 +82,7 @@ class ImportedVocabulary(Vocabulary):
         self.eos_id = record.eos_id
         self.unk_id = record.unk_id
         # In a list of words a whole word is missing, not a character.
-        unknown = () if isinstance(record.cutting, WordListRecord) else (record.unk_id,)
+        unknown = () if isinstance(record.algorithm, WordListRecord) else (record.unk_id,)
         self._silent = frozenset({record.pad_id, record.eos_id, *unknown, *record.silent})
         self.before = record.before
         self.after = record.after
@@ -95,7 +95,7 @@ class ImportedVocabulary(Vocabulary):
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
         symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
         self.writes_line_feeds = not record.keeps_line_feeds and "\n" in record.symbols
-        self._splitter = record.cutting.build_splitter(record.ids, symbols)
+        self._splitter = record.algorithm.build_splitter(record.ids, symbols)
 
     @cached_property
     def _tokens(self) -> dict[int, str]:
