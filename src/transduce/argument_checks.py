@@ -109,12 +109,13 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
     return int(value)
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return the number of a shard (one of several equal shares), from 1, and their count, from a text such as "2/4".
+def as_shard(value: str | tuple[int, int]) -> tuple[int, int]:
+    """Return the number of a shard (one of several equal shares), from 1, and their count, also for a text: "2/4".
 
     Raises:
-        TransduceError: the text is not a shard.
+        TransduceError: the argument is not a shard.
     """
+    text = value if isinstance(value, str) else "/".join(map(str, value))
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise TransduceError(f"A shard must be I/N with I from 1 to N, such as 1/4, but is {text}.")

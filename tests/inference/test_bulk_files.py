@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.argument_checks import parse_shard
+from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
     Job,
@@ -43,7 +43,7 @@ def test_shards_share_out_the_lines(count: int) -> None:
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3", "1.5/2"])
 def test_malformed_shards_are_refused(text: str) -> None:
     with pytest.raises(TransduceError, match="A shard must be I/N with I from 1 to N, such as 1/4, but is "):
-        parse_shard(text)
+        as_shard(text)
 
 
 def test_phrases_are_sharded_with_their_lines() -> None:

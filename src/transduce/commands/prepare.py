@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.argument_checks import parse_shard
+from transduce.argument_checks import as_shard
 from transduce.commands.options import (
     PREPARED_KINDS,
     add_json,
@@ -101,7 +101,7 @@ def _request(options: argparse.Namespace) -> "PrepareRequest":
         settings=settings_from(options),
         out=Path(options.out),
         tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
-        shard=(1, 1) if options.shard is None else parse_shard(options.shard),
+        shard=(1, 1) if options.shard is None else as_shard(options.shard),
         workers=options.workers,
         hold_out=not options.no_hold_out,
     )

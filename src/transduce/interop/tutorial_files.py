@@ -73,7 +73,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecialWords(NamedTuple):
-    """How a translator's word lists spell their special symbols; None: in a usual way, such as <s>, </s> and <pad>."""
+    """The spellings of special symbols in word lists of translators; None: a usual one, such as <s>, </s>, <pad>."""
 
     start: str | None = None
     end: str | None = None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths, parse_shard
+from transduce.argument_checks import as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -186,7 +186,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         tokenizer=None if tokenizer is None else as_path(tokenizer, "`tokenizer`"),
-        shard=(1, 1) if shard is None else parse_shard("/".join(map(str, shard))),
+        shard=(1, 1) if shard is None else as_shard(shard),
         workers=workers,
         hold_out=hold_out,
     )
