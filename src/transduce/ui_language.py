@@ -259,18 +259,13 @@ class Catalog:
 
 def read_translations(language: str) -> dict[str, str]:
     """Return the translations in the catalog of a language by the English messages, without empty ones."""
-    content = (CATALOGS / language / "LC_MESSAGES" / "transduce.po").read_text("utf-8")
-    entries = re.findall(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', content, re.MULTILINE)
-    translations = {_unquoted(text): _unquoted(translation) for text, translation in entries}
-    return {text: translation for text, translation in translations.items() if text and translation}
-
-
-def _unquoted(lines: str) -> str:
-    """Return the text that quoted lines of a catalog form together; its escapes are those of JSON."""
     import json
 
-    text: str = json.loads("".join(['"', *(line[1:-1] for line in lines.splitlines()), '"']))
-    return text
+    content = (CATALOGS / language / "LC_MESSAGES" / "transduce.po").read_text("utf-8")
+    entries = re.findall(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', content, re.MULTILINE)
+    # The quoted lines of a text form one string, whose escapes are those of JSON.
+    texts = iter(json.loads(lines.replace('"\n"', "")) for entry in entries for lines in entry)
+    return {text: translation for text, translation in zip(texts, texts, strict=True) if text and translation}
 
 
 @cache
