@@ -321,12 +321,12 @@ def test_broken_tables_are_refused(
 def test_a_missing_package_is_named_once(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
-    message = rf"^{re.escape(str(tmp_path))}/a\.parquet needs the package pyarrow, .* 'transduce\[data\]'\.$"
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "state.json").write_text("{}", "utf-8")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    message = rf"^{re.escape(str(tmp_path))}/dataset needs the package datasets, .* 'transduce\[data\]'\.$"
     with pytest.raises(TransduceError, match=message):
-        train(out=tmp_path / "m", settings=settings, source=tmp_path / "a.parquet", device="cpu", threads=1)
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / "dataset", device="cpu", threads=1)
 
 
 def test_columns_chosen_by_number_must_exist(settings: dict[str, Any], tmp_path: Path) -> None:
