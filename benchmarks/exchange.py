@@ -97,7 +97,7 @@ ODD_TEXTS = [
 ]
 
 
-# --- models -----------------------------------------------------------------------------------------------------
+# --- models ---
 
 
 def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
@@ -198,7 +198,7 @@ def difference_row(name: str, difference: float, most: float, rule: str) -> Row:
     return Row(name, difference * 1e6, "millionths of a nat", bar=bar, holds=difference <= most)
 
 
-# --- tokenizers -------------------------------------------------------------------------------------------------
+# --- tokenizers ---
 
 
 def tokenizer_rows(folder: Path, most_lines: int | None) -> Iterator[Row]:
@@ -246,7 +246,7 @@ def portions(lines: Iterator[str], size: int = 10_000) -> Iterator[list[str]]:
         yield portion
 
 
-# --- the run ----------------------------------------------------------------------------------------------------
+# --- the run ---
 
 
 def run_in_environment() -> int:

@@ -104,7 +104,7 @@ def write_lines(tmp_path: Path) -> Callable[[str, Iterable[str]], Path]:
     return write
 
 
-# --- one small model for all tests that need a trained one -----------------------------------------------------
+# --- one small model for all tests that need a trained one ---
 
 _SUBJECTS = {"我": "I", "你": "you", "他": "he", "她": "she", "老师": "the teacher", "学生": "the student"}
 _VERBS = {"喜欢": "like", "看见": "see", "买": "buy", "吃": "eat", "卖": "sell"}

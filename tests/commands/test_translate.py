@@ -265,7 +265,7 @@ def test_sampling_settings_of_the_folder_are_used(
     assert "sets how to sample" in capsys.readouterr().err
 
 
-# --- terms ------------------------------------------------------------------------------------------------------------
+# --- terms ---
 
 
 @pytest.fixture

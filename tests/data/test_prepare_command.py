@@ -151,7 +151,7 @@ def test_sigterm_leaves_nothing_behind(sides: list[str], tmp_path: Path, monkeyp
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-# --- training from such a folder -------------------------------------------------------------------------------
+# --- training from such a folder ---
 
 
 def read(settings: Settings, folder: Path) -> TaskText:
@@ -248,7 +248,7 @@ def test_folders_that_are_not_prepared_corpora_are_refused(prepared: Path, sides
     shutil.rmtree(prepared)
 
 
-# --- choices ---------------------------------------------------------------------------------------------------
+# --- choices ---
 
 
 def test_characters_are_counted_as_by_hand(toy_corpus: Path) -> None:

@@ -86,7 +86,7 @@ def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Pat
     assert [line for lines in zip(*shards, strict=True) for line in lines] == translated((1, 1))
 
 
-# --- a file that can be gone on with ---------------------------------------------------------------------------------
+# --- a file that can be gone on with ---
 
 
 def begin(path: Path, *, resume: bool = False, options: bytes = b"o") -> ResumableFile:
@@ -196,7 +196,7 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
         begin(tmp_path / "other.txt", resume=True)
 
 
-# --- workers ---------------------------------------------------------------------------------------------------------
+# --- workers ---
 
 
 def test_a_worker_reads_input_larger_than_a_pipe_buffer_while_answering() -> None:

@@ -148,7 +148,7 @@ def test_the_folder_holds_the_configuration_weights_and_shared_vocabulary(
     assert vocabulary == translator.tokenizer.source.tokens(range(translator.tokenizer.source.size))
 
 
-# --- language models --------------------------------------------------------------------------------------------
+# --- language models ---
 
 
 @pytest.mark.parametrize(

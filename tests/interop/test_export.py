@@ -58,7 +58,7 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------
+# --- what comes out ---
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
         export(folder, tmp_path / "hf", to="huggingface", threads=1)
 
 
-# --- what is never left behind ----------------------------------------------------------------------------------
+# --- what is never left behind ---
 
 
 def corrupt_onnx(patch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_leftovers_of_a_killed_export_are_removed(trained: Path, tmp_path: Path)
     assert not (tmp_path / "out" / "half.onnx").exists()
 
 
-# --- what is refused at once ------------------------------------------------------------------------------------
+# --- what is refused at once ---
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_an_export_to_hugging_face_rewrites_a_missing_tokenizer_json(trained: Pa
     assert written == (trained / "tokenizer.json").read_bytes()
 
 
-# --- the command, and the example -------------------------------------------------------------------------------
+# --- the command, and the example ---
 
 
 def test_the_command_prints_and_writes_the_comparison(

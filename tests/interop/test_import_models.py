@@ -380,7 +380,7 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
             assert [*prompt, *found.ids] == expected[0].tolist()
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 def bart_content(**changes: Any) -> dict[str, Any]:

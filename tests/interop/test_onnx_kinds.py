@@ -35,7 +35,7 @@ BERT_LIKE = {"norm_order": "post", "positions": "learned", "embedding_norm": Tru
 ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
 
 
-# --- language models --------------------------------------------------------------------------------------------
+# --- language models ---
 
 
 def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
@@ -102,7 +102,7 @@ def test_inputs_outputs_and_metadata_of_a_language_model(make_model: MakeModel, 
     assert (metadata["kind"], metadata["eos_id"], metadata["start_id"]) == ("decoder", "1", "1")
 
 
-# --- encoders ---------------------------------------------------------------------------------------------------
+# --- encoders ---
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_encoder_computes_the_same_in_onnx(
     assert np.abs(alone - theirs.outputs(ROWS, types)["states"][3]).max() < 1e-4
 
 
-# --- recurrent models -------------------------------------------------------------------------------------------
+# --- recurrent models ---
 
 
 @pytest.mark.parametrize(

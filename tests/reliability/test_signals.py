@@ -147,7 +147,7 @@ def give_up(interruption: Interruption) -> None:
             signal.raise_signal(signal.SIGTERM)  # does not interrupt the way out
 
 
-# --- the terminal --------------------------------------------------------------------------------------------------
+# --- the terminal ---
 
 
 def test_sighup_is_ignored_and_its_handler_restored() -> None:

@@ -156,7 +156,7 @@ def test_format_bytes_uses_mib_and_gib() -> None:
     assert [format_bytes(870 * 2**20), format_bytes(5 * 2**29)] == ["870 MiB", "2.5 GiB"]
 
 
-# --- scores -----------------------------------------------------------------------------------------------------
+# --- scores ---
 
 
 def curve(corpus: str, limit: float, delay: float, steps: int) -> RecordedRun:

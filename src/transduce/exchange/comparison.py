@@ -717,7 +717,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     return texts
 
 
-# --- where texts come from --------------------------------------------------------------------------------------
+# --- where texts come from ---
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:

@@ -261,7 +261,7 @@ class _Export:
         )
 
 
-# --- all or nothing ---------------------------------------------------------------------------------------------
+# --- all or nothing ---
 
 
 @contextlib.contextmanager

@@ -321,6 +321,7 @@ class ResumableFile:
         except (OSError, msgspec.MsgspecError) as error:
             raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
+            self._hold_lock().close()  # an unfinished file may be one that another process writes just now
             raise TransduceError(
                 f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
                 f"continue, or delete {self.side} to start again."
@@ -357,10 +358,7 @@ class ResumableFile:
         Raises:
             TransduceError: another process writes the file, or has changed its progress since it was read.
         """
-        try:
-            self._lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
-        except BlockingIOError:
-            raise self._locked_error() from None
+        self._lock = self._hold_lock()
         stored = self.side.read_bytes() if self.side.exists() else None
         if stored != (self._encoded() if self.progress.lines else None):  # another process made progress meanwhile
             raise self._locked_error()
@@ -398,6 +396,19 @@ class ResumableFile:
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
         self._lock.close()
+
+    def _hold_lock(self) -> ExitStack:
+        """Return a context that holds the lock of this file until it is closed.
+
+        Raises:
+            TransduceError: another process, or another instance, holds the lock.
+        """
+        lock = ExitStack()
+        try:
+            lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
+            raise self._locked_error() from None
+        return lock
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(self.progress) + b"\n"

@@ -717,7 +717,7 @@ def head_errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
 
 
-# --- one sentence ------------------------------------------------------------------------------------------------
+# --- one sentence ---
 
 
 def _link_sources(head: Matrix) -> Links:

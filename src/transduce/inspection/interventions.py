@@ -166,7 +166,7 @@ def _hook_point(model: Transformer, head: Head) -> str:
     return f"{'encoder' if head.kind == 'encoder' else 'decoder'}.{head.layer}.{attention}.heads"
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------
+# --- tokens ---
 
 
 def _token_constraints(
@@ -216,7 +216,7 @@ class ForbidTokensAt:
         return logits
 
 
-# --- search ------------------------------------------------------------------------------------------------------
+# --- search ---
 
 
 def _search(

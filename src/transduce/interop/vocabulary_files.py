@@ -301,8 +301,8 @@ def _numbered(tokens: object, location: str, *, may_be_space: bool = False) -> d
             raise TransduceError(
                 f'{location} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
             )
-        if not 0 <= min(values) <= max(values) < _MAX_SIZE:
-            raise TransduceError(f"{location} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
+        if (wrong := next((id for id in values if not 0 <= id < _MAX_SIZE), None)) is not None:
+            raise TransduceError(f"{location} has the id {wrong:,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
         numbered = list(ids.items())
     elif isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(each, str) for each in tokens):
         numbered = [(token, id) for id, token in enumerate(tokens)]

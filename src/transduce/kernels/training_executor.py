@@ -87,7 +87,7 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds or known_class(module) in kinds
 
 
-# --- gradient sums --------------------------------------------------------------------------------------------------
+# --- gradient sums ---
 # Autograd functions of both backends add the gradients of parameters to the float32 tensors of
 # `model/backend.py:add_gradients_to` where these exist, and return them to PyTorch elsewhere.
 
@@ -135,7 +135,7 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.to(parameter.dtype)
 
 
-# --- single components ----------------------------------------------------------------------------------------------
+# --- single components ---
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -281,7 +281,7 @@ def _residual(
     return normalize(module.norm_after, module.dropout(y, residual=x), present)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 class KeyLengths(NamedTuple):
@@ -432,7 +432,7 @@ def supports_positions(
     return is_known and supports_rotary(x, attention.d_k)
 
 
-# --- whole layers ---------------------------------------------------------------------------------------------------
+# --- whole layers ---
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
@@ -562,7 +562,7 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
     return found if all(sum_of_gradients(parameter) is not None for parameter in learned) else None
 
 
-# --- packed batches -------------------------------------------------------------------------------------------------
+# --- packed batches ---
 
 
 def is_known(model: nn.Module) -> bool:
@@ -589,7 +589,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     return model.finish(model.decoder_norm(y))
 
 
-# --- which component is computed by which function ------------------------------------------------------------------
+# --- which component is computed by which function ---
 
 
 class _Kernel(NamedTuple):

@@ -448,6 +448,38 @@ def is_unspaced_language(language: str | None) -> bool:
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
 
 
+PLURAL_FORMS = ("zero", "one", "two", "few", "many")
+"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
+_ONE_AND_OTHER = (
+    "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
+    "sw ta te tr ur uz"
+)
+_LANGUAGES_OF_PLURAL_FORMS = {
+    ("one",): _ONE_AND_OTHER.split(),
+    ("one", "few"): ("bs", "cs", "hr", "lt", "mo", "ro", "sh", "sk", "sr"),
+    ("one", "few", "many"): ("be", "pl", "ru", "uk"),
+    ("one", "two", "few"): ("dsb", "gd", "hsb", "sl"),
+    ("one", "two", "few", "many"): ("br", "ga", "mt"),
+    ("one", "two"): ("he", "iw"),
+    ("zero", "one"): ("lv",),
+    PLURAL_FORMS: ("ar", "cy"),
+}
+_FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
+
+
+def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
+    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
+
+    Args:
+        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
+            name.
+        language: the language's code; None: unknown.
+    """
+    exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}
+    present = {exact.get(form, form) for form in forms}
+    return _FORMS_OF_LANGUAGE.get(base_code(language or ""), frozenset()) - present
+
+
 def sentence_separator(language: str | None) -> str:
     """Return the text that joins two sentences of a language: nothing in languages without spaces, otherwise a space.
 

@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
-from transduce.text.corpus import CorpusFiles, PairReader
+from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
 from transduce.text.files import LineNotes, read_lines
 from transduce.ui_language import column, localized, noted, ui_language
 
@@ -29,7 +29,7 @@ class Example(msgspec.Struct, frozen=True):
     text: str
 
     def __str__(self) -> str:
-        return f"{self.location}  {self.text}"
+        return f"{self.location}  {self.text}".rstrip()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,12 +151,14 @@ class Side:
     starts: tuple[int, ...]
     """For each file, the index of its first line in `lines`."""
     notes: LineNotes
+    numbers: Sequence[int] | None = None
+    """The number of each line in its file, if lines of tables were left out; None: no line was."""
 
     def example(self, number: int) -> Example:
         """Return the line with this index, from 0, as an example for the report."""
         file = bisect_right(self.starts, number) - 1
-        location = f"{self.paths[file]}:{number - self.starts[file] + 1}"
-        return Example(side=self.name, location=location, text=shortened(self.lines[number]))
+        line = number - self.starts[file] + 1 if self.numbers is None else self.numbers[number]
+        return Example(side=self.name, location=f"{self.paths[file]}:{line}", text=shortened(self.lines[number]))
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
@@ -180,6 +182,8 @@ class CorpusText:
 
     source: Side
     target: Side
+    malformed: tuple[str, ...] = ()
+    """The places (FILE:LINE) of lines of tables that have not two columns, and are on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -205,16 +209,19 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
     """
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
-    notes, starts = LineNotes(), []
-    lines: tuple[list[str], list[str]] = ([], [])
+    notes, starts, malformed = LineNotes(), list[int](), list[str]()
+    pairs = list[Pair]()
     for path in source:
-        starts.append(len(lines[0]))
+        starts.append(len(pairs))
         for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
-            lines[0].extend(block.sources)
-            lines[1].extend(block.targets)
-    paths, firsts = tuple(source), tuple(starts)
+            rows = [block.pair(row) for row in range(len(block.sources))]
+            pairs += [pair for pair in rows if pair.source not in (MALFORMED, HEADER)]
+            malformed += [f"{pair.path}:{pair.line}" for pair in rows if pair.source == MALFORMED]
+    lines = [pair.line for pair in pairs]
     return CorpusText(
-        Side("source", paths, lines[0], firsts, notes), Side("target", paths, lines[1], firsts, LineNotes())
+        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, lines),
+        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), lines),
+        tuple(malformed),
     )
 
 

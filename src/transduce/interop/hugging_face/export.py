@@ -222,7 +222,7 @@ def ignored_names(config: ModelConfig) -> set[str]:
     return {"cls.predictions.bias"} if config.output_bias else set()
 
 
-# --- one parameter ----------------------------------------------------------------------------------------------
+# --- one parameter ---
 
 
 def _stored_parameter(name: str, config: ModelConfig, family: Family) -> StoredParameter:
@@ -580,7 +580,7 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any]:
@@ -625,7 +625,7 @@ def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Voc
     }
 
 
-# --- two vocabularies -------------------------------------------------------------------------------------------
+# --- two vocabularies ---
 
 
 def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:

@@ -283,7 +283,7 @@ _ALWAYS_FREE = frozenset(
 )
 
 
-# --- encoder and decoder ----------------------------------------------------------------------------------------
+# --- encoder and decoder ---
 
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
@@ -395,7 +395,7 @@ _M2M100 = Family(
 )
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def _bert_config(config: ModelConfig) -> dict[str, Any]:

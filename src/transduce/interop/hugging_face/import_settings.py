@@ -189,7 +189,7 @@ class ConfigReader:
         return value
 
 
-# --- keys of config.json that hold settings as they are ---------------------------------------------------------
+# --- keys of config.json that hold settings as they are ---
 
 
 class Key(NamedTuple):
@@ -293,7 +293,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
     return settings
 
 
-# --- encoder and decoder ----------------------------------------------------------------------------------------
+# --- encoder and decoder ---
 
 
 def _bart_like(config: ConfigReader) -> Settings:
@@ -378,7 +378,7 @@ def mt5(config: ConfigReader) -> Settings:
     return t5(config.with_defaults({"feed_forward_proj": "gated-gelu"})) | {"output_scale": 1.0}
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def bert(config: ConfigReader) -> Settings:
@@ -411,7 +411,7 @@ def roberta(config: ConfigReader) -> Settings:
     }
 
 
-# --- a decoder alone --------------------------------------------------------------------------------------------
+# --- a decoder alone ---
 
 
 def gpt2(config: ConfigReader) -> Settings:

@@ -682,7 +682,7 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
     return parts._replace(before=(parts.ids[start],) if adds_start and start in parts.ids else ())
 
 
-# --- special tokens ---------------------------------------------------------------------------------------------
+# --- special tokens ---
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
