@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,8 +168,6 @@ SEARCH_OPTIONS = {
     ),
 }
 """The options that override the search settings in a model's folder, by their names in Python."""
-BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
-"""Search options that have no effect when translations are sampled."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -333,23 +332,32 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
+@cache
+def _report_unused(name: str, value: float | str, folder: str) -> None:
+    """Report on standard error, once, that the options leave a search setting of a model's folder without effect."""
+    sys.stderr.write(localized(f"`{name}` ({value} in {folder}) has no effect with these options.\n"))
+
+
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
-    An option that only affects a beam search disables sampling, which the settings in the folder may specify. No model
-    is loaded.
+    An option that only affects a beam search disables sampling, which the settings in the folder may specify. A notice
+    on standard error names the settings in the folder that the options leave without effect. No model is loaded.
 
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
     from transduce.inference.decoding import read_search_settings
+    from transduce.search.settings import override_search
 
     base = read_search_settings(Path(folder))
-    if any(vars(options)[name] is not None for name in BEAM_OPTIONS):
-        base = msgspec.structs.replace(base, sampling=None)
-    search = msgspec.structs.replace(base, **search_from(options, SEARCH_OPTIONS))
-    if options.coverage_penalty and search.beam_size == 1:
-        raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    overrides = search_from(options, SEARCH_OPTIONS)
+    search = override_search(base, overrides)
+    if options.length_penalty is not None and search.beam_size == 1:
+        raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    for name in sorted(search.__struct_fields__):
+        if name not in overrides and getattr(search, name) != (value := getattr(base, name)):
+            _report_unused(name, value if isinstance(value, int | float) else "set", folder)
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."

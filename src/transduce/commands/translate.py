@@ -14,7 +14,6 @@ import msgspec
 from transduce.argument_checks import as_shard
 from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
-    BEAM_OPTIONS,
     SAMPLING_OPTIONS,
     add_computing,
     add_datastore,
@@ -229,20 +228,21 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
         TransduceError: an option is out of range, or has no effect.
     """
     from transduce.inference.bulk_files import Job
-    from transduce.search.settings import SamplingSettings
+    from transduce.search.settings import BEAM_SETTINGS, SamplingSettings, override_search
 
     if options.sample:
         refuse_options(
-            options, BEAM_OPTIONS, "`{option}` sets how to search, but --sample does not search: leave one of them out."
+            options,
+            BEAM_SETTINGS,
+            "`{option}` sets how to search, but --sample does not search: leave one of them out.",
         )
     search = search_settings(options, folder)
-    sampling, draws = search.sampling, options.sample or search.sampling is not None
+    sampling, draws = None, options.sample or search.sampling is not None
     if draws:
-        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
+        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **sampling_from(options))
     else:
         refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
-    n_best = search.n_best if options.n_best is None else options.n_best
-    search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
+    search = override_search(search, {"n_best": options.n_best, "sampling": sampling})
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)

@@ -218,7 +218,7 @@ def readme(
     tokenization = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
     templates = _USES | _IMPORTED_USES if is_imported else _USES
     use = templates[export_format, kind].format(**words, tokenization=tokenization)
-    composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
+    composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.composes else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
     title, description = titles.get(kind, (pair, "A translation model"))

@@ -267,7 +267,7 @@ def pair_histories(
             continue
         if not continues:
             memory.clear()
-        (ids,) = tokenizer.source.encode_batch([source])
+        ids = tokenizer.source.encode(tokenizer.source.readable(source))
         part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
         yield History(part.history, part.target_history)
         memory.append(part, target)
@@ -311,8 +311,8 @@ def cut_long_sentence(
         gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need
             the context; models trained on sentences translate single sentences best.
     """
-    # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
-    is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
+    # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
+    is_short = not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < longest
     if is_short or not sentence.strip():
         return [sentence]
     used = set(sentence) if protected else ()

@@ -91,7 +91,9 @@ class Classifier:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
-        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
+        vocabulary = self.tokenizer.source
+        encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
+        return [self._marks.frame(ids, self.length) for ids in encoded]
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         config = self.model.config

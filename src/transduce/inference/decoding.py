@@ -77,6 +77,10 @@ def read_search_settings(folder: Path) -> SearchSettings:
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
+    if table.get("sampling") is not None:  # penalties without effect, which earlier versions stored
+        table = {**table, "coverage_penalty": 0.0, "diverse_groups": 1}
+    elif table.get("beam_size") == 1:
+        table = {**table, "coverage_penalty": 0.0}
     try:
         return msgspec.convert(table, SearchSettings)
     except msgspec.ValidationError as error:

@@ -96,7 +96,8 @@ class Embedder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
-        return self.frame(self.tokenizer.source.encode_batch(as_texts(texts)))
+        vocabulary = self.tokenizer.source
+        return self.frame(vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts)))))
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the token ids of each text with special tokens added, truncated to `length` tokens."""

@@ -24,7 +24,7 @@ from transduce.inference.translator import Translator
 from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
-from transduce.search.settings import SearchSettings, checked_search
+from transduce.search.settings import SearchSettings, checked_search, override_search
 
 
 @overload
@@ -196,7 +196,7 @@ def prove_int8(
             tag=tag,
         )
         own = msgspec.structs.replace(translator.search, n_best=1)
-        greedy = msgspec.structs.replace(own, beam_size=1, diverse_groups=1, sampling=None)
+        greedy = override_search(own, {"beam_size": 1})
         searches = dict.fromkeys((greedy, own))
         translations = {search: translator.translate(sources, search, documents=documents) for search in searches}
         outputs.append({search: [each.text for each in found] for search, found in translations.items()})

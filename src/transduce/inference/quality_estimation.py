@@ -15,7 +15,7 @@ from warnings import warn
 import msgspec
 
 from transduce.errors import WrongLanguageWarning
-from transduce.inference.translation import Translation
+from transduce.inference.translation import ComposedTranslation, Translation, is_composed
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
@@ -233,6 +233,8 @@ def find_quality_warnings(
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
     """
+    if not is_composed(translation):
+        translation = ComposedTranslation.of(translation).translation
     if translation.sentences:
         found = [
             find_quality_warnings(

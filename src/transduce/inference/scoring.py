@@ -99,7 +99,7 @@ def score_translations(
         TooLongError: a text is too long.
     """
     sources, targets = as_pairs(sources, targets)
-    open_ids = tokenizer.source.encode_batch(sources)
+    open_ids = tokenizer.source.encode_batch(list(map(tokenizer.source.readable, sources)))
     _check_uncut(open_ids, longest)
     source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]
     forced = _forced_tokens(tokenizer.target, generate)

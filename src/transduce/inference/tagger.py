@@ -129,7 +129,8 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
     marks, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))
     prefix = _word_prefix(vocabulary)
-    ids_of = dict(zip(distinct, vocabulary.encode_batch([prefix + word for word in distinct]), strict=True))
+    read = [prefix + vocabulary.readable(word) for word in distinct]
+    ids_of = dict(zip(distinct, vocabulary.encode_batch(read), strict=True))
     rows = []
     for sentence, words in enumerate(sentences):
         ids, positions, first = list[int](), list[int](), 0

@@ -323,7 +323,7 @@ def _ngrams(text: str) -> Iterator[str]:
 
     Digits and punctuation count as spaces; a single space is no n-gram.
     """
-    words = _NOT_LETTERS.sub(" ", text.lower()).strip()
+    words = _NOT_LETTERS.sub(" ", unicodedata.normalize("NFC", text).lower()).strip()
     letters = f" {words} "
     for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
         for start in range(len(letters) - length + 1):
@@ -505,6 +505,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     expected = script_of(language)
     if expected == "Latin" and code not in _LATIN:
         return None
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
@@ -530,6 +531,7 @@ def is_long_enough(text: str) -> bool:
 
     In Thai, these are twelve letters.
     """
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     return _is_long_enough(main_script, counts[main_script], _words(text))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from transduce.text.files import read_lines
 from transduce.text.languages import CJK, is_unspaced_character, is_unspaced_or_punctuation, is_word_character
+from transduce.text.vocabulary import compose
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -582,6 +583,7 @@ def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None
         Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
         punctuation for the end of a sentence.
     """
+    source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
     minimum = _min_sentences(source)
