@@ -24,7 +24,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 
 SMALL = ["--set", "tokenizer.vocabulary_size=300", "--set", "tokenizer.byte_fallback=false"]
 

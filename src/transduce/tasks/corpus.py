@@ -49,8 +49,8 @@ from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
+from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import current_processes
-from transduce.training.events import ProgressDisplay
 from transduce.ui_language import localized
 
 # --- notices about likely mistakes ---

@@ -25,7 +25,7 @@ from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import Settings

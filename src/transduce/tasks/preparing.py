@@ -19,7 +19,7 @@ from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
-from transduce.tasks.kinds.all_kinds import KINDS, kind_of
+from transduce.tasks.kinds import KINDS, kind_of
 from transduce.tasks.kinds.kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -38,7 +38,7 @@ from transduce.text.corpus import CorpusFiles
 from transduce.text.files import LineNotes, count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.ui_language import localized
 
 PARTS_FOLDER = "parts"

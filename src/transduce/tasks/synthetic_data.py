@@ -26,7 +26,7 @@ from transduce.text.corpus import format_of
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.training.choices import ChoiceLog
-from transduce.training.events import ProgressDisplay, format_duration
+from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.loop import TrainResult
 
 # --- translation of whole files ---
