@@ -177,7 +177,7 @@ class ScriptedTranslator:
     text = TextSettings()
     context = None
     tokenizer = SimpleNamespace(
-        source=SimpleNamespace(unknown_characters=lambda _: ""),
+        source=SimpleNamespace(unknown_characters=lambda _: "", readable=str),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
     )
 

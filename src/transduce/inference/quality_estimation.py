@@ -15,14 +15,13 @@ from warnings import warn
 import msgspec
 
 from transduce.errors import WrongLanguageWarning
-from transduce.inference.translation import Translation
+from transduce.inference.translation import ComposedTranslation, Translation, is_composed
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
-    NAMES,
     SCRIPTS,
-    base_code,
     detect_other_language,
+    english_name,
     is_unspaced_character,
     is_word_character,
     main_script,
@@ -256,6 +255,8 @@ def find_quality_warnings(
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
     """
+    if not is_composed(translation):
+        translation = ComposedTranslation.of(translation).translation
     if translation.sentences:
         found = [
             find_quality_warnings(
@@ -346,7 +347,7 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     other = None if source_language is None else detect_other_language(source, source_language)
     if source_language is None or other is None:
         return None
-    expected = NAMES.get(base_code(source_language), source_language)
+    expected = english_name(source_language)
     is_description = other.endswith(("letters", "language"))
     return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
 
