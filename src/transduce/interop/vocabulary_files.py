@@ -42,7 +42,7 @@ from transduce.text.sentencepiece_model import (
     with_pieces,
 )
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Symbol, Vocabulary
+from transduce.text.vocabulary import Symbol, Vocabulary, compose
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
@@ -442,7 +442,7 @@ def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, sy
 def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
     splitter, counts = WordSplitter([Symbol(each) for each in symbols], marked=True), Counter[str]()
     for text in texts:
-        counts.update(splitter.split(text))
+        counts.update(splitter.split(compose(text)))
     special: list[str | None] = [None, None, None]
     special[PAD_ID], special[EOS_ID], special[UNK_ID] = "<pad>", "</s>", "<unk>"
     first = [*special, *symbols, _SPACE]
