@@ -75,7 +75,7 @@ _WORD = _Dialect(
     _names(_W, "tab ptab"),
     _names(_W, "br cr"),
     _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
-    _names(_W, "sym ruby pgNum fldSimple") | _names(_M, "oMath oMathPara"),
+    _names(_W, "sym ruby pgNum fldSimple sdt") | _names(_M, "oMath oMathPara"),
 )
 _DRAWING = _Dialect(
     f"{_A}p",
@@ -89,9 +89,9 @@ _DRAWING = _Dialect(
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
+_CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
 """Names of categories and data series, which a chart stores beside the cells that they come from."""
 _UNIMPORTANT = _names(_W, "lang noProof")
-_UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
 # --- reading a paragraph ---
 
@@ -192,10 +192,11 @@ class _OpenXmlParagraph(_Paragraph):
     @property
     def is_code(self) -> bool:
         """True if the paragraph has a Word style for code, so that it is not translated."""
-        return self._is_code_style(self.element.find(f"{_W}pPr/{_W}pStyle"))
+        return self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
 
-    def _is_code_style(self, style: Any) -> bool:
-        """Return whether the element with a Word style's identifier names one for code; False for None."""
+    def _is_code_style(self, parent: Any, path: str) -> bool:
+        """Return whether the element at a path below another, or below None, names a Word style for code."""
+        style = None if parent is None else parent.find(path)
         identifier = None if style is None else style.get(f"{_W}val")
         return is_code_style(identifier) or identifier in self.dialect.code_styles
 
@@ -208,7 +209,7 @@ class _OpenXmlParagraph(_Paragraph):
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
                 continue
-            if child.tag == dialect.run and self._is_code_style(self._style(child)):
+            if child.tag == dialect.run and self._is_code_style(self._run_properties(child), f"{_W}rStyle"):
                 yield "code", None, [_Leaf(child, part) for part in child if part.tag != dialect.run_properties]
             elif child.tag == dialect.run:
                 for part in child:
@@ -220,9 +221,7 @@ class _OpenXmlParagraph(_Paragraph):
                         yield "leaf", child, part
             elif child.tag == dialect.text:  # a cell without runs
                 yield "text", None, self._text(child)
-            elif child.tag in dialect.containers and (
-                child.tag != f"{_W}fldSimple" or _is_text_field(child.get(f"{_W}instr", ""))
-            ):
+            elif child.tag in dialect.containers and not _is_copied(child):
                 holder = next((each for each in child if each.tag in dialect.holders), child)
                 yield "open", child, holder
                 yield from self._atoms(holder)
@@ -234,11 +233,6 @@ class _OpenXmlParagraph(_Paragraph):
         """Return the text of an XML element, with Excel's escapes decoded; an element without text has ""."""
         text = element.text or ""
         return unescaped(text) if self.dialect.has_escapes else text
-
-    def _style(self, run: Any) -> Any:
-        """Return the element that names the Word style of a run (stretch of formatted text); None if it has none."""
-        properties = self._run_properties(run)
-        return None if properties is None else properties.find(f"{_W}rStyle")
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
@@ -267,7 +261,7 @@ class _OpenXmlParagraph(_Paragraph):
             child.attrib.pop(f"{_W}hint", None)
             if child.tag in _UNIMPORTANT or (child.tag == f"{_W}rFonts" and not child.attrib):
                 properties.remove(child)
-        for name in _UNIMPORTANT_ATTRIBUTES:
+        for name in ("lang", "altLang", "dirty", "err", "noProof"):
             properties.attrib.pop(name, None)
         if not len(properties) and not properties.attrib:
             return b""
@@ -486,6 +480,13 @@ def _instruction(atoms: Sequence[_Atom]) -> str:
     return "".join(each.text or "" for kind, _, each in atoms if kind == "leaf" and each.tag == f"{_W}instrText")
 
 
+def _is_copied(container: Any) -> bool:
+    """Return whether a Word element with runs is copied: a field that shows no text, or a list or date to choose."""
+    if container.tag == f"{_W}fldSimple":
+        return not _is_text_field(container.get(f"{_W}instr", ""))
+    return any(container.find(f"{_W}sdtPr/{_W}{name}") is not None for name in ("dropDownList", "comboBox", "date"))
+
+
 def _is_text_field(instruction: str) -> bool:
     """Return whether a Word field with this instruction shows text to translate: a link or a table of contents."""
     return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
@@ -554,7 +555,7 @@ def read_docx(source: Source) -> Document:
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
     word = _WORD._replace(code_styles=_code_styles(archive))
-    return _document(archive, _part_files(archive, pattern, word, _DRAWING, _CHART_LABEL))
+    return _document(archive, _part_files(archive, pattern, word, _DRAWING, *_CHART_LABELS))
 
 
 def _code_styles(archive: Archive) -> frozenset[str]:
@@ -568,7 +569,7 @@ def read_pptx(source: Source) -> Document:
     """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
     texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
-    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, _CHART_LABEL))
+    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -584,7 +585,7 @@ def read_xlsx(source: Source) -> Document:
         for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
     }
     tags = (f"{_S}si", f"{_S}is", f"{_S}text")
-    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, _CHART_LABEL)
+    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, *_CHART_LABELS)
     comments = r"comments[^/]*|comments/comment[^/]*|threadedComments/[^/]*"
     pattern = rf"xl/(?:sharedStrings|worksheets/[^/]*|{comments}|{_DRAWINGS})\.xml"
     files = []
