@@ -277,7 +277,7 @@ def _matches(text: str) -> Iterator[Span]:
         start, end = match.span()
         while end > start + 1 and _is_trailing(text, start, end):
             end -= 1
-        if text[start] in "+0123456789" and _is_short_number(text[start:end]):
+        if (text[start] == "+" or text[start].isdecimal()) and _is_short_number(text[start:end]):
             continue
         yield Span(start, end)
 
