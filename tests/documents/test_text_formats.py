@@ -41,16 +41,23 @@ def test_wrapped_lines_are_one_text_on_request() -> None:
     assert result.startswith("new words\nhere\n\n")
 
 
-def test_wrapped_chinese_is_joined_without_a_space() -> None:
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("玛丽今天晚上会\n骑自行车去图书馆。\n", "玛丽今天晚上会骑自行车去图书馆。"),
+        ("마리는 오늘 저녁에\n자전거를 타고 갑니다.\n", "마리는 오늘 저녁에 자전거를 타고 갑니다."),  # in words
+    ],
+    ids=["Chinese", "Korean"],
+)
+def test_wrapped_lines_are_joined_as_their_script_joins_words(source: str, text: str) -> None:
     seen: list[str] = []
 
     def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
         seen.extend(texts)
         return list(texts)
 
-    source = "玛丽今天晚上会\n骑自行车去图书馆。\n"
     assert translate_upload(source.encode(), "a.txt", watch, DocumentSettings(join_lines=True)).decode() == source
-    assert seen == ["玛丽今天晚上会骑自行车去图书馆。"]
+    assert seen == [text]
 
 
 def test_keep_source_writes_the_source_above_each_translation() -> None:

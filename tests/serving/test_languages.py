@@ -143,7 +143,7 @@ def test_letters_belong_to_the_script_of_a_language_code(text: str, code: str, h
 def test_the_source_is_found_among_codes_that_name_scripts(gated_model: Any) -> None:
     routes = Routes([gated_model(languages=(source, "deu_Latn")) for source in ("eng_Latn", "rus_Cyrl", "zho_Hans")])
     detector = Detector(routes.codes)
-    for text, code in (("我爱你。", "zho-Hans"), ("Я тебя люблю.", "rus-Cyrl")):
+    for text, code in (("我爱你。", "zho-Hans"), ("Я тебя люблю.", "rus-Cyrl"), ("I love you very much.", "eng-Latn")):
         assert routes.identify_source(text, "deu-Latn", detector).language == code
 
 

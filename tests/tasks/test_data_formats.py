@@ -318,6 +318,17 @@ def test_broken_tables_are_refused(
         train(out=tmp_path / "m", settings=settings, source=tmp_path / name, device="cpu", threads=1)
 
 
+def test_a_missing_package_is_named_once(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "state.json").write_text("{}", "utf-8")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    message = rf"^{re.escape(str(tmp_path))}/dataset needs the package datasets, .* 'transduce\[data\]'\.$"
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / "dataset", device="cpu", threads=1)
+
+
 def test_columns_chosen_by_number_must_exist(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tA\t1\n", "utf-8")
     with pytest.raises(TransduceError, match=r"a\.tsv has 3 columns, but `data\.columns` chooses number 4: correct it"):

@@ -44,7 +44,7 @@ from transduce.tasks.synthetic_data import TranslatedFile, translate_files
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 
 NOUNS = {"tree": "er", "dog": "er", "lamp": "sie", "cat": "sie", "house": "es", "book": "es"}
 ADJECTIVES = ("old", "new", "big", "red")

@@ -57,6 +57,18 @@ def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
     return add
 
 
+def add_json(add: Callable[..., object], what: str = "the report", *, needs: str | None = None) -> None:
+    """Declare the option --json, which writes a command's result as JSON.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        what: noun for the result in the help.
+        needs: another option, without which --json has no effect; None: there is none.
+    """
+    text = f"write {what} as JSON; -: to standard output"
+    add("--json", metavar="PATH", help=text if needs is None else f"with {needs}: {text}")
+
+
 def option_of(name: str) -> str:
     """Return the command-line option for a name in Python: `--batch-tokens` for `batch_tokens`."""
     return f"--{name.replace('_', '-')}"
@@ -146,7 +158,7 @@ SEARCH_OPTIONS = {
     ),
     "forbid": SettingOption(
         "search.forbidden",
-        "no translation contains this word or text; can be repeated",
+        "a word or text that no output contains; can be repeated",
         {"action": "append", "type": text_argument, "metavar": "TEXT"},
     ),
     "batch_invariant": SettingOption(
@@ -162,6 +174,13 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+
+
+def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
+    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -256,15 +275,27 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
     Args:
         options: the options of a command.
-        names: names of the options to refuse, which are None if they are not set.
+        names: names of the options to refuse, which are None, False or an empty list if they are not set.
         reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
-        if vars(options)[name] is not None:
-            raise TransduceError(reason.format(option=option_of(name)))
+        value = vars(options)[name]
+        if value is not None and value is not False and value != []:
+            raise TransduceError(reason.replace("{option}", option_of(name)))
+
+
+def check_json(options: argparse.Namespace, needed: str) -> None:
+    """Refuse --json without the option named `needed`, which makes the report that --json writes.
+
+    Raises:
+        TransduceError: --json is set alone.
+    """
+    if not vars(options)[needed]:
+        reason = f"`{{option}}` writes the report of `{option_of(needed)}`: pass that too, or leave it out."
+        refuse_options(options, ["json"], reason)
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
@@ -319,11 +350,8 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     from transduce.inference.decoding import read_search_settings
     from transduce.search.settings import override_search
 
-    passed = {name: vars(options)[name] for name in SEARCH_OPTIONS if vars(options)[name] is not None}
     base = read_search_settings(Path(folder))
-    overrides = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
-    if "forbid" in passed:
-        overrides["forbidden"] = tuple(passed["forbid"])
+    overrides = search_from(options, SEARCH_OPTIONS)
     search = override_search(base, overrides)
     if options.length_penalty is not None and search.beam_size == 1:
         raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")

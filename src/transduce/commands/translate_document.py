@@ -74,20 +74,16 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-source",
         action="store_true",
-        default=None,
         help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
-    group.add_argument(
-        "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
-    )
+    group.add_argument("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
     group.add_argument(
         "--overwrite-fuzzy",
         action="store_true",
-        default=None,
         help="po: translate entries that are flagged `fuzzy`, too, and remove the flag",
     )
     group.add_argument(
-        "--mark-fuzzy", action="store_true", default=None, help="po: give new translations the flag `fuzzy`, for review"
+        "--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review"
     )
     group.add_argument(
         "--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)"
@@ -169,11 +165,11 @@ def translate_file(
         format=format.name,
         columns=tuple(options.columns or ()),
         fields=tuple(options.fields or ()),
-        keep_source=bool(options.keep_source),
-        join_lines=bool(options.join_lines),
-        overwrite=bool(options.overwrite),
-        overwrite_fuzzy=bool(options.overwrite_fuzzy),
-        mark_fuzzy=bool(options.mark_fuzzy),
+        keep_source=options.keep_source,
+        join_lines=options.join_lines,
+        overwrite=options.overwrite,
+        overwrite_fuzzy=options.overwrite_fuzzy,
+        mark_fuzzy=options.mark_fuzzy,
         encoding=options.encoding,
         target_language=translator.target_language,
     )

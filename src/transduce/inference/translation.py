@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.rules import length_penalty_of
+from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary, compose
@@ -196,8 +196,8 @@ def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings)
     if not tokens:
         return hypothesis
     everything, values = hypothesis.token_log_probabilities, hypothesis.token_log_probabilities[tokens:]
-    divisor, alpha = length_penalty_of(search.generate), search.length_penalty
-    score = sum(values) / divisor(max(1, len(values)), alpha)
+    divisor, alpha = ranking_of(search.generate).length_penalty, search.length_penalty
+    score = sum(values) / divisor(len(values), alpha)
     if search.coverage_penalty > 0.0:
         score += hypothesis.score - sum(everything) / divisor(len(everything), alpha)
     return msgspec.structs.replace(hypothesis, ids=hypothesis.ids[tokens:], token_log_probabilities=values, score=score)

@@ -10,13 +10,13 @@ from transduce.serving.jobs import Model
 from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
 from transduce.text.languages import (
     CHINESE,
-    JAPANESE,
     LanguageProfiles,
     detect_other_language,
     is_long_enough,
     is_written_in,
     script_of,
     sentence_script,
+    short_code,
 )
 
 AUTO = "auto"
@@ -117,7 +117,7 @@ def base(code: str) -> str:
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code in any spelling, or the code itself if its name is unknown."""
-    return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
+    return _NAMES.get(canonical(code)) or _NAMES.get(canonical(short_code(code))) or code
 
 
 class Routes:
@@ -301,21 +301,21 @@ _LETTERS = {
     "Hebrew": "HEBREW",
     "Thai": "THAI",
     "Devanagari": "DEVANAGARI",
-    **dict.fromkeys(("bn", "ben"), "BENGALI"),
-    **dict.fromkeys(("hy", "hye"), "ARMENIAN"),
-    **dict.fromkeys(("ka", "kat"), "GEORGIAN"),
-    **dict.fromkeys(("km", "khm"), "KHMER"),
-    **dict.fromkeys(("lo", "lao"), "LAO"),
-    **dict.fromkeys(("my", "mya"), "MYANMAR"),
-    **dict.fromkeys(("ta", "tam"), "TAMIL"),
-    **dict.fromkeys(("te", "tel"), "TELUGU"),
+    "bn": "BENGALI",
+    "hy": "ARMENIAN",
+    "ka": "GEORGIAN",
+    "km": "KHMER",
+    "lo": "LAO",
+    "my": "MYANMAR",
+    "ta": "TAMIL",
+    "te": "TELUGU",
     **dict.fromkeys(CHINESE, "CJK"),
 }
 
 
 def _letters_of(code: str) -> re.Pattern[str]:
     """Return the pattern of the Unicode names of a language's letters, which are Latin if its script is not known."""
-    return re.compile(_LETTERS.get(base(code)) or _LETTERS[script_of(code)])
+    return re.compile(_LETTERS.get(short_code(code)) or _LETTERS[script_of(code)])
 
 
 class Detector:
@@ -368,7 +368,7 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
     weights = {code: _share(names, _letters_of(code)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
-        weights = {code: weight * (0.1 if base(code) in JAPANESE else 1.0) for code, weight in weights.items()}
+        weights = {code: weight * (0.1 if short_code(code) == "ja" else 1.0) for code, weight in weights.items()}
     total = sum(weights.values())
     return {code: weight / total if total else 1.0 / len(codes) for code, weight in weights.items()}
 

@@ -339,13 +339,12 @@ class StoredTextFiles:
         Files that do not exist, and runs that stored no properties of their files, give no notice.
         """
         for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
-            file = self._files.get(path)
-            if file is None or not _has_changed(file):
+            if not self.has_other_content(path, path):
                 continue
             yield f"{path} has changed since this run started" + (
                 ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
                 "best."
-                if file.is_dev
+                if self._files[path].is_dev
                 else ", which continues with the text as it was then."
             )
 
@@ -355,7 +354,7 @@ class StoredTextFiles:
         These are those of `data` and those that were the dev set then.
         """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
-        return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
+        return [path for path in self._files if path not in dev and self.has_other_content(path, path)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
@@ -378,15 +377,3 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     status = Path(path).stat()
     absolute = str(Path(path).absolute())
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
-
-
-def _has_changed(file: _TextFile) -> bool:
-    """Return whether a file exists, and its content differs from that at the run's start.
-
-    The content is read only if the size or the modification time differs.
-    """
-    if not Path(file.path).exists():
-        return False
-    status = Path(file.path).stat()
-    same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
-    return not same_status and (not file.sha256 or content_sha256(file.path) != file.sha256)

@@ -4,7 +4,6 @@ Each yields pairs of texts, which training first writes to JSON lines. The packa
 """
 
 import csv
-import importlib
 import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError, import_extra, shown_names
 from transduce.text.corpus import Format, find_layout, format_of, is_header, parse_weight, read_record
 from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
 
@@ -372,17 +371,19 @@ def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
             for number, line in enumerate(read_lines(path), 1):
                 yield [read_record(line, f"{path}:{number}") if line.strip() else _BLANK_LINE]
         elif format == "parquet":
-            with _import("pyarrow.parquet", path).ParquetFile(path) as file:
+            with import_extra("pyarrow.parquet", "data", path).ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=_ROWS):
                     yield batch.to_pylist()
         else:
             yield from _read_arrow(path)
+    except TransduceError:  # a ValueError
+        raise
     except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
         raise TransduceError(f"{path} is not {format} ({str(error)[:200]}): check or write it again.") from None
 
 
 def _read_arrow(path: str) -> Iterator[list[Any]]:
-    ipc = _import("pyarrow.ipc", path)
+    ipc = import_extra("pyarrow.ipc", "data", path)
     with open(path, "rb") as stream:
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
@@ -400,19 +401,9 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
             if parts
             else f"{path} holds no dataset: write it again."
         )
-    dataset = _import("datasets", path).load_from_disk(path)
+    dataset = import_extra("datasets", "data", path).load_from_disk(path)
     for start in range(0, len(dataset), _ROWS):
         yield [dataset[number] for number in range(start, min(start + _ROWS, len(dataset)))]
-
-
-def _import(name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise TransduceError(
-            f"{path} needs the package {package}: run `pip install 'transduce[data]'`, or convert the file to .tsv."
-        ) from None
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:

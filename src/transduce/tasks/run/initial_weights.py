@@ -26,7 +26,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.search.settings import BEAM_SETTINGS, BY_SOURCE, SearchSettings, override_search
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
