@@ -38,6 +38,10 @@ os.environ["TRANSDUCE_LANGUAGE"] = "en"
 # Tests cache compiled machine code in a folder of their own, not in the user's.
 os.environ.setdefault("TRANSDUCE_CACHE", str(ROOT / ".pytest_cache" / "transduce"))
 
+# Tests start some hundred processes, which need not compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def _skip_fsync(fd: Any) -> None:
     """Check a file's descriptor as `os.fsync` does, without writing to the disk."""
