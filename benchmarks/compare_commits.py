@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, int]] = {
 _ANSWER = "compare_commits answers: "
 
 
-# --- the worker: runs on the source of one commit ----------------------------------------------------------------
+# --- the worker: runs on the source of one commit ---
 
 
 def maker() -> Any:
@@ -138,7 +138,7 @@ def serve_jobs() -> None:
         answers.flush()
 
 
-# --- both sides ----------------------------------------------------------------------------------------------------
+# --- both sides ---
 
 
 class Side:
@@ -210,7 +210,7 @@ def newest_set() -> Path:
 Sides = tuple[Side, Side]
 
 
-# --- equality ------------------------------------------------------------------------------------------------------
+# --- equality ---
 
 
 def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
@@ -268,7 +268,7 @@ def differing(name: str, base: list[str], head: list[str]) -> Row:
     return Row(name, float(count), f"of {len(base)}", peer="base", peer_value=0.0, bar="0", holds=count == 0)
 
 
-# --- a larger model: outputs and speed -----------------------------------------------------------------------------
+# --- a larger model: outputs and speed ---
 
 
 def write_corpus(folder: Path, pairs: int = 2000) -> list[str]:
@@ -404,7 +404,7 @@ def speed_row(
     )
 
 
-# --- both together -------------------------------------------------------------------------------------------------
+# --- both together ---
 
 
 @contextlib.contextmanager

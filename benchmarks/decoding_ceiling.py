@@ -44,13 +44,14 @@ class Shape(NamedTuple):
     width: int
     inner: int
     vocabulary: int
+    gated: bool = False
 
     def products(self) -> list[tuple[int, int, int]]:
         """Return (number, inputs, outputs) of the matrix multiplications of one step."""
         attention = (4 + 2) * self.layers  # self-attention, and cross-attention without keys and values
         return [
             (attention, self.width, self.width),
-            (self.layers, self.width, self.inner),
+            ((2 if self.gated else 1) * self.layers, self.width, self.inner),
             (self.layers, self.inner, self.width),
             (1, self.width, self.vocabulary),
         ]
@@ -62,12 +63,13 @@ class Shape(NamedTuple):
     def encoder_weights(self) -> int:
         """Return the number of weights that multiply a source token, with those of cross-attention's keys."""
         attention = (4 + 2) * self.width**2
-        return self.layers * (attention + 2 * self.width * self.inner)
+        return self.layers * (attention + (3 if self.gated else 2) * self.width * self.inner)
 
 
 SHAPES = {
     "opus-mt": Shape(6, 512, 2048, 58_101),
     "t5-small": Shape(6, 512, 2048, 32_128),
+    "flan-t5-base": Shape(12, 768, 2048, 32_128, gated=True),
     "bart-base": Shape(6, 768, 3072, 50_265),
     "nllb-600m": Shape(12, 1024, 4096, 256_206),
 }

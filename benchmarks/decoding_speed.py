@@ -115,7 +115,7 @@ DEVICES = {
 }
 
 
-# --- the model ----------------------------------------------------------------------------------------------------
+# --- the model ---
 
 
 def train(name: str, minutes: float) -> Path:
@@ -166,7 +166,7 @@ def write_sentences(translator: Translator, sources: list[str], path: Path) -> i
     return len(ids)
 
 
-# --- the measurement ----------------------------------------------------------------------------------------------
+# --- the measurement ---
 
 
 class Best(NamedTuple):
@@ -210,7 +210,7 @@ def best_latency(
     return Best(name, latencies[name])
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows ---
 
 
 def row_beside(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, float] | None) -> Row:

@@ -97,7 +97,7 @@ ODD_TEXTS = [
 ]
 
 
-# --- models -----------------------------------------------------------------------------------------------------
+# --- models ---
 
 
 def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
@@ -131,7 +131,7 @@ def to_onnx(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel |
     if isinstance(model, Encoder):
         return OnnxEncoder(folder, threads=1)
     if isinstance(model, Decoder):
-        return OnnxLanguageModel(folder, threads=1, forbidden_tokens=tokenizer.target.unk_id)
+        return OnnxLanguageModel(folder, threads=1, unknown_id=tokenizer.target.unk_id)
     return OnnxModel(folder, threads=1)
 
 
@@ -156,7 +156,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         assert isinstance(other, ExportedModel)
         own: ExportedModel
         if isinstance(model, Decoder):
-            own = OriginalLanguageModel(model, forbidden_tokens=tokenizer.target.unk_id, context=512)
+            own = OriginalLanguageModel(model, unknown_id=tokenizer.target.unk_id, context=512)
             rows = [row[: len(row) // 2] for row in rows]
         else:
             own = OriginalModel(Translator(model, tokenizer))
@@ -198,7 +198,7 @@ def difference_row(name: str, difference: float, most: float, rule: str) -> Row:
     return Row(name, difference * 1e6, "millionths of a nat", bar=bar, holds=difference <= most)
 
 
-# --- tokenizers -------------------------------------------------------------------------------------------------
+# --- tokenizers ---
 
 
 def tokenizer_rows(folder: Path, most_lines: int | None) -> Iterator[Row]:
@@ -246,7 +246,7 @@ def portions(lines: Iterator[str], size: int = 10_000) -> Iterator[list[str]]:
         yield portion
 
 
-# --- the run ----------------------------------------------------------------------------------------------------
+# --- the run ---
 
 
 def run_in_environment() -> int:

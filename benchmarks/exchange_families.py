@@ -20,7 +20,7 @@ from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 
-# --- export -----------------------------------------------------------------------------------------------------
+# --- export ---
 
 # Unscaled scores and gated layers amplify small differences: with the default noise,
 # float32 rounding would change the results by more than the bar.
@@ -129,7 +129,7 @@ def with_noise(model: nn.Module, spread: float, fixed: str = " ") -> None:
                 parameter.add_(torch.randn_like(parameter), alpha=spread)
 
 
-# --- import -----------------------------------------------------------------------------------------------------
+# --- import ---
 
 _VOCABULARY = 500
 _BART = {

@@ -81,7 +81,7 @@ class Work(NamedTuple):
 Result = dict[str, Any]
 
 
-# --- one variant -------------------------------------------------------------------------------------------------
+# --- one variant ---
 
 
 def run_variant(name: str, work: Work, files: Files) -> Result:
@@ -145,7 +145,7 @@ def _events(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(place / "model" / "metrics.jsonl")]
 
 
-# --- the peer ----------------------------------------------------------------------------------------------------
+# --- the peer ---
 
 
 def run_peer(work: Work, files: Files, ours: Result) -> Result:
@@ -198,7 +198,7 @@ def _peer_plan(work: Work, place: Path, steps: int) -> Settings:
     }
 
 
-# --- results -----------------------------------------------------------------------------------------------------
+# --- results ---
 
 
 def rows_of(work: Work, results: dict[str, Result], peer: Result | None) -> list[Row]:
@@ -268,7 +268,7 @@ def _dev_losses(place: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in _events(place) if event["event"] == "validation"}
 
 
-# --- command line ------------------------------------------------------------------------------------------------
+# --- command line ---
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ def bring_in(folder: Path, out: Path) -> None:
     size, ids = found.config.target_vocabulary_size, (found.config.pad_id, found.config.eos_id)
     words = {f"t{id}": id for id in range(size)}
     record = ImportedVocabularyRecord(
-        cutting=WordListRecord(), ids=words, size=size, pad_id=ids[0], eos_id=ids[1], unk_id=3
+        algorithm=WordListRecord(), ids=words, size=size, pad_id=ids[0], eos_id=ids[1], unk_id=3
     )
     write_model_folder(
         out,

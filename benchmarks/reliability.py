@@ -92,7 +92,7 @@ def demo_settings(folder: Path, pairs: int) -> dict[str, Any]:
     }
 
 
-# --- resume --------------------------------------------------------------------------------------------------------
+# --- resume ---
 
 
 def measure_resume(folder: Path, *, quick: bool) -> Iterator[Row]:
@@ -138,7 +138,7 @@ def measure_seek() -> Iterator[Row]:
     yield Row(name, seconds, "s", bar=f"<= {SEEK_SECONDS} s", holds=seconds <= SEEK_SECONDS)
 
 
-# --- preemption ----------------------------------------------------------------------------------------------------
+# --- preemption ---
 
 
 def measure_preemption(folder: Path, *, quick: bool) -> Iterator[Row]:
@@ -179,7 +179,7 @@ def _last_step(run: Path) -> int:
     return max((json.loads(line)["step"] for line in lines), default=0)
 
 
-# --- faults --------------------------------------------------------------------------------------------------------
+# --- faults ---
 
 Change = Callable[[Loss], Loss]
 
@@ -254,7 +254,7 @@ def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
     return steps
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def measure_memory(folder: Path, *, quick: bool) -> Iterator[Row]:

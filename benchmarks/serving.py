@@ -54,7 +54,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-# --- speed ---------------------------------------------------------------------------------------------------
+# --- speed ---
 
 
 def speed(args: Namespace, folder: Path) -> list[Row]:
@@ -144,7 +144,7 @@ def _peer(model: Path, lines: Sequence[str], search: Sequence[str], served: floa
     return Row(f"{CLIENTS} clients", served, "sentences/s", peer, theirs, ratio, "at least 1.5 times", ratio >= 1.5)
 
 
-# --- limits --------------------------------------------------------------------------------------------------
+# --- limits ---
 
 
 def burst(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
@@ -304,7 +304,7 @@ def fuzz(args: Namespace, folder: Path) -> list[Row]:
     ]
 
 
-# --- soak ----------------------------------------------------------------------------------------------------
+# --- soak ---
 
 
 def soak(args: Namespace, folder: Path) -> list[Row]:

@@ -314,7 +314,7 @@ def _success_mismatch(document: Document, schema: Schema, kind: str, body: bytes
     return document.mismatch(json.loads(body), schema)
 
 
-# --- bytes ---------------------------------------------------------------------------------------------------
+# --- bytes ---
 
 
 def _post(path: str, content: bytes, headers: bytes = b"Content-Type: application/json\r\n") -> bytes:

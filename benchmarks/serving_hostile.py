@@ -89,7 +89,7 @@ def _is_whole(received: bytes) -> bool:
     return False
 
 
-# --- the requests --------------------------------------------------------------------------------------------
+# --- the requests ---
 
 
 def _post(

@@ -115,7 +115,7 @@ def transduce_serve(*arguments: str | Path) -> contextlib.AbstractContextManager
     return running([sys.executable, "-m", "transduce", "serve", *arguments, "--port", "0"], announces_on="stderr")
 
 
-# --- clients -------------------------------------------------------------------------------------------------
+# --- clients ---
 
 
 class Client:

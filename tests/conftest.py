@@ -83,6 +83,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "seconds that one test may take (needs pytest-timeout)")
 
 
+@pytest.fixture
+def second_of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment variables that `torchrun` gives to the second of two processes."""
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.fixture(scope="session")
 def on_gpu() -> dict[str, str] | None:
     """Return the environment variables of a process that may use the GPU; None if there is no GPU."""
@@ -129,7 +136,7 @@ def write_lines(tmp_path: Path) -> Callable[[str, Iterable[str]], Path]:
     return write
 
 
-# --- one small model for all tests that need a trained one -----------------------------------------------------
+# --- one small model for all tests that need a trained one ---
 
 _SUBJECTS = {"我": "I", "你": "you", "他": "he", "她": "she", "老师": "the teacher", "学生": "the student"}
 _VERBS = {"喜欢": "like", "看见": "see", "买": "buy", "吃": "eat", "卖": "sell"}

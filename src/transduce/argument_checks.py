@@ -1,5 +1,6 @@
-"""Validate arguments that users pass: texts, numbers and paths."""
+"""Validate arguments that users pass: texts, numbers, shards and paths."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -106,6 +107,19 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
         bound = f"at least {minimum:,}" if value < minimum else f"at most {maximum:,}"
         raise TransduceError(f"`{name}` must be {bound}, but is {value:,}.")
     return int(value)
+
+
+def as_shard(value: str | tuple[int, int]) -> tuple[int, int]:
+    """Return the number of a shard (one of several equal shares), from 1, and their count, also for a text: "2/4".
+
+    Raises:
+        TransduceError: the argument is not a shard.
+    """
+    text = value if isinstance(value, str) else "/".join(map(str, value))
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise TransduceError(f"A shard must be I/N with I from 1 to N, such as 1/4, but is {text}.")
+    return int(match[1]), int(match[2])
 
 
 def as_path(value: str | Path, description: str) -> Path:

@@ -30,7 +30,7 @@ from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
 from transduce.model.config import OWN_NAMES
 from transduce.model.feed_forward import ACTIVATIONS
-from transduce.tasks.kinds.all_kinds import KINDS
+from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.tasks.settings import options as setting_options
 from transduce.tasks.settings.reading import struct_of
@@ -47,7 +47,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
 
-# --- verbs and options -----------------------------------------------------------------------------------------
+# --- verbs and options ---
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -121,7 +121,7 @@ def test_a_mistyped_word_gets_one_line_and_code_2(capsys: Capture, arguments: li
     assert captured.out == ""
 
 
-# --- suggested commands ----------------------------------------------------------------------------------------
+# --- suggested commands ---
 
 
 PLUGIN = """
@@ -180,7 +180,7 @@ def test_suggested_commands_quote_as_the_system_does(
     assert shell_word("-m") == "./-m"
 
 
-# --- train -----------------------------------------------------------------------------------------------------
+# --- train ---
 
 
 def test_train_with_a_settings_file_set_and_options(
@@ -270,7 +270,7 @@ def test_a_path_that_must_not_be_written_to_is_reported_at_once(
     assert f"m cannot be filled, for you may not write to {tmp_path}: name another folder" in capsys.readouterr().err
 
 
-# --- translate -------------------------------------------------------------------------------------------------
+# --- translate ---
 
 ODD_LINES = [
     "我喜欢苹果。".encode(),
@@ -394,7 +394,7 @@ def test_errors_of_translate_are_one_sentence_with_code_2(capsys: Capture, train
         assert captured.out == ""
 
 
-# --- demo ------------------------------------------------------------------------------------------------------
+# --- demo ---
 
 
 def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-# --- corpora ---------------------------------------------------------------------------------------------------
+# --- corpora ---
 
 
 def write_corpora(folder: Path) -> None:
@@ -310,7 +310,7 @@ def series() -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.stack([np.sin(time / 2.0) + 0.02 * time, 40.0 + 9.0 * np.cos(time / 3.0)], axis=1)
 
 
-# --- outputs ---------------------------------------------------------------------------------------------------
+# --- outputs ---
 
 
 def open_model(folder: Path) -> Any:
@@ -455,7 +455,7 @@ def options_by_verb() -> dict[str, list[str]]:
     return {verb: [option for option in options if accepts(verb, [option])] for verb, options in named.items()}
 
 
-# --- making a set ----------------------------------------------------------------------------------------------
+# --- making a set ---
 
 
 def train(out: str, settings: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ def in_all_parts() -> tuple[AlignedPair, ...]:
     return (*corpus().train, *corpus().dev, *corpus().test)
 
 
-# --- phrases -------------------------------------------------------------------------------------------------
+# --- phrases ---
 
 
 def test_phrases_join_in_the_same_order_and_in_opposite_orders() -> None:
@@ -94,7 +94,7 @@ def test_every_word_is_linked_to_every_word_but_the_articles() -> None:
     assert phrase("一", "a", "0-0").links == ((0, 0),)
 
 
-# --- sentences -----------------------------------------------------------------------------------------------
+# --- sentences ---
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_subject_and_object_never_refer_to_the_same_person() -> None:
         assert not subject.referents & somebody(chance, subject).referents
 
 
-# --- the corpus ----------------------------------------------------------------------------------------------
+# --- the corpus ---
 
 
 def test_the_corpus_has_50000_500_and_1000_pairs() -> None:

@@ -118,7 +118,7 @@ def approximately(value: Any) -> Any:
     return pytest.approx(value, rel=1e-3, abs=1e-3) if isinstance(value, float) else value
 
 
-# --- translation ---------------------------------------------------------------------------------------------------
+# --- translation ---
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_a_training_step_synchronizes_with_the_device_rarely(training_results: R
     assert sum(often.values()) <= 5 * most, often
 
 
-# --- the other tasks -----------------------------------------------------------------------------------------------
+# --- the other tasks ---
 
 SMALL = {
     "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 32, "model.d_ff": 64,

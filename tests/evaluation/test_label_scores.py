@@ -4,6 +4,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
+from transduce.ui_language import columns_of
 
 
 def test_accuracy_and_macro_f1_equal_hand_computed_ones() -> None:
@@ -13,6 +14,13 @@ def test_accuracy_and_macro_f1_equal_hand_computed_ones() -> None:
     assert report.accuracy == pytest.approx(60.0)
     assert report.macro_f1 == pytest.approx(100 * (2 * 2 / 6 + 1.0 + 0.0 + 0.0) / 4)  # d was given and never right
     assert "accuracy 60.00 % (3 of 5 texts), macro F1 41.67" in str(report)
+
+
+def test_the_table_of_chinese_labels_is_aligned() -> None:
+    lines = score_labels(["体育", "文化新闻", "体育"], ["体育", "体育", "文化新闻"]).table().split("\n")
+    scores, confusion = lines[1:3], lines[-3:]
+    assert len({columns_of(line) for line in scores}) == 1
+    assert len({columns_of(line) for line in confusion}) == 1
 
 
 @pytest.mark.parametrize(("predicted", "right"), [(["a"], []), ([], []), (["a"], ["a", "b"])])

@@ -94,7 +94,7 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor], **bounds: float
         torch.testing.assert_close(one, other, rtol=own["rtol"], atol=own["atol"])
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows ---
 
 
 def check_norms() -> None:
@@ -188,7 +188,7 @@ def check_the_trial_detects_wrong_results() -> None:
         assert why_triton_fails(DEVICE) == "triton fails on it: no ptxas"
 
 
-# --- linear layers ------------------------------------------------------------------------------------------------
+# --- linear layers ---
 
 
 def check_linear_layers() -> None:
@@ -233,7 +233,7 @@ def check_embedding() -> None:
     compare([found, next(slopes)], [expected, next(slopes)])
 
 
-# --- attention ----------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 def packing(counts: Sequence[int]) -> Packing:
@@ -274,7 +274,7 @@ def check_attention_among_packed_sentences() -> None:
             compare([found, *next(slopes)], [expected, *next(slopes)], **CLOSE[dtype])
 
 
-# --- updates ------------------------------------------------------------------------------------------------------
+# --- updates ---
 
 
 def check_updates() -> None:
@@ -312,7 +312,7 @@ def check_momentum() -> None:
         compare([out], [expected.to(dtype)])
 
 
-# --- training -----------------------------------------------------------------------------------------------------
+# --- training ---
 
 
 def padded(generator: np.random.Generator, sentences: int, longest: int) -> NDArray[np.int64]:
@@ -633,7 +633,7 @@ def check_other_components_run_as_modules() -> None:
     assert backend.run_layer(layer, x, None, [mask]) is None
 
 
-# --- decoding -----------------------------------------------------------------------------------------------------
+# --- decoding ---
 
 
 def decoder(**changes: Any) -> tuple[Transformer, Tensor]:

@@ -27,9 +27,9 @@ def vocabulary() -> ImportedVocabulary:
             whole += character
             pieces.append(whole)
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    cutting = ByteLevelBpeRecord(merges=tuple(dict.fromkeys(merges)))
+    algorithm = ByteLevelBpeRecord(merges=tuple(dict.fromkeys(merges)))
     record = ImportedVocabularyRecord(
-        cutting=cutting, ids=ids, size=len(ids), pad_id=1, eos_id=2, unk_id=3, silent=(0,)
+        algorithm=algorithm, ids=ids, size=len(ids), pad_id=1, eos_id=2, unk_id=3, silent=(0,)
     )
     return ImportedVocabulary(record)
 

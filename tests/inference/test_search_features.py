@@ -35,7 +35,7 @@ def assert_alike(found: list[Translation], expected: list[Translation]) -> None:
     assert [translation.score for translation in found] == pytest.approx([t.score for t in expected], abs=1e-4)
 
 
-# --- observers -----------------------------------------------------------------------------------------------------
+# --- observers ---
 
 
 class GiveUp:
@@ -87,7 +87,7 @@ def test_a_sentence_stopped_at_once_has_at_most_one_token(translator: Translator
     assert len(found.alternatives[0].tokens) <= 1
 
 
-# --- streams -------------------------------------------------------------------------------------------------------
+# --- streams ---
 
 
 @pytest.mark.parametrize("search", [GREEDY, BEAM, SearchSettings(sampling=SamplingSettings(seed=3), max_length=12)])
@@ -145,7 +145,7 @@ def test_growing_text_is_the_common_prefix_of_all_hypotheses(translator: Transla
     assert GrowingText(vocabulary).grow(ended) == vocabulary.decode(first[:1])
 
 
-# --- phrases and forbidden texts -------------------------------------------------------------------------------------
+# --- phrases and forbidden texts ---
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -277,7 +277,7 @@ def test_the_unknown_token_can_be_forbidden(translator: Translator) -> None:
         translator("我", search=SearchSettings(forbidden=("",)))
 
 
-# --- strict ----------------------------------------------------------------------------------------------------------
+# --- strict ---
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(n_best=3, coverage_penalty=0.2)])
@@ -345,7 +345,7 @@ def test_a_strict_batch_never_has_few_rows(translator: Translator) -> None:
     assert [padded_length(length) for length in (1, 16, 17)] == [16, 16, 32]
 
 
-# --- several models, and the folder's settings ---------------------------------------------------------------------
+# --- several models, and the folder's settings ---
 
 
 def test_an_ensemble_of_equal_models_equals_the_model(

@@ -76,7 +76,7 @@ def build(tokenizer: Tokenizer) -> Callable[..., Reader]:
     return make
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def test_readings_give_the_answers_and_probabilities_of_the_models(build: Callable[..., Any]) -> None:
@@ -139,7 +139,7 @@ def test_a_recurrent_model_without_attention_is_refused(build: Callable[..., Any
         attention_maps(build("recurrent", recurrent_attention="none"), TEXT, "the dog.")
 
 
-# --- attribution ---------------------------------------------------------------------------------------------------
+# --- attribution ---
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,7 +201,7 @@ def replaced_by(replacement: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return replacement
 
 
-# --- ablation ------------------------------------------------------------------------------------------------------
+# --- ablation ---
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,7 +269,7 @@ def test_a_mean_that_is_the_activation_itself_changes_nothing(build: Callable[..
     assert np.abs(np.array(others.heads[0].values)).max() > 1e-5
 
 
-# --- patching ------------------------------------------------------------------------------------------------------
+# --- patching ---
 
 
 def test_patching_a_translator_recovers_where_the_sentences_differ(translator: Translator) -> None:
@@ -332,7 +332,7 @@ def test_patching_of_unequal_texts_or_answers_is_refused(build: Callable[..., An
         ablate(generator, TEXT, reference=[TEXT])
 
 
-# --- logit lens ----------------------------------------------------------------------------------------------------
+# --- logit lens ---
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "translator"])
@@ -363,7 +363,7 @@ def test_a_model_whose_layers_do_nothing_predicts_the_same_at_each(build: Callab
     assert found.candidates[0] == found.candidates[1] == found.candidates[2]
 
 
-# --- probing -------------------------------------------------------------------------------------------------------
+# --- probing ---
 
 
 def sentences() -> list[str]:

@@ -38,7 +38,7 @@ def by_hand(*heads: dict[str, float], antecedent: str = "animal", left_to_right:
     )
 
 
-# --- what the weights say ----------------------------------------------------------------------------------------
+# --- what the weights say ---
 
 
 def test_a_head_points_where_its_strongest_candidate_is_the_antecedent() -> None:
@@ -101,7 +101,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
     assert "0.70" in html
 
 
-# --- words and pieces --------------------------------------------------------------------------------------------
+# --- words and pieces ---
 
 
 def test_tokens_of_one_word_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_in_a_script_without_spaces_a_candidate_is_several_words(translator: Tra
     assert found.chance == 0.5
 
 
-# --- models ------------------------------------------------------------------------------------------------------
+# --- models ---
 
 
 def test_weights_of_an_encoder_equal_its_attention_map(translator: Translator) -> None:

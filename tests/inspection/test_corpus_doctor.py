@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
 from transduce.inspection.corpus_doctor.alignment import Alignment, align, side_features
@@ -53,7 +54,7 @@ def stretches(source: list[str], target: list[str]) -> list[tuple[int, int | Non
     return [(stretch.first_line, stretch.lag) for stretch in found(source, target).stretches]
 
 
-# --- where the files lose step ---------------------------------------------------------------------------------
+# --- where the files lose step ---
 
 
 def test_a_sound_corpus_keeps_step(corpus: Sides) -> None:
@@ -164,7 +165,7 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
             assert f"(just before, the {side} has extra lines" in part
 
 
-# --- lines -----------------------------------------------------------------------------------------------------
+# --- lines ---
 
 
 def examine(
@@ -287,7 +288,7 @@ def test_the_main_script_of_a_line_is_detected() -> None:
     ]
 
 
-# --- pairs -----------------------------------------------------------------------------------------------------
+# --- pairs ---
 
 
 def test_duplicates_copies_and_many_translations(write_lines: WriteLines) -> None:
@@ -332,13 +333,37 @@ def test_rare_characters_are_no_fault_where_training_would_learn_the_same(write_
     assert unknown.severity == "look"
 
 
-# --- files and pages -------------------------------------------------------------------------------------------
+# --- files and pages ---
 
 
 def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> None:
     source = [str(write_lines(name, lines)) for name, lines in (("1.zh", SOURCE), ("2.zh", ["我\t你", *SOURCE[1:]]))]
     target = [str(write_lines(name, TARGET)) for name in ("1.en", "2.en")]
     assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
+
+
+def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(write_lines: WriteLines) -> None:
+    lines = ["source\ttarget", *(f"Satz {n}\tsentence {n}" for n in range(30)), "one column", "a\tb", "c\tc"]
+    report = examine_corpus([str(write_lines("corpus.tsv", lines))])
+    assert (report.source_lines, report.target_lines) == (32, 32)
+    assert report.finding("not UTF-8").count == report.finding("duplicates").count == 0
+    (copy,) = report.finding("copies").examples
+    assert (copy.location.rpartition(":")[2], copy.text) == ("34", "c")
+    malformed = report.finding("table lines")
+    assert (malformed.count, malformed.message) == (1, "1 line without two columns; training leaves them out")
+    assert [example.location.rpartition(":")[2] for example in malformed.examples] == ["32"]
+
+
+def test_tables_that_training_converts_are_examined_by_their_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "corpus.csv"
+    rows = [f'"Satz {n}, sagte er",sentence {n}' for n in range(30)]
+    table.write_text("\n".join(["source,target", *rows, "Haus,Haus", ""]), "utf-8")
+    (copy,) = examine_corpus([str(table)]).finding("copies").examples
+    assert (copy.location, copy.text) == (f"{table}:32", "Haus")
+    assert main(["doctor", "--source", str(table)]) == 1  # a copy in so few lines is a fault
+    assert "copies" in capsys.readouterr().out
 
 
 def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:

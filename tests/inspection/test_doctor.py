@@ -96,7 +96,7 @@ def test_our_model_with_a_planted_fault_fails() -> None:
     assert {"future", "cache"} <= set(report.failed())
 
 
-# --- PyTorch's own Transformer, as a person would wrap it --------------------------------------------------------
+# --- PyTorch's own Transformer, as a person would wrap it ---
 
 
 class Wrapped(nn.Module):
@@ -237,7 +237,7 @@ def test_a_new_model_that_cannot_be_trained_is_refused_before_any_check() -> Non
         examine(replaced(function, fresh=lambda: Wrapped(norm_first=True)))
 
 
-# --- reports, and what stands in the way -------------------------------------------------------------------------
+# --- reports, and what stands in the way ---
 
 
 def test_a_model_that_raises_fails_with_its_error() -> None:
@@ -276,7 +276,7 @@ def test_a_report_prints_as_text_and_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=DoctorReport) == report
 
 
-# --- a model folder, a settings file -----------------------------------------------------------------------------
+# --- a model folder, a settings file ---
 
 
 def test_a_trained_model_passes(trained: Path) -> None:

@@ -326,7 +326,7 @@ def test_a_decoder_that_never_sees_its_newest_token() -> None:
     assert report.failed() == ["cache"]
 
 
-# --- causes ------------------------------------------------------------------------------------------------------
+# --- causes ---
 
 CAUSES = tuple(check for check in CHECKS if check.name != "overfit")
 

@@ -5,7 +5,8 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
-from transduce.inspection.interventions import Head, HeadKind, Intervention, heads_off, intervene, replace_word
+from transduce.inspection.attention import AttentionKind
+from transduce.inspection.interventions import Head, Intervention, heads_off, intervene, replace_word
 from transduce.model.attention import MultiHeadAttention
 from transduce.search.settings import SearchSettings
 
@@ -23,7 +24,7 @@ def test_without_a_change_nothing_changes(translator: Translator, search: Search
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "memory"])
 def test_a_head_that_is_off_is_as_if_its_part_of_the_output_matrix_were_zero(
-    translator: Translator, kind: HeadKind
+    translator: Translator, kind: AttentionKind
 ) -> None:
     model = translator.transformer
     layers = model.encoder_layers if kind == "encoder" else model.decoder_layers

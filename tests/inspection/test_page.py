@@ -83,7 +83,7 @@ def test_attention_weights_survive_conversion_to_bytes() -> None:
     assert from_bytes(to_bytes(weights))[0, 0, 0].tolist() == [0.0, 1.0]
 
 
-# --- the tree ----------------------------------------------------------------------------------------------------
+# --- the tree ---
 
 
 def paths_of(inspection: Inspection) -> list[tuple[str, ...]]:
@@ -182,7 +182,7 @@ def test_a_model_without_heads_is_refused(translator: Translator) -> None:
         inspect_sentence(recurrent, SENTENCE)
 
 
-# --- the page ----------------------------------------------------------------------------------------------------
+# --- the page ---
 
 
 def test_the_page_asks_for_nothing_from_outside(inspection: Inspection) -> None:
@@ -242,7 +242,7 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
     assert len(names[1]) > 25
 
 
-# --- the terminal and the notebook -------------------------------------------------------------------------------
+# --- the terminal and the notebook ---
 
 
 def test_the_terminal_shows_every_token_with_its_probability(translator: Translator, inspection: Inspection) -> None:
@@ -281,7 +281,7 @@ def test_a_table_escapes_what_it_shows() -> None:
     assert "0.50" in table
 
 
-# --- in a browser ------------------------------------------------------------------------------------------------
+# --- in a browser ---
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def curves(chart: Chart, number: int = 0) -> Curves:
     return panel
 
 
-# --- tutorials ---------------------------------------------------------------------------------------------------
+# --- tutorials ---
 
 
 @pytest.mark.parametrize("d_model", [2, 8, 128])
@@ -116,7 +116,7 @@ def test_impossible_sizes_are_refused(make: Any, message: str) -> None:
         make()
 
 
-# --- runs --------------------------------------------------------------------------------------------------------
+# --- runs ---
 
 
 def write_run(folder: Path, *lines: dict[str, object]) -> Path:
@@ -217,7 +217,7 @@ def test_plot_attention_shows_the_heads_of_a_layer(translator: Translator) -> No
         plot_attention(maps, kind="memory", layer=3)
 
 
-# --- drawing -----------------------------------------------------------------------------------------------------
+# --- drawing ---
 
 SQUARES = HeatMap(
     title="looks",

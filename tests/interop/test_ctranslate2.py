@@ -148,7 +148,7 @@ def test_the_folder_holds_the_configuration_weights_and_shared_vocabulary(
     assert vocabulary == translator.tokenizer.source.tokens(range(translator.tokenizer.source.size))
 
 
-# --- language models --------------------------------------------------------------------------------------------
+# --- language models ---
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_log_probabilities_and_continuations_of_a_language_model_are_equal(
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
     rows = [[3 + (7 * row + 5 * place) % 90 for place in range(1 + 11 * row % 17)] for row in range(9)]
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     comparison = compare_models(own, theirs, rows, tokens=range(3, 90), max_tokens=20)
     comparison.check_equal("CTranslate2")
     assert comparison.agreement.same_translations == len(rows)
@@ -187,7 +187,7 @@ def test_a_language_model_continues_empty_prompts_equally(
     assert isinstance(model, Decoder)
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     found = theirs.translate(prompts, 8)
     assert found == [own.translate([prompt], 8)[0] for prompt in prompts]
     assert all(found)

@@ -16,7 +16,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange import exporters
 from transduce.exchange.comparison import Agreement, Original
-from transduce.exchange.export import _folder_aside, export
+from transduce.exchange.export import _temporary_folder, export
 from transduce.inference.translator import Translator
 from transduce.interop import ctranslate2
 from transduce.interop.hugging_face.export import tokenizer_files
@@ -58,7 +58,7 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------
+# --- what comes out ---
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_exports_of_two_vocabularies_hold_both_sentencepiece_files(
         export(folder, tmp_path / "hf", to="huggingface", threads=1)
 
 
-# --- what is never left behind ----------------------------------------------------------------------------------
+# --- what is never left behind ---
 
 
 def corrupt_onnx(patch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_leftovers_of_a_killed_export_are_removed(trained: Path, tmp_path: Path)
     assert not (tmp_path / "out" / "half.onnx").exists()
 
 
-# --- what is refused at once ------------------------------------------------------------------------------------
+# --- what is refused at once ---
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_an_export_to_hugging_face_rewrites_a_missing_tokenizer_json(trained: Pa
     assert written == (trained / "tokenizer.json").read_bytes()
 
 
-# --- the command, and the example -------------------------------------------------------------------------------
+# --- the command, and the example ---
 
 
 def test_the_command_prints_and_writes_the_comparison(
@@ -429,7 +429,7 @@ def test_the_example_translates_with_onnxruntime_and_numpy_alone(
 
 
 def test_a_full_disk_is_reported_with_the_folders_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left") as raised, _folder_aside(tmp_path / "out"):
+    with pytest.raises(OSError, match="No space left") as raised, _temporary_folder(tmp_path / "out"):
         raise OSError(28, "No space left on device")
     assert raised.value.filename == str(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from transduce.text.tokenizer import Tokenizer
 MakeModel = Callable[..., Model]
 WriteFolder = Callable[..., Path]
 
-LINES = ["我喜欢茶。", "I like tea.", "naïve 42"]
+LINES = ["我喜欢茶。", "I like 茶 tea.", "naïve 42"]
 
 
 @pytest.fixture

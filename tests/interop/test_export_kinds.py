@@ -264,7 +264,7 @@ def test_exports_succeed_if_the_vocabulary_cannot_spell_names_of_special_tokens(
     exported(folder, out, "huggingface", sources=["我吃鱼。", *SPELT])
 
 
-# --- what is never left behind ----------------------------------------------------------------------------------
+# --- what is never left behind ---
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def make_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**(shape | changes))
 
 
-# --- names and configuration, with no other library ------------------------------------------------------------
+# --- names and configuration, with no other library ---
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_weights_that_no_class_computes_keep_transduces_names() -> None:
     assert config_json(config)["model_type"] == "transduce"
 
 
-# --- opened there ----------------------------------------------------------------------------------------------
+# --- opened there ---
 
 
 @pytest.fixture(scope="module")

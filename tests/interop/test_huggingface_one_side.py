@@ -96,7 +96,7 @@ def config_of(**changes: Any) -> ModelConfig:
     return ModelConfig(**(sizes | {"num_heads": 4} | changes))
 
 
-# --- which class ------------------------------------------------------------------------------------------------
+# --- which class ---
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_settings_that_no_hugging_face_class_supports_are_listed(changes: dict[s
     assert huggingface_obstacles(config_of(**changes)) == obstacles
 
 
-# --- encoders ---------------------------------------------------------------------------------------------------
+# --- encoders ---
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
     assert ignored_names(config_of(**BERT, num_labels=2)) == ignored_names(config_of(**GPT2)) == set()
 
 
-# --- language models --------------------------------------------------------------------------------------------
+# --- language models ---
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_language_models_have_equal_log_probabilities_and_continuations_in_huggi
     write_folder(model, small_tokenizer, tmp_path)
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     comparison = compare_models(own, theirs, ROWS, tokens=range(3, 190), max_tokens=20)
     places = [*comparison.own_differences, *comparison.random_differences]
     # One part in a million, where a log-probability is beyond 10 nats.
@@ -309,7 +309,7 @@ def test_weights_stored_under_transduces_own_names_are_read(
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
-# --- two vocabularies -------------------------------------------------------------------------------------------
+# --- two vocabularies ---
 
 
 def test_models_with_two_vocabularies_are_equal_in_marian(

@@ -1,6 +1,7 @@
 """Test whole Hugging Face folders: opened directly, imported by the command, translated with their own settings."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -126,6 +127,9 @@ def test_inspection_and_attention_maps_include_language_tags(nllb: Path) -> None
     translator = opened(nllb)
     expected = translator("我喜欢茶。")
     found = inspect_sentence(translator, "我喜欢茶。")
+    probabilities = [math.exp(value) for value in expected.alternatives[0].token_log_probabilities]
+    # The search forces the language tag, whatever its probability.
+    assert [step.probability for step in found.steps[1:]] == pytest.approx(probabilities[1:], abs=1e-5)
     assert (found.translation, found.source_tokens[0]) == (expected.text, "zho_Hans")
     assert found.score == pytest.approx(expected.score)
     assert attention_maps(translator, "我喜欢茶。").source_tokens == found.source_tokens
@@ -155,7 +159,7 @@ def test_an_imported_folder_translates_as_the_original_does(
     out = tmp_path / "out"
     assert main(["import", str(nllb), str(out), "--target-language", "deu_Latn"]) == 0
     assert "m2m_100, " in capsys.readouterr().out
-    sentences = ["我喜欢茶。", "I like tea.", ""]
+    sentences = ["我喜欢茶。", "我喜欢水。", ""]
     direct = opened(nllb, target_language="deu_Latn")(sentences)
     again = opened(out)(sentences)
     assert [each.text for each in again] == [each.text for each in direct]
@@ -270,6 +274,14 @@ def test_force_bos_token_to_be_generated_forces_the_start_token() -> None:
         assert found.forced_first_id == forced
 
 
+def test_generation_settings_in_the_configuration_count_only_without_a_file_of_their_own() -> None:
+    config = {"num_beams": 6, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "max_length": 17}
+    found = import_generation({}, config, "folder", max_positions=None)
+    assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (6, 3, 2.0, 16)
+    found = import_generation({"num_beams": 2, "max_length": None}, config, "folder", max_positions=None)
+    assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (2, 0, 1.0, None)
+
+
 def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
     said = {
@@ -297,9 +309,10 @@ def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> 
         ({"repetition_penalty": -1.0}, "`repetition_penalty` must be greater than 0 and at most 100, but is -1"),
         ({"bad_words_ids": [[3, 4]]}, "may contain only single tokens, but contains"),
         ({"bad_words_ids": [[]]}, "the generation settings cannot be read"),
-        ({"forced_bos_token_id": []}, "the generation settings cannot be read"),
-        ({"num_beams": "many"}, "`num_beams` must be a whole number, but is 'many'"),
-        ({"renormalize_logits": "yes"}, "`renormalize_logits` must be true or false, but is 'yes'"),
+        ({"forced_bos_token_id": []}, r"`forced_bos_token_id` must be a whole number .* but is \[\]"),
+        ({"num_beams": "many"}, "`num_beams` must be a whole number .* but is 'many'"),
+        ({"length_penalty": "long"}, "`length_penalty` must be a number .* but is 'long'"),
+        ({"renormalize_logits": "yes"}, "`renormalize_logits` must be true or false .* but is 'yes'"),
     ],
 )
 def test_unsupported_generation_settings_are_refused_by_name(

@@ -16,6 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
+from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
@@ -379,7 +380,7 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
             assert [*prompt, *found.ids] == expected[0].tolist()
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 def bart_content(**changes: Any) -> dict[str, Any]:
@@ -515,3 +516,25 @@ def test_stored_sinusoidal_positions_in_another_order_are_refused() -> None:
         tensors |= {f"model.{stack}.layer_norm.{p}": partial(torch.ones, 16) for p in ("weight", "bias")}
     with pytest.raises(TransduceError, match="must hold sines, then cosines"):
         import_model(content, StoredTensors(tensors, "folder"), {"start_id": 0})
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    kind = transformers.CONFIG_MAPPING[model_type]
+
+    def settings(content: Mapping[str, Any]) -> dict[str, Any] | str:
+        try:
+            return FAMILIES[model_type].settings(ConfigReader(content, "config.json"))
+        except TransduceError as error:
+            return str(error)
+
+    content = kind().to_dict() | ({"sliding_window": None} if model_type == "mistral" else {})
+    assert isinstance(settings(content), dict)
+    # A language model's special ids may come from its tokenizer.
+    ids = ("pad_token_id", "bos_token_id", "eos_token_id") if FAMILIES[model_type].kind == "decoder" else ()
+    for key in content.keys() - set(ids):
+        partial_content = {name: value for name, value in content.items() if name not in (key, "head_dim")}
+        found = settings(partial_content)
+        if not isinstance(found, str):  # a key may be required
+            assert found == settings(kind.from_dict(partial_content).to_dict()), key

@@ -103,7 +103,7 @@ def test_a_model_of_torch_nn_transformer_computes_the_same(norm_order: str, tied
         assert torch.allclose(ours.eval()(source, target), expected, atol=1e-5)
 
 
-# --- in the manner of "The Annotated Transformer" -----------------------------------------------------------------
+# --- in the manner of "The Annotated Transformer" ---
 
 
 class Norm(nn.Module):
@@ -318,7 +318,7 @@ def test_of_many_missing_tensors_the_first_are_listed() -> None:
     assert (shown_names("ab"), shown_names([])) == ("a, b", "none")
 
 
-# --- a layer for each projection, norms made inside `forward`, no biases, embeddings as they are --------------------
+# --- a layer for each projection, norms made inside `forward`, no biases, embeddings as they are ---
 
 
 class Separate(nn.Module):
@@ -489,7 +489,9 @@ def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytes
     assert "holds more than tensors" in capsys.readouterr().err
     (tmp_path / "text.pt").write_text("no weights", "utf-8")
     assert main(["import-tutorial", str(tmp_path / "text.pt"), str(tmp_path / "model"), *options]) == 2
-    assert "is neither .safetensors nor a file of torch.save" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "is neither .safetensors nor a file of torch.save" in message
+    assert message.count("text.pt") == 1
 
 
 def test_models_of_the_style_blocks_are_imported() -> None:
@@ -535,7 +537,7 @@ def test_models_of_the_style_blocks_are_imported() -> None:
         assert torch.equal(again.eval()(source, target), ours(source, target))
 
 
-# --- language models: nanoGPT, minGPT and the lecture -------------------------------------------------------------
+# --- language models: nanoGPT, minGPT and the lecture ---
 
 T = 12
 

@@ -35,12 +35,12 @@ BERT_LIKE = {"norm_order": "post", "positions": "learned", "embedding_norm": Tru
 ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] for row in range(9)]
 
 
-# --- language models --------------------------------------------------------------------------------------------
+# --- language models ---
 
 
 def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     write_onnx(model, folder)
-    return OnnxLanguageModel(folder, threads=1, forbidden_tokens=2)
+    return OnnxLanguageModel(folder, threads=1, unknown_id=2)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_language_model_computes_the_same_in_onnx(
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []
-    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
+    own = OriginalLanguageModel(model, unknown_id=2, context=64)
     comparison = compare_models(own, opened(model, tmp_path), ROWS, tokens=range(3, 190), max_tokens=20)
     comparison.check_equal("ONNX")
     assert comparison.agreement.same_translations == len(ROWS)
@@ -102,7 +102,7 @@ def test_inputs_outputs_and_metadata_of_a_language_model(make_model: MakeModel, 
     assert (metadata["kind"], metadata["eos_id"], metadata["start_id"]) == ("decoder", "1", "1")
 
 
-# --- encoders ---------------------------------------------------------------------------------------------------
+# --- encoders ---
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_encoder_computes_the_same_in_onnx(
     assert np.abs(alone - theirs.outputs(ROWS, types)["states"][3]).max() < 1e-4
 
 
-# --- recurrent models -------------------------------------------------------------------------------------------
+# --- recurrent models ---
 
 
 @pytest.mark.parametrize(

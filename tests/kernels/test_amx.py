@@ -65,7 +65,7 @@ def test_amx_is_not_used_where_its_self_test_fails(monkeypatch: pytest.MonkeyPat
             assert make_int8_linear(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
 
 
-# --- in a separate process ------------------------------------------------------------------------------------------
+# --- in a separate process ---
 
 
 @torch.inference_mode()

@@ -78,7 +78,7 @@ def build(changes: dict[str, object]) -> PrepackedTransformer:
     return quantized
 
 
-# --- products -----------------------------------------------------------------------------------------------------
+# --- products ---
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -210,7 +210,7 @@ def test_instruction_limits_set_for_pytorch_and_onednn_are_respected(monkeypatch
     assert find_integer_tile.__wrapped__() is None
 
 
-# --- steps --------------------------------------------------------------------------------------------------------
+# --- steps ---
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -312,7 +312,7 @@ def test_a_copied_model_decodes_after_the_original_is_deleted() -> None:
     assert torch.equal(found, expected)
 
 
-# --- reductions ---------------------------------------------------------------------------------------------------
+# --- reductions ---
 
 
 @pytest.mark.usefixtures("one_or_two_threads")

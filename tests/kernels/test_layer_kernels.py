@@ -259,7 +259,7 @@ def test_layers_without_a_backward_pass_free_their_memory() -> None:
     assert not process_stack().live
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def test_the_stack_allocates_after_all_blocks_in_use() -> None:

@@ -101,7 +101,7 @@ def test_keys_and_values_are_cached_in_float16_unless_the_model_is_float32(dtype
     assert state.pool.entries.dtype == state.memory.dtype == kept
 
 
-# --- products -----------------------------------------------------------------------------------------------------
+# --- products ---
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -140,7 +140,7 @@ def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
     assert not torch.allclose(coarse[likely], exact[likely], rtol=1e-5, atol=1e-5)
 
 
-# --- steps --------------------------------------------------------------------------------------------------------
+# --- steps ---
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

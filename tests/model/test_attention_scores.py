@@ -112,7 +112,7 @@ def test_hard_attention_gives_masked_keys_no_weight() -> None:
     assert torch.equal(weights[0].sum(-1), torch.ones(3, H, 4))
 
 
-# --- heads that share keys and values ---------------------------------------------------------------------------
+# --- heads that share keys and values ---
 
 
 @pytest.mark.parametrize("shared", [1, 2, 4])

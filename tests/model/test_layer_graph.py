@@ -315,7 +315,7 @@ def test_an_activation_without_a_kernel_takes_another_backend(monkeypatch: pytes
         agree(model)
 
 
-# --- exporters ----------------------------------------------------------------------------------------------------
+# --- exporters ---
 
 
 @each_change
@@ -338,7 +338,7 @@ def test_exporters_refuse_changed_components_in_one_sentence(
             write()  # type: ignore[no-untyped-call]
 
 
-# --- descriptions -------------------------------------------------------------------------------------------------
+# --- descriptions ---
 
 
 def test_a_layer_is_a_list_of_operations() -> None:

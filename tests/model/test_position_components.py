@@ -127,7 +127,7 @@ def test_sinusoids_to_the_end_have_a_last_wavelength_of_exactly_10000_times_2_pi
     assert torch.equal(at[0], sinusoids(5, 8, to_end=True)[2:])
 
 
-# --- the bias by distance ---------------------------------------------------------------------------------------
+# --- the bias by distance ---
 
 
 def by_distance(*, bidirectional: bool) -> RelativePositions:

@@ -46,7 +46,7 @@ def decoder_layer(model: Recurrent) -> RecurrentDecoderLayer:
     return layer
 
 
-# --- the encoder ------------------------------------------------------------------------------------------------
+# --- the encoder ---
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -75,7 +75,7 @@ def test_reversing_a_sentence_leaves_its_padding_in_place() -> None:
     assert reversal_permutation(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
 
 
-# --- the decoder's initial state ----------------------------------------------------------------------------------
+# --- the decoder's initial state ---
 
 
 @pytest.mark.parametrize("context", ["last", "linear", "mean"])
@@ -107,7 +107,7 @@ def test_a_source_that_is_padding_alone_stays_finite() -> None:
         assert model(torch.full((1, 3), PAD), TARGETS[:1]).isfinite().all()
 
 
-# --- attention to the memory --------------------------------------------------------------------------------------
+# --- attention to the memory ---
 
 
 def weights_by_hand(model: Recurrent, state: Tensor, memory: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def test_attention_of_each_decoding_step_equals_its_formula(score: str, wiring: 
             assert not trace.memory[0][row, 0, step, ~present].any()
 
 
-# --- attention to the decoder's own past --------------------------------------------------------------------------
+# --- attention to the decoder's own past ---
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -215,7 +215,7 @@ def test_a_step_of_several_hypotheses_may_be_traced() -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 1, 3))
 
 
-# --- training -----------------------------------------------------------------------------------------------------
+# --- training ---
 
 
 def test_free_running_is_teacher_forcing_with_its_own_tokens() -> None:

@@ -44,7 +44,7 @@ def build(**changes: object) -> Transformer:
     return model
 
 
-# --- PyTorch's own layers -----------------------------------------------------------------------------------
+# --- PyTorch's own layers ---
 
 
 def names_of_pytorch(norm_first: bool, *, decoder: bool) -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_pre_norm_ends_each_stack_with_a_norm_and_post_norm_does_not() -> None:
     assert isinstance(post.decoder_norm, nn.Identity)
 
 
-# --- what an output may depend on ---------------------------------------------------------------------------
+# --- what an output may depend on ---
 
 
 def test_two_evaluations_of_one_input_are_equal() -> None:
@@ -194,7 +194,7 @@ def test_every_source_token_counts() -> None:
         assert not torch.allclose(before, model(other, TARGET_INPUT), atol=1e-3)
 
 
-# --- attention weights --------------------------------------------------------------------------------------
+# --- attention weights ---
 
 
 def test_traced_weights_have_rows_that_sum_to_one_and_asking_changes_nothing() -> None:
@@ -214,7 +214,7 @@ def test_traced_weights_have_rows_that_sum_to_one_and_asking_changes_nothing() -
     assert not trace.decoder[0].triu(1).any()
 
 
-# --- sizes and components ---------------------------------------------------------------------------------------
+# --- sizes and components ---
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -331,7 +331,7 @@ def test_a_bfloat16_model_trains() -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-# --- what a configuration may not say -----------------------------------------------------------------------
+# --- what a configuration may not say ---
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_a_file_that_is_not_safetensors_is_refused(copy: Path) -> None:
         read_model_folder(copy)
 
 
-# --- killed while it writes ------------------------------------------------------------------------------------
+# --- killed while it writes ---
 
 
 class Killed(BaseException):

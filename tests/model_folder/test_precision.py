@@ -56,7 +56,7 @@ def test_int8_is_refused_on_gpus_and_for_recurrent_models() -> None:
         quantize_to_int8(model, "cpu")
 
 
-# --- by kernels ---------------------------------------------------------------------------------------------------
+# --- by kernels ---
 
 
 @pytest.fixture(scope="module")

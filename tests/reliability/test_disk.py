@@ -170,7 +170,7 @@ def test_a_half_written_log_line_is_completed_by_the_next_write(tmp_path: Path) 
     assert lines[2:] == [b""]
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")

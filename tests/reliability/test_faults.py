@@ -208,7 +208,7 @@ def test_twenty_non_finite_steps_stop_the_run_with_advice(tmp_path: Path, tiny_r
     assert run.trainer.optimizer.updates == 10
 
 
-# --- the rule itself -----------------------------------------------------------------------------------------------
+# --- the rule itself ---
 
 
 def watched(*losses: float) -> LossWindow:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from transduce.training.checkpoint import load_newest
-from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption, ignore_hangup
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -147,7 +148,7 @@ def give_up(interruption: Interruption) -> None:
             signal.raise_signal(signal.SIGTERM)  # does not interrupt the way out
 
 
-# --- the terminal --------------------------------------------------------------------------------------------------
+# --- the terminal ---
 
 
 def test_sighup_is_ignored_and_its_handler_restored() -> None:

@@ -29,7 +29,7 @@ def message_of(arguments: list[str], capsys: Capture) -> str:
     return err.removeprefix("transduce: ").removesuffix("\n")
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------------
+# --- outputs ---
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_two_outputs_need_two_names_and_no_name_of_gzip(capsys: Capture, files: 
     )
 
 
-# --- folders ----------------------------------------------------------------------------------------------------------
+# --- folders ---
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "checkpoints", "sentencepiece.model"])
@@ -140,7 +140,7 @@ def test_two_runs_do_not_begin_in_one_folder(capsys: Capture, files: dict[str, s
     assert list((tmp_path / "run").iterdir()) == []
 
 
-# --- corpora ----------------------------------------------------------------------------------------------------------
+# --- corpora ---
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_prepared_corpus_that_was_damaged_is_not_learnt_from(
     assert not (tmp_path / "m").exists()
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers ---
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
     )
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+# --- streams ---
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="shells close streams otherwise there")
@@ -269,7 +269,7 @@ def test_compressed_or_utf_16_standard_input_is_refused(
     assert capsys.readouterr() == ("", f"transduce: Standard input {message}\n")
 
 
-# --- from Python ------------------------------------------------------------------------------------------------------
+# --- from Python ---
 
 
 def calls(trained: Path) -> dict[str, Callable[[], object]]:

@@ -225,7 +225,7 @@ def test_fewer_sequences_than_the_beam_is_wide() -> None:
     assert [words(hypothesis) for hypothesis in found] == ["", "a"]
 
 
-# --- against everything there is ----------------------------------------------------------------------------
+# --- against everything there is ---
 
 
 def random_trellis(seed: int, depth: int) -> Trellis:
@@ -271,7 +271,7 @@ def test_a_beam_of_one_without_penalty_is_greedy_search() -> None:
         assert best.token_log_probabilities == alone.token_log_probabilities
 
 
-# --- with the Transformer -----------------------------------------------------------------------------------
+# --- with the Transformer ---
 
 
 def transformer() -> Transformer:

@@ -36,7 +36,7 @@ def contains(pieces: tuple[int, ...], spelling: tuple[int, ...]) -> bool:
     return any(pieces[start : start + len(spelling)] == spelling for start in range(len(pieces)))
 
 
-# --- following ---------------------------------------------------------------------------------------------------
+# --- following ---
 
 
 def test_a_phrase_is_met_when_its_last_token_is_written() -> None:
@@ -100,7 +100,7 @@ def test_the_phrase_state_agrees_with_searching_the_written_tokens(seed: int) ->
         assert follow(matcher, written[:length]).unmet == unmet
 
 
-# --- sharing out ---------------------------------------------------------------------------------------------------
+# --- sharing out ---
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_beam_slots_are_divided_among_stages_of_met_phrases(
     assert allocate(sizes, slots=places, stages=stages) == expected
 
 
-# --- searching -----------------------------------------------------------------------------------------------------
+# --- searching ---
 
 
 class BigramScorer:

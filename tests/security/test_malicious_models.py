@@ -79,7 +79,7 @@ def change_tensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], obje
     sign(folder, WEIGHTS)
 
 
-# --- code ------------------------------------------------------------------------------------------------------
+# --- code ---
 
 
 @attack("pickle under the name of the weights", r"looks like a pickle, which is never opened")
@@ -118,7 +118,7 @@ def _(folder: Path) -> None:
     put(folder, VOCABULARY, pickle.dumps(Bomb()))
 
 
-# --- memory ----------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 @attack("zip bomb under the name of the weights", r"looks like a zip archive, which is never opened")
@@ -218,7 +218,7 @@ def _(folder: Path) -> None:
     sign(folder, VOCABULARY)
 
 
-# --- other places ----------------------------------------------------------------------------------------------
+# --- other places ---
 
 
 @attack("name that leads out", r"must list files of its own folder, but lists `\.\./secret`")
@@ -272,7 +272,7 @@ def _(folder: Path) -> None:
     (folder / "manifest.json").symlink_to("manifest.json")
 
 
-# --- nonsense --------------------------------------------------------------------------------------------------
+# --- nonsense ---
 
 
 @attack("vocabulary cut off", r"sentencepiece\.model is not a sentencepiece model|of different models")
@@ -335,7 +335,7 @@ def _(folder: Path) -> None:
     change_config(folder, dropout=float("nan"))
 
 
-# --- the trial -------------------------------------------------------------------------------------------------
+# --- the trial ---
 
 _VICTIM = """
 import json, os, resource, sys

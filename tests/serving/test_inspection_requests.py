@@ -39,7 +39,7 @@ def study(live: Any, path: str, **fields: Any) -> Any:
     return live.ask("POST", path, {"q": SENTENCE, "source": "de", "target": "en"} | fields)
 
 
-# --- what they answer --------------------------------------------------------------------------------------------
+# --- what they answer ---
 
 
 def test_an_inspection_is_what_the_library_gives(live: Any, translator: Translator) -> None:
@@ -85,7 +85,7 @@ def test_an_intervention_is_what_the_library_gives(
     assert found.before != found.after
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_hostile_studies_are_refused_in_a_sentence(live: Any, load_benchmark: An
     assert [verdict for verdict in verdicts if not verdict.is_right] == []
 
 
-# --- the queue, deadlines, and who computes with the model -------------------------------------------------------
+# --- the queue, deadlines, and who computes with the model ---
 
 
 class Gated:

@@ -180,7 +180,7 @@ def test_one_requests_fault_does_not_reach_another(serve: Any, gated_model: Any,
     assert sorted(model.batches[1]) == ["gut", "poison", "schön"]
 
 
-# --- keys and rates ------------------------------------------------------------------------------------------
+# --- keys and rates ---
 
 
 def test_without_a_key_nobody_translates(serve: Any, gated_model: Any) -> None:

@@ -101,7 +101,7 @@ def outcome(page: "Page", number: int) -> str:
     return page.locator(".outcome .translation").nth(number).inner_text()
 
 
-# --- what is sent ------------------------------------------------------------------------------------------------
+# --- what is sent ---
 
 
 def test_the_page_is_one_file_and_connects_to_its_server_only(live: Any) -> None:
@@ -147,7 +147,7 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
     assert set(re.findall(r"(?<![.\w])words(?:\(\))?\.(\w+)", scripts)) <= known
 
 
-# --- translating -------------------------------------------------------------------------------------------------
+# --- translating ---
 
 
 def test_typed_text_is_translated(page: "Page", live: Any, translator: Translator) -> None:
@@ -258,7 +258,7 @@ def test_pointing_at_a_word_shades_the_words_that_it_attends_to(page: "Page") ->
     assert page.locator(".word.from").count() == 1
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------------
+# --- what goes wrong ---
 
 
 def test_errors_are_sentences(page: "Page") -> None:
@@ -291,7 +291,7 @@ def test_a_key_is_asked_for_where_the_server_wants_one(open_page: Opened, serve:
         page.close()
 
 
-# --- seeing how it was made --------------------------------------------------------------------------------------
+# --- seeing how it was made ---
 
 
 def look_inside(page: "Page", text: str = SENTENCE) -> None:
@@ -397,7 +397,7 @@ def test_a_sentence_of_200_tokens_can_be_inspected(page: "Page", translator: Tra
     assert page.evaluate("document.documentElement.scrollWidth") <= 1100
 
 
-# --- for everybody -----------------------------------------------------------------------------------------------
+# --- for everybody ---
 
 
 def test_the_page_can_be_used_by_keyboard(page: "Page") -> None:

@@ -94,7 +94,7 @@ def forget_after(folder: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-# --- LoRA ------------------------------------------------------------------------------------------------------
+# --- LoRA ---
 
 
 def test_lora_adaptation_starts_from_the_trained_weights(
@@ -227,7 +227,7 @@ def test_settings_that_contradict_lora_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-# --- word vectors ----------------------------------------------------------------------------------------------
+# --- word vectors ---
 
 
 @pytest.fixture

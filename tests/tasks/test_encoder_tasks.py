@@ -6,7 +6,8 @@ import random
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -26,8 +27,10 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
+from transduce.tasks.corpus import DevGroups, TaskCorpus
 from transduce.tasks.kinds.encoders import build_encoder
 from transduce.tasks.kinds.masked_language_model import MaskedLanguageObjective
+from transduce.tasks.kinds.parsing import ParsingKind
 from transduce.tasks.run.run import Run, RunRequest, prepare_run, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
@@ -473,6 +476,16 @@ def test_models_that_are_no_better_than_a_baseline_say_so(tmp_path: Path, capsys
         said = capsys.readouterr().err
         for part in (*expected, "The run has taken 1 step ("):
             assert part in said, (kind, part)
+
+
+def test_a_time_limit_keeps_a_parser_time_for_one_search_of_the_dev_set() -> None:
+    sources = ["the cat sleeps ."] * 200
+    corpus = SimpleNamespace(
+        dev_sources=sources, dev_targets=sources, dev_groups=DevGroups(), languages=(None, None), pairs=300
+    )
+    training, model = SimpleNamespace(translate_dev=200), SimpleNamespace(kind="transformer")
+    resolved: Any = SimpleNamespace(search=SearchSettings(), model=model, training=training)
+    assert ParsingKind().end_validations(cast("TaskCorpus", corpus), resolved) == pytest.approx(1.1)
 
 
 def test_a_parser_learns_a_small_grammar(parser_folder: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_bad_plugin_is_named(tmp_path: Path, text: str | None, message: str, c
         raise AssertionError(capsys.readouterr().err)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------
+# --- settings ---
 
 
 def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_a_run_uses_this_package_where_the_folder_has_another(
     assert runner._execute(run, ["--version"], "a"), run.log_path.read_text("utf-8")
 
 
-# --- statistics -------------------------------------------------------------------------------------------------
+# --- statistics ---
 
 
 def test_permutation_p_values_equal_hand_computed_ones() -> None:

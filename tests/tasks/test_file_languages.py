@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.tasks.corpus import language_notices
+from transduce.tasks.corpus import language_notice
 from transduce.text.corpus import CorpusFiles
 
 GERMAN = "Ich weiß nicht, wo der Hund ist, und ich habe ihn heute nicht gesehen."
@@ -56,12 +56,12 @@ def test_files_in_other_languages_are_reported(
     for name, text in (("a", source), ("b", target)):
         (tmp_path / name).write_text(f"{text}\n" * 30)
     files = CorpusFiles(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
-    expected = [] if notice is None else [f"warning: In the first 30 pairs {notice}"]
-    assert language_notices(files, languages) == expected
+    expected = None if notice is None else f"warning: In the first 30 pairs {notice}"
+    assert language_notice(files, languages) == expected
 
 
 def test_a_few_lines_in_another_language_are_not_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(f"{ENGLISH}\n" * 30 + f"{GERMAN}\n" * 70)
     (tmp_path / "b").write_text(f"{CHINESE}\n" * 100)
     files = CorpusFiles(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
-    assert language_notices(files, ("de", "zh")) == []
+    assert language_notice(files, ("de", "zh")) is None

@@ -34,8 +34,8 @@ from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
 from transduce.text.languages import LanguageProfiles
 from transduce.training.checkpoint import Environment, load_newest
+from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import Processes
-from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -51,7 +51,7 @@ def without_times(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in event.items() if k not in ("tokens_per_second", "elapsed_seconds")} for event in events]
 
 
-# --- nothing said ----------------------------------------------------------------------------------------------
+# --- nothing said ---
 
 
 def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
@@ -97,7 +97,7 @@ def test_the_choice_log_marks_settings_that_were_set(
     assert ["training.steps", "80", "set", "by", "you"] in said
 
 
-# --- refusals that leave nothing behind ------------------------------------------------------------------------
+# --- refusals that leave nothing behind ---
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[
     assert (trained / "model.safetensors").stat() == weights
 
 
-# --- what a run leaves -----------------------------------------------------------------------------------------
+# --- what a run leaves ---
 
 
 def test_a_run_folder_holds_all_files_of_a_model_and_no_partial_ones(trained: Path) -> None:
@@ -374,7 +374,7 @@ def test_the_checkpoint_records_the_best_validation(trained: Path) -> None:
     assert checkpoint.state.best_value == max(scores.values())
 
 
-# --- stopping and going on -------------------------------------------------------------------------------------
+# --- stopping and going on ---
 
 
 def start_run(folder: Path, settings: dict[str, Any], *more: str) -> "subprocess.Popen[str]":

@@ -249,7 +249,7 @@ def test_labels_stand_at_the_first_token_of_each_word(folder: Path) -> None:
     assert batch.target[0, 0] == batch.target[0, 2] == NO_LABEL  # [CLS], and the second token of a word
 
 
-# --- scores -----------------------------------------------------------------------------------------------------
+# --- scores ---
 
 
 def test_tag_scores_equal_hand_computed_ones() -> None:
@@ -293,7 +293,7 @@ def test_bilou_and_bioes_tags_give_the_same_spans() -> None:
     assert spans_of(["U-A", "B-B", "I-B", "L-B", "O"]) == spans_of(["S-A", "B-B", "I-B", "E-B", "O"])
 
 
-# --- files ------------------------------------------------------------------------------------------------------
+# --- files ---
 
 
 UD = (

@@ -50,7 +50,7 @@ def test_an_unknown_word_before_a_mask_is_kept() -> None:
     """BERT's vocabulary has no token for a space, so looking it up gives the unknown token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
     record = ImportedVocabularyRecord(
-        cutting=WordPieceRecord(),
+        algorithm=WordPieceRecord(),
         ids={piece: id for id, piece in enumerate(pieces)},
         size=6,
         pad_id=0,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.languages import detect_other_language
+from transduce.text.languages import detect_other_language, is_written_in, script_of
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,12 @@ from transduce.text.languages import detect_other_language
         ("Import the numpy module from torch", "de", "English"),
         ("Tom and Mary went to Boston", "de", "English"),
         ("Kot siedzi na macie i śpi.", "en", "another language"),
+        # Codes of three letters, and those that name a script, as models of many languages have them.
+        ("I would like to go home now.", "zho_Hans", "English"),
+        ("これはわたしのほんです。", "zho_Hans", "Japanese"),
+        ("I would like to go home now.", "jpn", "English"),
+        ("我不知道他在哪里。", "rus_Cyrl", "Chinese"),
+        ("I would like to go home now.", "deu_Latn", "English"),
     ],
 )
 def test_text_clearly_in_another_language_is_detected(text: str, language: str, expected: str) -> None:
@@ -66,3 +72,23 @@ def test_text_clearly_in_another_language_is_detected(text: str, language: str, 
 )
 def test_names_and_short_texts_are_not_taken_for_another_language(text: str, language: str) -> None:
     assert detect_other_language(text, language) is None
+
+
+@pytest.mark.parametrize(
+    ("language", "script"),
+    [
+        ("zh", "Han and kana"),
+        ("ZHO_Hans", "Han and kana"),
+        ("cmn", "Han and kana"),
+        ("kor_Hang", "Hangul"),
+        ("rus", "Cyrillic"),
+        ("sr-Latn-RS", "Latin"),
+        ("srp_Cyrl", "Cyrillic"),
+        ("es-AR", "Latin"),  # Argentina, not Arabic
+        ("ell", "Greek"),
+        ("eng_Latn", "Latin"),
+    ],
+)
+def test_the_script_of_a_language_follows_from_its_code(language: str, script: str) -> None:
+    assert script_of(language) == script
+    assert is_written_in(language, script)

@@ -22,7 +22,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop, schedule
 from transduce.training.checkpoint import Environment, average_weights, load_checkpoint, load_newest
-from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -125,7 +126,7 @@ def crash_at(number: int) -> Callable[[int], None]:
     return crash
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------------
+# --- resuming ---
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_a_line_that_a_killed_run_left_unfinished_is_removed(tmp_path: Path, mak
     assert [event["step"] for event in events(tmp_path)] == [2, 4, 6, 8, 10]
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
+# --- steps ---
 
 
 def test_batches_come_in_order_epoch_by_epoch(tmp_path: Path, make_settings: Make) -> None:
@@ -354,7 +355,7 @@ def test_reported_losses_are_means_per_token(tmp_path: Path, make_settings: Make
     assert "step 2/4 · loss " in setup.output.getvalue()
 
 
-# --- minutes ----------------------------------------------------------------------------------------------------------
+# --- minutes ---
 
 
 def test_minutes_become_steps_once_and_the_number_is_kept(
@@ -441,7 +442,7 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
     assert decays == {"first": [0.0] * 10 + [known] * 15, "again": [known] * 40}
 
 
-# --- validation -------------------------------------------------------------------------------------------------------
+# --- validation ---
 
 
 class Script:

@@ -10,6 +10,7 @@ import msgspec
 from transduce.commands.options import (
     LANGUAGE_OPTIONS,
     add_computing,
+    add_json,
     add_languages,
     check_writable,
     load_translator,
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--target", required=True, metavar="FILE", help="their translations, one per line")
     add("--output", required=True, metavar="FILE", help="write the datastore here")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     tuning = parser.add_argument_group("choice of the retrieval weight")
     tuning.add_argument(
         "--dev-source",

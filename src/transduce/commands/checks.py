@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_computing, add_device, check_writable, loading_options, write_report
+from transduce.commands.options import (
+    add_computing,
+    add_device,
+    add_json,
+    check_writable,
+    loading_options,
+    write_report,
+)
 from transduce.commands.train import add_run, run_request
 from transduce.errors import TransduceError
 from transduce.text.corpus import format_of
+from transduce.text.pair_files import table_format
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce check-install` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", help="a model folder: show what decodes this model, and why faster backends do not")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     add_computing(parser)
 
 
@@ -41,7 +49,7 @@ def run_check_install(options: argparse.Namespace) -> int:
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce verify` in its argparse parser."""
     parser.add_argument("folder", help="a model folder of `transduce train` or `transduce import`")
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(parser.add_argument)
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -56,7 +64,7 @@ def run_verify(options: argparse.Namespace) -> int:
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce verify-resume`: the options of `transduce train` that define a run."""
     add_run(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(parser.add_argument)
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
@@ -87,7 +95,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce doctor` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     corpus = parser.add_argument_group("corpus")
     corpus.add_argument(
         "--source",
@@ -153,7 +161,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    return format_of(path, "auto") != "lines"
+    return format_of(path, "auto") != "lines" or table_format(path) is not None
 
 
 def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":

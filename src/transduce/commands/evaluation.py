@@ -18,6 +18,7 @@ from transduce.commands.options import (
     add_computing,
     add_datastore,
     add_glossary,
+    add_json,
     add_languages,
     add_scoring,
     add_search,
@@ -25,7 +26,6 @@ from transduce.commands.options import (
     glossary_from,
     load_translator,
     loading_options,
-    option_of,
     read_aligned_lines,
     refuse_options,
     search_settings,
@@ -63,7 +63,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
     add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
     add("--output", metavar="FILE", help="write the model's translations here")
-    add("--json", metavar="PATH", help="write the scores as JSON; -: to standard output")
+    add_json(add, "the scores")
     add(
         "--variants",
         action="store_true",
@@ -169,11 +169,11 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _TRANSLATION_OPTIONS:
-        if (value := vars(options)[name]) is not None and value is not False:
-            raise TransduceError(
-                f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
-            )
+    refuse_options(
+        options,
+        _TRANSLATION_OPTIONS,
+        f"`{{option}}` is for translations, but {options.model} is a classifier: leave it out.",
+    )
     classifier = load_classifier(options.model, **loading_options(options))
     check_labels(classifier, labels, f"{options.reference}:1")
     predicted = [each.label for each in classifier(texts)]
@@ -229,7 +229,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="FILE", help="source sentences, one per line; required if A or B is a model")
     add("--reference", required=True, metavar="FILE", help="human translations of the source, one per line")
     add("--language", metavar="CODE", help="target language (default: the model's, or the reference's suffix)")
-    add("--json", metavar="PATH", help="write the comparison as JSON; -: to standard output")
+    add_json(add, "the comparison")
     tests = parser.add_argument_group("significance tests")
     tests.add_argument("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
     tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
@@ -372,11 +372,7 @@ class TextSummary(Summary, frozen=True, kw_only=True):
     """The negative log-probability of all lines in bits, per character without line feeds."""
 
     def __str__(self) -> str:
-        return (
-            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
-            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}, "
-            f"{self.bits_per_character:,.3f} bits per character"
-        )
+        return f"{super().__str__()}, {self.bits_per_character:,.3f} bits per character"
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
@@ -392,7 +388,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ALPHA",
         help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
-    add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_json(add, "the scores")
     add_languages(parser)
     add_computing(parser)
 
@@ -560,7 +556,7 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write all lines with their warnings and probabilities: a table (.tsv, .csv) or JSON lines (.jsonl)",
     )
-    add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
+    add_json(add, "the warnings")
     add_glossary(parser)
     add_search(parser)
     add_languages(parser)

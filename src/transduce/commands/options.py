@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,18 @@ def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
     add("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
     add("--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)")
     return add
+
+
+def add_json(add: Callable[..., object], what: str = "the report", *, needs: str | None = None) -> None:
+    """Declare the option --json, which writes a command's result as JSON.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        what: noun for the result in the help.
+        needs: another option, without which --json has no effect; None: there is none.
+    """
+    text = f"write {what} as JSON; -: to standard output"
+    add("--json", metavar="PATH", help=text if needs is None else f"with {needs}: {text}")
 
 
 def option_of(name: str) -> str:
@@ -145,7 +158,7 @@ SEARCH_OPTIONS = {
     ),
     "forbid": SettingOption(
         "search.forbidden",
-        "no translation contains this word or text; can be repeated",
+        "a word or text that no output contains; can be repeated",
         {"action": "append", "type": text_argument, "metavar": "TEXT"},
     ),
     "batch_invariant": SettingOption(
@@ -155,14 +168,19 @@ SEARCH_OPTIONS = {
     ),
 }
 """The options that override the search settings in a model's folder, by their names in Python."""
-BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
-"""Search options that have no effect when translations are sampled."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+
+
+def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
+    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -257,15 +275,27 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
     Args:
         options: the options of a command.
-        names: names of the options to refuse, which are None if they are not set.
+        names: names of the options to refuse, which are None, False or an empty list if they are not set.
         reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
-        if vars(options)[name] is not None:
-            raise TransduceError(reason.format(option=option_of(name)))
+        value = vars(options)[name]
+        if value is not None and value is not False and value != []:
+            raise TransduceError(reason.replace("{option}", option_of(name)))
+
+
+def check_json(options: argparse.Namespace, needed: str) -> None:
+    """Refuse --json without the option named `needed`, which makes the report that --json writes.
+
+    Raises:
+        TransduceError: --json is set alone.
+    """
+    if not vars(options)[needed]:
+        reason = f"`{{option}}` writes the report of `{option_of(needed)}`: pass that too, or leave it out."
+        refuse_options(options, ["json"], reason)
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
@@ -302,27 +332,32 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
+@cache
+def _report_unused(name: str, value: float | str, folder: str) -> None:
+    """Report on standard error, once, that the options leave a search setting of a model's folder without effect."""
+    sys.stderr.write(localized(f"`{name}` ({value} in {folder}) has no effect with these options.\n"))
+
+
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
-    An option that only affects a beam search disables sampling, which the settings in the folder may specify. No model
-    is loaded.
+    An option that only affects a beam search disables sampling, which the settings in the folder may specify. A notice
+    on standard error names the settings in the folder that the options leave without effect. No model is loaded.
 
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
     from transduce.inference.decoding import read_search_settings
+    from transduce.search.settings import override_search
 
-    passed = {name: vars(options)[name] for name in SEARCH_OPTIONS if vars(options)[name] is not None}
     base = read_search_settings(Path(folder))
-    if passed.keys() & set(BEAM_OPTIONS):
-        base = msgspec.structs.replace(base, sampling=None)
-    overrides = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
-    if "forbid" in passed:
-        overrides["forbidden"] = tuple(passed["forbid"])
-    search = msgspec.structs.replace(base, **overrides)
-    if options.coverage_penalty and search.beam_size == 1:
-        raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    overrides = search_from(options, SEARCH_OPTIONS)
+    search = override_search(base, overrides)
+    if options.length_penalty is not None and search.beam_size == 1:
+        raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    for name in sorted(search.__struct_fields__):
+        if name not in overrides and getattr(search, name) != (value := getattr(base, name)):
+            _report_unused(name, value if isinstance(value, int | float) else "set", folder)
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."

@@ -13,6 +13,8 @@ import msgspec
 from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
 from transduce.commands.options import (
     add_computing,
+    add_json,
+    check_json,
     check_writable,
     file_or_stream,
     loading_options,
@@ -93,7 +95,7 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
     add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
-    add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
+    add_json(add, needs="--labels")
     add_computing(parser)
 
 
@@ -112,8 +114,7 @@ def run_classify(options: argparse.Namespace) -> int:
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
-    if options.json and not options.labels:
-        raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
+    check_json(options, "labels")
     if options.probabilities and options.labels and not options.output:
         raise TransduceError(
             "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
@@ -181,7 +182,7 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
         "--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags"
     )
     add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
-    add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_json(add, needs="--score")
     add_computing(parser)
 
 
@@ -193,8 +194,7 @@ def run_tag(options: argparse.Namespace) -> int:
     from transduce.inference.tagger import load_tagger
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
-    if options.json and not options.score:
-        raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
+    check_json(options, "score")
     if (options.score or options.columns) and not options.text:
         option = "--score" if options.score else "--columns"
         raise TransduceError(f"`{option}` needs a file of columns, but standard input has sentences: name a file.")
@@ -288,7 +288,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
     add("--output", metavar="FILE", type=file_or_stream, help="write the trees here (default: standard output)")
-    add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
+    add_json(add, needs="--reference")
     add_computing(parser)
 
 
@@ -297,8 +297,7 @@ def run_parse(options: argparse.Namespace) -> int:
     from transduce.inference.parser import load_parser
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
-    if options.json and not options.reference:
-        raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
+    check_json(options, "reference")
     if options.reference and options.text:
         raise TransduceError(f"--reference has its own sentences, but {options.text} is named too: leave one out.")
     if options.pretty and options.reference and not options.output:
@@ -380,7 +379,7 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text that contains [MASK] (<mask> for some imported models); -: read standard input, one text per line",
     )
     add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
-    add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
+    add_json(add, "the texts with their probabilities")
     add_computing(parser)
 
 

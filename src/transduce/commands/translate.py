@@ -7,13 +7,13 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from transduce.argument_checks import as_shard
 from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
-    BEAM_OPTIONS,
     SAMPLING_OPTIONS,
     add_computing,
     add_datastore,
@@ -138,12 +138,12 @@ def run(options: argparse.Namespace) -> int:
 
     Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
     """
-    from transduce.inference.bulk_files import parse_line_shard, portion_size, portions
+    from transduce.inference.bulk_files import portion_size, portions
     from transduce.machine import detect_machine
 
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
-    shard = parse_line_shard(options.shard)
+    shard = as_shard(options.shard)
     check_options(options)
     check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.datastore])
     if file is None and sys.stdin.isatty() and not options.output:
@@ -228,20 +228,21 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
         TransduceError: an option is out of range, or has no effect.
     """
     from transduce.inference.bulk_files import Job
-    from transduce.search.settings import SamplingSettings
+    from transduce.search.settings import BEAM_SETTINGS, SamplingSettings, override_search
 
     if options.sample:
         refuse_options(
-            options, BEAM_OPTIONS, "`{option}` sets how to search, but --sample does not search: leave one of them out."
+            options,
+            BEAM_SETTINGS,
+            "`{option}` sets how to search, but --sample does not search: leave one of them out.",
         )
     search = search_settings(options, folder)
-    sampling, draws = search.sampling, options.sample or search.sampling is not None
+    sampling, draws = None, options.sample or search.sampling is not None
     if draws:
-        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
+        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **sampling_from(options))
     else:
         refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
-    n_best = search.n_best if options.n_best is None else options.n_best
-    search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
+    search = override_search(search, {"n_best": options.n_best, "sampling": sampling})
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
@@ -424,7 +425,9 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
 
 def _digests(folder: Path) -> list[str]:
     """Return SHA-256 digests that identify the model in a folder: of its manifest or, without one, of all its files."""
-    manifest = folder / "manifest.json"
+    from transduce.model_folder.read import MANIFEST
+
+    manifest = folder / MANIFEST
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
 
@@ -513,6 +516,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
     from transduce.inference.quality_estimation import describe_wrong_language
     from transduce.inference.redecoding import redecode
 
+    shared: dict[str, Any] = {name: getattr(job, name) for name in ("prefix", "glossary", "text_settings")}
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
     while True:
@@ -526,36 +530,14 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
         if wrong is not None:
             sys.stderr.write(localized(f"warning: this {wrong}.\n"))
         if job.search.n_best == 1 and not job.redecode:
-            for text in translator.stream(
-                sentence,
-                job.search,
-                prefix=job.prefix,
-                phrases=job.phrases,
-                glossary=job.glossary,
-                text_settings=job.text_settings,
-            ):
+            for text in translator.stream(sentence, job.search, phrases=job.phrases, **shared):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
-            results = translator(
-                sentence,
-                search=job.search,
-                prefix=job.prefix,
-                phrases=job.phrases,
-                glossary=job.glossary,
-                text_settings=job.text_settings,
-            )
+            results = translator(sentence, search=job.search, phrases=job.phrases, **shared)
             if job.redecode:
-                (results,) = redecode(
-                    translator,
-                    [results],
-                    job.search,
-                    prefix=job.prefix,
-                    phrases=[job.phrases],
-                    glossary=job.glossary,
-                    text_settings=job.text_settings,
-                )
+                (results,) = redecode(translator, [results], job.search, phrases=[job.phrases], **shared)
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()
 

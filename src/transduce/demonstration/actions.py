@@ -143,7 +143,7 @@ _GIVING_FRAMES = (clauses.DID, clauses.DID, clauses.WILL, clauses.WANTS, clauses
 _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, clauses.EVERY_TIME, clauses.OFTEN)
 
 
-# --- parts ---------------------------------------------------------------------------------------------------
+# --- parts ---
 
 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
@@ -234,7 +234,7 @@ def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
     return Action(action.verb, action.object, company=together)
 
 
-# --- statements ----------------------------------------------------------------------------------------------
+# --- statements ---
 
 
 def statement(random: Random) -> Phrase:
@@ -287,7 +287,7 @@ def animal(random: Random) -> Phrase:
     return declarative(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
 
 
-# --- going, giving, teaching ---------------------------------------------------------------------------------
+# --- going, giving, teaching ---
 
 
 def destination(place: Place) -> Phrase:

@@ -150,7 +150,7 @@ def article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-# --- people --------------------------------------------------------------------------------------------------
+# --- people ---
 
 
 def _pronoun(source: str, subject: str, as_object: str) -> Nominal:
@@ -241,7 +241,7 @@ def _anybody(random: Random, groups: Groups, cumulative: tuple[int, ...], exclud
             return person
 
 
-# --- things --------------------------------------------------------------------------------------------------
+# --- things ---
 
 NOUNS = {noun.source: noun for noun in THINGS}
 _ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun in a.nouns.split()) for noun in NOUNS}

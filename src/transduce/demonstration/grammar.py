@@ -128,7 +128,7 @@ _TENDER = frozenset(("爱", "想", "需要"))
 _PRESENT_DAYS = (("今天", "today", ""), ("现在", "now", ""))
 
 
-# --- feelings ------------------------------------------------------------------------------------------------
+# --- feelings ---
 
 
 def feeling(random: Random) -> Phrase:
@@ -177,7 +177,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
     return bool((first.owners | first.referents) & (second.owners | second.referents))
 
 
-# --- qualities -----------------------------------------------------------------------------------------------
+# --- qualities ---
 
 
 def quality(random: Random) -> Phrase:
@@ -290,7 +290,7 @@ _THIS = (phrase("这", "this"), phrase("那", "that"))
 _IS = phrase("是", "is")
 
 
-# --- who somebody is, what something is ----------------------------------------------------------------------
+# --- who somebody is, what something is ---
 
 
 def identity(random: Random) -> Phrase:
@@ -346,7 +346,7 @@ def identity_question(random: Random) -> Phrase:
     return swap(this, _IS) + _property(random) + particle()
 
 
-# --- where somebody or something is --------------------------------------------------------------------------
+# --- where somebody or something is ---
 
 
 def location(random: Random) -> Phrase:
@@ -395,7 +395,7 @@ def _abode(random: Random) -> Phrase:
     return phrase(place.source, place.where)
 
 
-# --- greetings -----------------------------------------------------------------------------------------------------
+# --- greetings ---
 
 _GREETINGS = (
     phrase("你好", "hello"),
@@ -443,7 +443,7 @@ def existence(random: Random) -> Phrase:
     return swap(spot, swap(phrase("有", "is"), WHAT)) + QUESTION_MARK
 
 
-# --- what people have and want -------------------------------------------------------------------------------
+# --- what people have and want ---
 
 
 def possession(random: Random) -> Phrase:
@@ -478,7 +478,7 @@ def possession_question(random: Random) -> Phrase:
     return what(how_many(noun), subject, clauses.DOES_ONE, Action(verb))
 
 
-# --- what people think and know ------------------------------------------------------------------------------
+# --- what people think and know ---
 
 
 def thought(random: Random) -> Phrase:

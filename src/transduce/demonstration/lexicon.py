@@ -68,7 +68,7 @@ class Place(NamedTuple):
     destination: str
 
 
-# --- people --------------------------------------------------------------------------------------------------
+# --- people ---
 
 # source, as subject, as object, as owner
 PRONOUNS = (
@@ -109,7 +109,7 @@ CHILDREN = (
     Noun("女孩", "个", "girl", "girls"),
 )
 
-# --- things --------------------------------------------------------------------------------------------------
+# --- things ---
 
 _CUP, _GLASS, _BOTTLE = ("cup", "cups"), ("glass", "glasses"), ("bottle", "bottles")
 _BOWL, _PIECE = ("bowl", "bowls"), ("piece", "pieces")
@@ -180,7 +180,7 @@ UNCOUNTED_GOODS = f"钱 时间 {DRINKS} 面包"
 # Nouns without an owner: "David's movie" would be one that he made.
 NOT_OWNED = frozenset(("电影", "歌"))
 
-# --- what people do ------------------------------------------------------------------------------------------
+# --- what people do ---
 
 VERBS = (
     Verb("吃", "eat eats ate eaten eating", FOODS, "家 学校 公司 饭馆"),
@@ -255,7 +255,7 @@ FEELINGS = (
     Verb("需要", "need needs needed needed needing"),
 )
 
-# --- what people and things are like -------------------------------------------------------------------------
+# --- what people and things are like ---
 
 PERSON_ADJECTIVES = (
     Adjective("高", "tall", "taller"),
@@ -289,7 +289,7 @@ COLOURS = frozenset(("红", "黑", "白"))
 # Temporary states: 昨天我很忙.
 MOODS = frozenset(("忙", "累", "饿", "高兴"))
 
-# --- where, when, how ----------------------------------------------------------------------------------------
+# --- where, when, how ---
 
 PLACES = (
     Place("家", "at home", ""),

@@ -312,7 +312,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         facts = f"{sentences}, {self.differing:,} differ; {self.resamples:,} resamples, seed {self.seed}"
         return "\n".join(
             [
-                *aligned([heading, *map(_cells, metrics)], right=True),
+                *aligned([heading, *map(_cells, metrics)], left=0),
                 *(row.verdict for row in metrics),
                 *_disagreement(self.bleu, self.chrf),
                 facts,

@@ -69,16 +69,16 @@ class OriginalModel(ExportedModel):
 class OriginalLanguageModel(ExportedModel):
     """An original decoder-only model in float32 on a CPU, with the interface of exported models, for comparison."""
 
-    def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
+    def __init__(self, model: Decoder, *, unknown_id: int, context: int) -> None:
         """Wrap a decoder-only model.
 
         Args:
             model: the decoder.
-            forbidden_tokens: id of the unknown token, which is never generated.
+            unknown_id: id of the unknown token, which is never generated.
             context: maximum number of tokens that the model attends to.
         """
         self._model = model
-        self._never = forbidden_tokens
+        self._unknown_id = unknown_id
         self._context = context
 
     @torch.inference_mode()
@@ -95,9 +95,9 @@ class OriginalLanguageModel(ExportedModel):
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         config = self._model.config
-        never = sorted({config.pad_id, self._never} - {config.eos_id})
+        excluded = sorted({config.pad_id, self._unknown_id} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
-        scorer = DecoderOnlyScorer(self._model, prompts, context=self._context, excluded_ids=never)
+        scorer = DecoderOnlyScorer(self._model, prompts, context=self._context, excluded_ids=excluded)
         longest = torch.full((len(prompts),), max_tokens)
         hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=longest)
         return [list(best.ids) for best, *_ in hypotheses]
@@ -187,7 +187,7 @@ class Original:
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
             unknown = self.tokenizer.target.unk_id
-            return OriginalLanguageModel(self.model, forbidden_tokens=unknown, context=self.longest)
+            return OriginalLanguageModel(self.model, unknown_id=unknown, context=self.longest)
         assert self.translator is not None
         return OriginalModel(self.translator)
 
@@ -717,7 +717,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     return texts
 
 
-# --- where texts come from --------------------------------------------------------------------------------------
+# --- where texts come from ---
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:

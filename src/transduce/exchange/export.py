@@ -130,7 +130,7 @@ def export(
         raise TransduceError(
             f"An export to {to} stores weights as {', '.join(exporter.quantizations)}, but not as `{quantization}`."
         )
-    with _folder_aside(out) as temporary:
+    with _temporary_folder(out) as temporary:
         return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
 
 
@@ -174,13 +174,13 @@ class _Export:
         self,
         exporter: Exporter,
         original: Original,
-        aside: Path,
+        temporary: Path,
         sources: Sequence[str] | None,
         references: Sequence[str] | None,
     ) -> None:
         self.exporter = exporter
         self.original = original
-        self.aside = aside
+        self.temporary = temporary
         self.sources = sources
         self.references = references
         self.trial = choose_trial(original, sources)
@@ -204,34 +204,34 @@ class _Export:
         model = self._write("float32")
         comparison = self._compare(model)
         comparison.check_equal(self.exporter.title)
-        exact, rounded = comparison.agreement, None
+        unquantized, quantized = comparison.agreement, None
         if quantization != "float32":
-            shutil.rmtree(self.aside)
-            self.aside.mkdir()
+            shutil.rmtree(self.temporary)
+            self.temporary.mkdir()
             model = self._write(quantization)
             comparison = self._compare(model)
             assert isinstance(comparison, Comparison)  # only models that generate text are quantized
             comparison.check_close(f"{self.exporter.title} with {quantization}")
-            rounded = comparison.agreement
+            quantized = comparison.agreement
         own_scores, scores = self._scores(model)
         report = ExportReport(
             format=to,
             quantization=quantization,
             out=str(out),
-            bytes=sum(path.stat().st_size for path in self.aside.iterdir()),
+            bytes=sum(path.stat().st_size for path in self.temporary.iterdir()),
             compared_on=self.trial.origin,
-            float32=exact,
-            quantized=rounded,
+            float32=unquantized,
+            quantized=quantized,
             model_scores=own_scores,
             export_scores=scores,
         )
-        self.exporter.describe(self.aside, report.measured())
-        _put(self.aside, out)
+        self.exporter.describe(self.temporary, report.measured())
+        _rename_complete(self.temporary, out)
         return report
 
     def _write(self, quantization: str) -> ExportedModel | ExportedEncoder:
-        self.exporter.write(self.aside, quantization)
-        return self.exporter.open(self.aside, self.trial.texts)
+        self.exporter.write(self.temporary, quantization)
+        return self.exporter.open(self.temporary, self.trial.texts)
 
     def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
         original, trial = self.original.as_exported_model(), self.trial
@@ -261,11 +261,11 @@ class _Export:
         )
 
 
-# --- all or nothing ---------------------------------------------------------------------------------------------
+# --- all or nothing ---
 
 
 @contextlib.contextmanager
-def _folder_aside(out: Path) -> Iterator[Path]:
+def _temporary_folder(out: Path) -> Iterator[Path]:
     """Create a temporary folder next to `out` for a `with` block, and remove it afterwards unless it was renamed.
 
     Parent folders that were created are removed too if they are empty. Errors in the block name `out`.
@@ -294,7 +294,7 @@ def _folder_aside(out: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _put(temporary: Path, out: Path) -> None:
+def _rename_complete(temporary: Path, out: Path) -> None:
     """Flush the files of a complete export to disk, and rename its folder to the final path."""
     for path in temporary.iterdir():
         sync_file(path)

@@ -209,8 +209,7 @@ class _Subject:
     """A text and a model's predictions for it, on which the methods of attribution are computed."""
 
     def __init__(self, reading: Reading) -> None:
-        if reading.head is None:
-            reading.logits()  # raises an error
+        reading.check_head()
         self.reading, self.model = reading, reading.model
         self.is_pair = bool(reading.source_tokens and reading.decoder_tokens)
         self.stack = "decoder" if not reading.source_tokens else "encoder"

@@ -22,7 +22,7 @@ from transduce.inspection.plots import Chart, HeatMap
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
-from transduce.ui_language import columns_of, localized, padded
+from transduce.ui_language import aligned, columns_of, localized
 
 Fill = Literal["zero", "mean"]
 """The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
@@ -77,18 +77,8 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
     Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
     """
     rows, columns = ([_part_name(name) for name in names] for names in (rows, columns))
-    widths = [
-        max(map(columns_of, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
-    ]
-    margin = max(map(columns_of, rows), default=0)
-    lines = [
-        " " * margin
-        + "".join(f"  {padded(name, width, right=True)}" for name, width in zip(columns, widths, strict=True))
-    ]
-    for row, texts in zip(rows, cells, strict=True):
-        drawn = "".join(f"  {padded(text, width, right=True)}" for text, width in zip(texts, widths, strict=True))
-        lines.append(padded(row, margin) + drawn)
-    return "\n".join(lines)
+    table = [["", *columns], *([row, *texts] for row, texts in zip(rows, cells, strict=True))]
+    return "\n".join(aligned(table, left=1))
 
 
 def _part_name(name: str) -> str:
@@ -179,15 +169,7 @@ def ablate(
                 scores = reading.log_probabilities(copies).sum(dim=-1)  # (C,)
             return tuple(round(plain - value, 6) for value in scores.tolist())
 
-        heads = [
-            Grid(
-                title=f"{stack} {_SUBLAYERS[kind]}, heads",
-                rows=_layer_names(len(names)),
-                columns=tuple(f"head {number}" for number in range(1, len(fills[names[0]]) + 1)),
-                values=tuple(drops({name: _one_head_each(fills[name])}, len(fills[name])) for name in names),
-            )
-            for stack, kind, names in _attention_points(reading)
-        ]
+        heads = _head_grids(reading, {name: fill[:, None] for name, fill in fills.items()}, drops)
         layers = []
         for stack, rows in _sublayer_points(reading).items():
             kinds = [name.split(".")[2] for name in rows[0]]
@@ -202,20 +184,19 @@ def ablate(
         answer=reading.answer,
         fill=fill,
         log_probability=plain,
-        heads=tuple(heads),
+        heads=heads,
         layers=tuple(layers),
     )
 
 
 def _check_layers(reading: Reading) -> None:
     """Raise a `TransduceError` for models without Transformer layers, or without probabilities of predictions."""
-    if reading.finish is None and reading.head is not None:
+    reading.check_head()
+    if reading.finish is None:
         raise TransduceError(
             "This needs the heads and layers of a Transformer, but the model is of the kind "
             f"`{reading.model.config.kind}`: attribution by `occlusion` works for it."
         )
-    if reading.head is None:
-        reading.logits()  # raises an error
 
 
 def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
@@ -237,12 +218,33 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
     }
 
 
-def _one_head_each(fill: Tensor) -> Edit:
-    """Return an edit for a batch with one copy of a text per head: row h of `fill` replaces head h of copy h."""
+def _head_grids(
+    reading: Reading, values: Mapping[str, Tensor], measure: Callable[[Mapping[str, Edit], int], Sequence[float]]
+) -> tuple[Grid, ...]:
+    """Return a measure of a model in which one head at a time has other outputs, layers × heads, for each attention.
+
+    Args:
+        reading: the text.
+        values: the other outputs of all heads, (H, Q, V), or (H, 1, V) for all positions, by hook point.
+        measure: returns the measure of each copy of the text, for edits of a batch with a number of copies.
+    """
+    return tuple(
+        Grid(
+            title=f"{stack} {_SUBLAYERS[kind]}, heads",
+            rows=_layer_names(len(names)),
+            columns=tuple(f"head {number}" for number in range(1, len(values[names[0]]) + 1)),
+            values=tuple(tuple(measure({name: _one_head_each(values[name])}, len(values[name]))) for name in names),
+        )
+        for stack, kind, names in _attention_points(reading)
+    )
+
+
+def _one_head_each(values: Tensor) -> Edit:
+    """Return an edit for a batch with one copy of a text per head: `values[h]` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
-        edited, numbers = outputs.clone(), torch.arange(len(fill), device=outputs.device)
-        edited[numbers, :, numbers] = fill[:, None].to(outputs.dtype)
+        edited, numbers = outputs.clone(), torch.arange(len(values), device=outputs.device)
+        edited[numbers, :, numbers] = values.to(outputs.dtype)
         return edited
 
     return edit
@@ -376,17 +378,8 @@ def patch_activations(
                 differences = _difference(second.logits(copies), row, columns)
             return [round((value - corrupted_difference) / span, 6) for value in differences]
 
-        heads = tuple(
-            Grid(
-                title=f"{stack} {_SUBLAYERS[kind]}, heads",
-                rows=_layer_names(len(names)),
-                columns=tuple(f"head {number}" for number in range(1, recording[names[0]].shape[2] + 1)),
-                values=tuple(
-                    tuple(recovered({name: _patch_heads(recording[name])}, recording[name].shape[2])) for name in names
-                ),
-            )
-            for stack, kind, names in _attention_points(second)
-        )
+        clean_heads = {name: recording[name][0].transpose(0, 1) for name in recording if name.endswith(".heads")}
+        heads = _head_grids(second, clean_heads, recovered)
         residual = tuple(_patched_residual(first, second, stack, recording, recovered) for stack in _stacks(second))
     answer_names = tuple(first.column_name(column) for column in columns)
     return Patching(
@@ -483,17 +476,6 @@ def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[floa
     """
     differences: list[float] = (logits[:, row, columns[0]] - logits[:, row, columns[1]]).tolist()
     return differences
-
-
-def _patch_heads(clean: Tensor) -> Edit:
-    """Return an edit for a batch with one copy of a text per head: head h of `clean` replaces head h of copy h."""
-
-    def edit(outputs: Tensor) -> Tensor:
-        edited, numbers = outputs.clone(), torch.arange(outputs.shape[2], device=outputs.device)
-        edited[numbers, :, numbers] = clean[0].transpose(0, 1)
-        return edited
-
-    return edit
 
 
 def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:

@@ -107,7 +107,7 @@ def pronoun_attention(
     )
 
 
-# --- words -------------------------------------------------------------------------------------------------------
+# --- words ---
 
 
 def _split(sentence: str) -> list[Span]:
@@ -187,7 +187,7 @@ def _language(reader: object, translation_of: str | None) -> str | None:
     return reader.language if isinstance(reader, Generator) else None
 
 
-# --- the model ---------------------------------------------------------------------------------------------------
+# --- the model ---
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:

@@ -5,7 +5,7 @@ Shapes: B batch, Q queries, H heads, V width of a head's value.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import AttentionKind
 from transduce.inspection.recorder import Edit, record_activations
 from transduce.inspection.sentence import deterministic_search, sentence_ids
 from transduce.model.transformer import Transformer
@@ -22,13 +23,11 @@ from transduce.search.scorer import Hypothesis, Observer, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.word_spans import split_words
 
-HeadKind = Literal["encoder", "decoder", "memory"]
-
 
 class Head(NamedTuple):
     """An attention head of a Transformer, by its kind of attention, its layer and its number."""
 
-    kind: HeadKind
+    kind: AttentionKind
     layer: int
     """Layer number from 0."""
     head: int
@@ -167,7 +166,7 @@ def _hook_point(model: Transformer, head: Head) -> str:
     return f"{'encoder' if head.kind == 'encoder' else 'decoder'}.{head.layer}.{attention}.heads"
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------
+# --- tokens ---
 
 
 def _token_constraints(
@@ -217,7 +216,7 @@ class ForbidTokensAt:
         return logits
 
 
-# --- search ------------------------------------------------------------------------------------------------------
+# --- search ---
 
 
 def _search(

@@ -221,11 +221,11 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
             )
             for head in range(heads)
         ),
-        columns=columns_of(heads),
+        columns=panels_in_row(heads),
     )
 
 
-def columns_of(heads: int) -> int:
+def panels_in_row(heads: int) -> int:
     """Return the number of panels in a row, at most 4, for a picture of this many heads in about equally long rows."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
+from transduce.inference.scoring import excluded_tokens
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, Weights, maps_of, stack_layers, word_attention
 from transduce.inspection.attribution import Method
@@ -116,7 +117,7 @@ def all_prefixes(paths: Iterable[Path]) -> list[Path]:
 
 
 def path_log_probabilities(
-    model: Transformer, memory: Tensor, mask: AttentionMask, paths: Sequence[Path]
+    model: Transformer, memory: Tensor, mask: AttentionMask, paths: Sequence[Path], excluded: Sequence[int]
 ) -> dict[Path, float]:
     """Return the log-probability in nats of each hypothesis and all its prefixes, by their token ids.
 
@@ -127,6 +128,7 @@ def path_log_probabilities(
         memory: encoder output of the source sentence, (1, S, D).
         mask: mask of the encoder's output.
         paths: hypotheses as target token ids, possibly with the end symbol.
+        excluded: the token ids that have probability zero (`excluded_tokens`).
     """
     prefixes = all_prefixes(paths)
     parents = {path[:-1] for path in prefixes}
@@ -135,12 +137,14 @@ def path_log_probabilities(
     values_by_path: dict[Path, float] = {}
     for first in range(0, len(leaves), batch_size):
         batch = leaves[first : first + batch_size]
-        for leaf, sums in zip(batch, _cumulative(model, memory, mask, batch), strict=True):
+        for leaf, sums in zip(batch, _cumulative(model, memory, mask, batch, excluded), strict=True):
             values_by_path |= {leaf[: number + 1]: value for number, value in enumerate(sums[: len(leaf)])}
     return values_by_path
 
 
-def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path]) -> list[list[float]]:
+def _cumulative(
+    model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path], excluded: Sequence[int]
+) -> list[list[float]]:
     """Return the log-probability in nats of each prefix of the longest hypotheses (`leaves`), (leaves, tokens).
 
     Rows are as long as the longest; what follows the last token of a shorter one means nothing.
@@ -148,17 +152,18 @@ def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves:
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)
-        logits = allowed_logits(model, model.decode(inputs, memory.expand(len(leaves), -1, -1), mask))  # (W, T, V)
+        hidden = model.decode(inputs, memory.expand(len(leaves), -1, -1), mask)  # (W, T, D)
+        logits = _allowed_logits(model, hidden, excluded)  # (W, T, V)
         next_tokens = pad([list(leaf) for leaf in leaves], config.pad_id, memory.device)[..., None]  # (W, T, 1)
         values = logits.gather(-1, next_tokens)[..., 0] - logits.logsumexp(dim=-1)  # (W, T)
     sums: list[list[float]] = values.cumsum(dim=1).tolist()
     return sums
 
 
-def allowed_logits(model: Transformer, hidden: Tensor) -> Tensor:
-    """Return the logits that the search uses, (W, T, vocabulary), float32: padding and start symbol are excluded."""
-    forbidden = torch.tensor(model.config.forbidden_tokens, dtype=torch.int64, device=hidden.device)
-    return model.project(hidden).float().index_fill(-1, forbidden, float("-inf"))
+def _allowed_logits(model: Transformer, hidden: Tensor, excluded: Sequence[int]) -> Tensor:
+    """Return the logits that the search normalizes, (W, T, vocabulary), float32, without those of `excluded` tokens."""
+    indices = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
+    return model.project(hidden).float().index_fill(-1, indices, float("-inf"))
 
 
 _CANDIDATES = 6
@@ -200,12 +205,12 @@ def inspect_sentence(
     (finished,) = translator.search_ids([source_ids], search, observer=beam)
     if not finished or not (finished[0].ids or finished[0].ended):
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
-    best = finished[0]
+    best, excluded = finished[0], excluded_tokens(config, search.generate)
     target_ids = [*best.ids, *([config.eos_id] if best.ended else [])]
     with torch.inference_mode(), record_activations(model, "*.weights") as recording:
         memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device))
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        logits = allowed_logits(model, model.decode(inputs, memory, mask))[0]  # (T, V)
+        logits = _allowed_logits(model, model.decode(inputs, memory, mask), excluded)[0]  # (T, V)
     maps = AttentionMaps(
         source_tokens=tuple(translator.tokenizer.source.tokens(source_ids)),
         target_tokens=tuple(translator.tokenizer.target.tokens(target_ids)),
@@ -215,7 +220,7 @@ def inspect_sentence(
         ended=best.ended,
     )
     paths = [*beam.kept, *(path_with_end(hypothesis, config.eos_id) for hypothesis in finished)]
-    sums = path_log_probabilities(model, memory, mask, paths)
+    sums = path_log_probabilities(model, memory, mask, paths, excluded)
     translation = translator.tokenizer.target.decode(best.ids)
     return Inspection(
         model=describe(model),
@@ -326,7 +331,8 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             "Only a model with `model.kind` = transformer has attention heads to inspect, "
             f"but this one is `{config.kind}`."
         )
-    ids = translator.tokenizer.source.encode(source)
+    vocabulary = translator.tokenizer.source
+    ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
         raise TransduceError("The sentence to inspect is empty: pass some words.")
     if len(ids) > translator.longest_source:
@@ -334,7 +340,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
             "pass a shorter one."
         )
-    return translator.tokenizer.source.with_special_tokens(ids)
+    return vocabulary.with_special_tokens(ids)
 
 
 def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[int]) -> tuple[Step, ...]:

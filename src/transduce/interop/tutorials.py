@@ -518,7 +518,7 @@ def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ..
     return tuple(f"{layer}.{theirs.replace('{p}', parameter)}" for theirs in table[pattern])
 
 
-# --- permutation of the model's dimensions -----------------------------------------------------------------------
+# --- permutation of the model's dimensions ---
 
 _READERS = ("projection.weight", "inner.weight")  # (outputs, D)
 _WRITERS = ("output.weight", "output.bias", "outer.weight", "outer.bias")  # (D, inputs) or (D,)

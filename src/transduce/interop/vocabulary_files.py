@@ -42,7 +42,7 @@ from transduce.text.sentencepiece_model import (
     with_pieces,
 )
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Symbol, Vocabulary
+from transduce.text.vocabulary import Symbol, Vocabulary, compose
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
@@ -301,8 +301,8 @@ def _numbered(tokens: object, location: str, *, may_be_space: bool = False) -> d
             raise TransduceError(
                 f'{location} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
             )
-        if not 0 <= min(values) <= max(values) < _MAX_SIZE:
-            raise TransduceError(f"{location} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
+        if (wrong := next((id for id in values if not 0 <= id < _MAX_SIZE), None)) is not None:
+            raise TransduceError(f"{location} has the id {wrong:,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
         numbered = list(ids.items())
     elif isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(each, str) for each in tokens):
         numbered = [(token, id) for id, token in enumerate(tokens)]
@@ -330,7 +330,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     if words < 1:
         raise TransduceError(f"{location} holds special tokens only, but a vocabulary needs words: check the file.")
     record = ImportedVocabularyRecord(
-        cutting=WordListRecord(marked=marked),
+        algorithm=WordListRecord(marked=marked),
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],
@@ -359,7 +359,7 @@ def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedToken
         )
     special, ids = _special_ids(dict(ids), {}, location, [])
     record = ImportedVocabularyRecord(
-        cutting=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
+        algorithm=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],
@@ -442,7 +442,7 @@ def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, sy
 def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
     splitter, counts = WordSplitter([Symbol(each) for each in symbols], marked=True), Counter[str]()
     for text in texts:
-        counts.update(splitter.split(text))
+        counts.update(splitter.split(compose(text)))
     special: list[str | None] = [None, None, None]
     special[PAD_ID], special[EOS_ID], special[UNK_ID] = "<pad>", "</s>", "<unk>"
     first = [*special, *symbols, _SPACE]
@@ -455,7 +455,7 @@ def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Seque
         )
     ids = {str(token): id for id, token in enumerate([*first, *words])}
     return ImportedVocabularyRecord(
-        cutting=WordListRecord(marked=True),
+        algorithm=WordListRecord(marked=True),
         ids=ids,
         size=len(ids),
         pad_id=PAD_ID,
@@ -484,7 +484,7 @@ def _of_tokenizer_json(content: Mapping[str, Any], path: Path, notes: list[str])
     ids_of_control = {*special.values(), *parts.before, *(() if start is None else (start,))}
     symbols = [token for token in parts.added if token.id not in ids_of_control]
     record = ImportedVocabularyRecord(
-        cutting=parts.cutting,
+        algorithm=parts.algorithm,
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],

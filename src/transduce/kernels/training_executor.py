@@ -26,7 +26,7 @@ from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForwar
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
-from transduce.model.norms import LayerNorm, RMSNorm, normalize
+from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, Rotation
 from transduce.model.transformer import Transformer
 
@@ -87,7 +87,7 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds or known_class(module) in kinds
 
 
-# --- gradient sums --------------------------------------------------------------------------------------------------
+# --- gradient sums ---
 # Autograd functions of both backends add the gradients of parameters to the float32 tensors of
 # `model/backend.py:add_gradients_to` where these exist, and return them to PyTorch elsewhere.
 
@@ -135,7 +135,7 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.to(parameter.dtype)
 
 
-# --- single components ----------------------------------------------------------------------------------------------
+# --- single components ---
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
@@ -275,13 +275,10 @@ def _residual(
     if arguments is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
     x, normalized = kernels.residual_norm(x, *arguments)
-    y = sublayer(normalized)
-    if module.is_sandwich:
-        return module.dropout(normalize(module.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
-    return normalize(module.norm_after, module.dropout(y, residual=x), present)
+    return module.complete(x, sublayer(normalized), present)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 class KeyLengths(NamedTuple):
@@ -432,7 +429,7 @@ def supports_positions(
     return is_known and supports_rotary(x, attention.d_k)
 
 
-# --- whole layers ---------------------------------------------------------------------------------------------------
+# --- whole layers ---
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
@@ -562,7 +559,7 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) ->
     return found if all(sum_of_gradients(parameter) is not None for parameter in learned) else None
 
 
-# --- packed batches -------------------------------------------------------------------------------------------------
+# --- packed batches ---
 
 
 def is_known(model: nn.Module) -> bool:
@@ -589,7 +586,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     return model.finish(model.decoder_norm(y))
 
 
-# --- which component is computed by which function ------------------------------------------------------------------
+# --- which component is computed by which function ---
 
 
 class _Kernel(NamedTuple):

@@ -49,7 +49,7 @@ from transduce.model.positions import (
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder, Transformer
 
-# --- operations -----------------------------------------------------------------------------------------------------
+# --- operations ---
 
 
 class Norm(NamedTuple):
@@ -224,7 +224,7 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
     return [*outside, *unknown_settings(config)]
 
 
-# --- from modules to a description ----------------------------------------------------------------------------------
+# --- from modules to a description ---
 
 
 def graph_of(module: nn.Module) -> Graph:
@@ -693,7 +693,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
         yield Fact(path, "value width", "equal" if module.d_k == module.d_v else "other")
 
 
-# --- backend tables -------------------------------------------------------------------------------------------------
+# --- backend tables ---
 
 
 class Table(NamedTuple):

@@ -14,7 +14,8 @@ from transduce.acceleration import outline_quantized
 from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, shell_word, shown_names
-from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
+from transduce.interop.hugging_face.export import redundant_names, stored_parameters
+from transduce.interop.hugging_face.import_names import StoredParameter
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer

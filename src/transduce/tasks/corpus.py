@@ -42,14 +42,15 @@ from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer,
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, count_noun, is_decodable
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
+from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
+from transduce.text.pair_files import place_of
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
+from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import current_processes
-from transduce.training.events import ProgressDisplay
 from transduce.ui_language import localized
 
 # --- notices about likely mistakes ---
@@ -73,7 +74,7 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
     first = pairs[int(in_training.argmax())]
     return (
         f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
-        f"{first.path}:{first.line}): leave them out of one of the two, or the dev scores will be too high."
+        f"{place_of(first.path, first.line)}): leave them out of one of the two, or the dev scores will be too high."
     )
 
 
@@ -81,8 +82,8 @@ _SAMPLED_LINES = 1000
 _MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
 
 
-def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None]) -> list[str]:
-    """Return a list of notices for the user, empty or of one, about sides of a corpus in an unexpected language.
+def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]) -> str | None:
+    """Return a notice for the user about sides of a corpus in an unexpected language; None if there is none.
 
     Args:
         files: text on both sides; the first 1,000 pairs are examined.
@@ -97,13 +98,13 @@ def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None
     for (side, lines), expected in zip(sides, languages, strict=True):
         others = Counter(other for line in lines if expected and (other := detect_other_language(line, expected)))
         if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
-            found.append((side, others.most_common(1)[0][0], NAMES.get(base_code(expected), expected)))
-    looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)
+            found.append((side, others.most_common(1)[0][0], english_name(expected)))
     if not found:
-        return []
+        return None
+    looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)
     are_swapped = len(found) == len(sides) and found[0][1] == found[1][2] and found[1][1] == found[0][2]
     remedy = "the files seem to be swapped" if are_swapped else "check the files and `--languages`"
-    return [f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."]
+    return f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."
 
 
 # --- progress ---
@@ -308,9 +309,9 @@ def prepare_corpus(
         notes.repeated_spaces = 0
     for line in notes.notices(writes_text=text.writes_text):
         display.say(line)
-    if text.writes_text and not text.files.is_text_alone:
-        for line in language_notices(text.files, languages_of(settings.data)):
-            display.say(line)
+    has_languages = text.writes_text and not text.files.is_text_alone
+    if has_languages and (notice := language_notice(text.files, languages_of(settings.data))) is not None:
+        display.say(notice)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks

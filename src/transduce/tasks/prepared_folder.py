@@ -140,7 +140,7 @@ def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     symbols = [token.text for token in tokens if token.type is PieceType.USER_DEFINED]
     kind: Literal["bpe", "unigram", "character", "word"] = "unigram"
     if isinstance(tokenizer, ImportedTokenizer):
-        if isinstance(tokenizer.record.source.cutting, WordListRecord):
+        if isinstance(tokenizer.record.source.algorithm, WordListRecord):
             kind = "word"
             symbols = [symbol for symbol in tokenizer.record.source.symbols if isinstance(symbol, str)]
     elif is_bpe(model) or is_by_character(model):

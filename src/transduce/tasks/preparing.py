@@ -1,6 +1,5 @@
 """Prepare a corpus before training (`transduce prepare`), at once or in shards on several machines."""
 
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths
+from transduce.argument_checks import as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -20,7 +19,7 @@ from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
-from transduce.tasks.kinds.all_kinds import KINDS, kind_of
+from transduce.tasks.kinds import KINDS, kind_of
 from transduce.tasks.kinds.kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -39,7 +38,7 @@ from transduce.text.corpus import CorpusFiles
 from transduce.text.files import LineNotes, count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.ui_language import localized
 
 PARTS_FOLDER = "parts"
@@ -187,7 +186,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         tokenizer=None if tokenizer is None else as_path(tokenizer, "`tokenizer`"),
-        shard=(1, 1) if shard is None else parse_shard("/".join(map(str, shard))),
+        shard=(1, 1) if shard is None else as_shard(shard),
         workers=workers,
         hold_out=hold_out,
     )
@@ -323,18 +322,6 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
         write_prepared_card(partial, card)
         corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
         return _report(out, tokenizer, corpus, started_at, display, request.files.noun)
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return the number and count of a shard from a text such as "2/4".
-
-    Raises:
-        TransduceError: the text is not a shard.
-    """
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise TransduceError(f"`--shard` takes a number and a count, from 1/4 to 4/4 for instance, but is `{text}`.")
-    return int(match[1]), int(match[2])
 
 
 class _CheckedRequest(NamedTuple):

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, import_extra
 
 # --- counts with nouns ---
 
@@ -336,14 +336,11 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
 
 
 def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
-    try:
-        import zstandard
-    except ImportError:
-        raise TransduceError(
-            f"{path} is compressed by zstd, which needs the package zstandard: run `pip install 'transduce[data]'`, or "
-            "unpack it."
-        ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(plain, read_across_frames=True, closefd=False)
+    reader = (
+        import_extra("zstandard", "data", str(path))
+        .ZstdDecompressor()
+        .stream_reader(plain, read_across_frames=True, closefd=False)
+    )
     return cast(io.RawIOBase, reader)
 
 

@@ -31,18 +31,19 @@ _RANGES = {
     "Thai": "\u0e00-\u0e7f",
     "Devanagari": "\u0900-\u097f",
 }
-# Languages that are not written in Latin letters, by their codes of two or three letters.
+# Languages that are not written in Latin letters, by `short_code`, and ISO 15924's codes of scripts, as in zho_Hans.
 _OTHER_SCRIPTS = {
-    "Han and kana": ("zh", "yue", "wuu", "lzh", "ja"),
-    "Hangul": ("ko",),
-    "Cyrillic": ("ru", "uk", "be", "bg", "mk", "sr", "kk", "ky", "mn", "tg", "tt", "ba", "cv"),
-    "Greek": ("el", "grc"),
-    "Arabic": ("ar", "arz", "fa", "ur", "ps", "ckb", "ug", "sd"),
-    "Hebrew": ("he", "yi"),
-    "Thai": ("th",),
-    "Devanagari": ("hi", "mr", "ne", "sa"),
+    "Han and kana": "zh|yue|wuu|lzh|cn|ja|jp|hans|hant|hani|jpan|hira|kana",
+    "Hangul": "ko|hang|kore",
+    "Cyrillic": "ru|uk|be|bg|mk|sr|kk|ky|mn|tg|tt|ba|cv|cyrl",
+    "Greek": "el|grc|grek",
+    "Arabic": "ar|arz|fa|prs|ur|ps|ckb|ug|sd|arab",
+    "Hebrew": "he|yi|hebr",
+    "Thai": "th|thai",
+    "Devanagari": "hi|mr|ne|sa|deva",
+    "Latin": "latn",
 }
-_BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes}
+_BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split("|")}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
 _MIN_LETTERS = 2
@@ -56,15 +57,19 @@ def main_script(line: str) -> str | None:
     """
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
-    counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
+    counts = _count_letters(line)
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] >= _MIN_LETTERS else None
 
 
 def script_of(language: str) -> str:
-    """Return the script that a language is written in, by its code; Latin if the code is not in the table."""
-    return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
+    """Return the script that a language code such as zho_Hans names, or else the usual script of the language.
+
+    The result is Latin if the script is unknown.
+    """
+    _, *subtags = re.split("[-_]", language.lower())
+    named = (subtag for subtag in subtags if len(subtag) == 4)
+    return next(filter(None, map(_BY_CODE.get, (*named, short_code(language)))), "Latin")
 
 
 _LETTERS_OUTWEIGHED = 4  # Latin letters that one Chinese or Japanese character outweighs
@@ -91,7 +96,7 @@ def is_written_in(language: str, script: str) -> bool:
 
     The result is True, whatever the script, for a language that has several.
     """
-    return base_code(language) in _UNCERTAIN or script_of(language) == script
+    return short_code(language) in _UNCERTAIN or script_of(language) == script
 
 
 # --- language codes ---
@@ -317,7 +322,7 @@ def _ngrams(text: str) -> Iterator[str]:
 
     Digits and punctuation count as spaces; a single space is no n-gram.
     """
-    words = _NOT_LETTERS.sub(" ", text.lower()).strip()
+    words = _NOT_LETTERS.sub(" ", unicodedata.normalize("NFC", text).lower()).strip()
     letters = f" {words} "
     for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
         for start in range(len(letters) - length + 1):
@@ -434,9 +439,65 @@ def base_code(language: str) -> str:
     return re.split("[-_]", language)[0].lower()
 
 
+# Codes of ISO 639-2 and 639-3, and the two-letter codes of ISO 639-1 for the same languages.
+_THREE_LETTERS = (
+    "eng=en|deu=de|ger=de|fra=fr|fre=fr|spa=es|ita=it|por=pt|nld=nl|dut=nl|pol=pl|ces=cs|cze=cs|slk=sk|slo=sk|slv=sl|"
+    "hrv=hr|hun=hu|ron=ro|rum=ro|swe=sv|dan=da|nor=no|nob=nb|nno=nn|fin=fi|est=et|ekk=et|lav=lv|lvs=lv|lit=lt|tur=tr|"
+    "ind=id|msa=ms|may=ms|zsm=ms|vie=vi|cat=ca|glg=gl|eus=eu|baq=eu|gle=ga|cym=cy|wel=cy|isl=is|ice=is|sqi=sq|alb=sq|"
+    "als=sq|ltz=lb|zho=zh|chi=zh|cmn=zh|jpn=ja|kor=ko|rus=ru|ukr=uk|bel=be|bul=bg|mkd=mk|mac=mk|srp=sr|bos=bs|kaz=kk|"
+    "kir=ky|mon=mn|khk=mn|tgk=tg|tat=tt|bak=ba|chv=cv|ell=el|gre=el|ara=ar|arb=ar|fas=fa|per=fa|pes=fa|urd=ur|pus=ps|"
+    "pbt=ps|uig=ug|snd=sd|heb=he|yid=yi|ydd=yi|tha=th|hin=hi|mar=mr|nep=ne|npi=ne|san=sa|uzb=uz|uzn=uz|aze=az|azj=az|"
+    "tuk=tk|kur=ku|kmr=ku|pan=pa|kas=ks|ben=bn|hye=hy|arm=hy|kat=ka|geo=ka|khm=km|lao=lo|mya=my|bur=my|tam=ta|tel=te"
+)
+_SHORT_CODES = dict(each.split("=") for each in _THREE_LETTERS.split("|"))
+
+
+def short_code(language: str) -> str:
+    """Return the language of a code without script and region, in two letters if possible: en for eng_Latn."""
+    code = base_code(language)
+    return _SHORT_CODES.get(code, code)
+
+
+def english_name(language: str) -> str:
+    """Return the English name of a language by its code, such as German for deu_Latn, or an unknown code itself."""
+    return NAMES.get(short_code(language), language)
+
+
 def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
+
+
+PLURAL_FORMS = ("zero", "one", "two", "few", "many")
+"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
+_ONE_AND_OTHER = (
+    "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
+    "sw ta te tr ur uz"
+)
+_LANGUAGES_OF_PLURAL_FORMS = {
+    ("one",): _ONE_AND_OTHER.split(),
+    ("one", "few"): ("bs", "cs", "hr", "lt", "mo", "ro", "sh", "sk", "sr"),
+    ("one", "few", "many"): ("be", "pl", "ru", "uk"),
+    ("one", "two", "few"): ("dsb", "gd", "hsb", "sl"),
+    ("one", "two", "few", "many"): ("br", "ga", "mt"),
+    ("one", "two"): ("he", "iw"),
+    ("zero", "one"): ("lv",),
+    PLURAL_FORMS: ("ar", "cy"),
+}
+_FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
+
+
+def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
+    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
+
+    Args:
+        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
+            name.
+        language: the language's code; None: unknown.
+    """
+    exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}
+    present = {exact.get(form, form) for form in forms}
+    return _FORMS_OF_LANGUAGE.get(base_code(language or ""), frozenset()) - present
 
 
 def sentence_separator(language: str | None) -> str:
@@ -452,23 +513,24 @@ def detect_other_language(text: str, language: str) -> str | None:
 
     Args:
         text: a line of text.
-        language: the code of the expected language. The result is None if the code is unknown, names a language with
-            several scripts, or names the script Latn.
+        language: the code of the expected language. The result is None if the code is unknown, or of a language with
+            several scripts.
 
     Returns:
         For example "English", "Cyrillic letters" or "another language".
     """
-    parts = re.split("[-_]", language)
-    code = parts[0].lower()
-    if code in _UNCERTAIN or (len(parts) > 1 and len(parts[1]) == 4 and parts[1].lower() == "latn"):
+    code = short_code(language)
+    if code in _UNCERTAIN:
         return None
-    expected = script_of(code)
+    expected = script_of(language)
     if expected == "Latin" and code not in _LATIN:
         return None
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
-    if code == "zh" and _MIN_LETTERS <= _kana(text) == len(SCRIPTS["Han and kana"].findall(text)):
+    is_chinese = code in CHINESE and expected == "Han and kana"
+    if is_chinese and _MIN_LETTERS <= _kana(text) == len(SCRIPTS["Han and kana"].findall(text)):
         return "Japanese"
     if not _is_long_enough(main_script, counts[main_script], words):
         is_other = counts[expected] == 0 and _is_clear_script(text, main_script)
@@ -479,7 +541,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     if main_script == "Latin":
         other = _other_latin(words, code)
         return _other_profile(words, code) if other is None else NAMES[other]
-    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
+    if is_chinese and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
         return "Japanese"
     return None
 
@@ -489,6 +551,7 @@ def is_long_enough(text: str) -> bool:
 
     In Thai, these are twelve letters.
     """
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     return _is_long_enough(main_script, counts[main_script], _words(text))

@@ -21,6 +21,7 @@ from transduce.inspection.corpus_doctor.report import (
     read_corpus,
     severity_of,
 )
+from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def examine_corpus(
     """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
 
     Args:
-        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl).
+        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl, .csv, …).
         target: files of the target side.
         test_source: source side of the test set, to find its sentences in the training text; empty: not checked.
         test_target: target side of the test set.
@@ -58,6 +59,7 @@ def examine_corpus(
     stretches, alignment = _alignment_findings(text)
     findings = (
         _line_counts(text),
+        *_malformed_lines(text),
         *alignment,
         *character_findings(text),
         *repeat_findings(text, test),
@@ -88,6 +90,21 @@ def _line_counts(text: CorpusText) -> Finding:
         message=f"{counts[0]:,} lines and {counts[1]:,}"
         + (", which training refuses: they must correspond line by line" if difference else ""),
     )
+
+
+def _malformed_lines(text: CorpusText) -> list[Finding]:
+    """Return a finding about lines of tables that are no pairs, in a list; the list is empty without such lines."""
+    count = len(text.malformed)
+    return [
+        Finding(
+            name="table lines",
+            severity=severity_of(count, text.pairs + count, 0.05),
+            count=count,
+            share=count / (text.pairs + count),
+            message=f"{count_noun(count, 'line')} without two columns; training leaves them out",
+            examples=tuple(Example(side="source", location=each, text="") for each in text.malformed[:EXAMPLES]),
+        )
+    ][:count]
 
 
 def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Finding]]:

@@ -11,8 +11,9 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
-from transduce.text.corpus import CorpusFiles, PairReader
+from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
 from transduce.text.files import LineNotes, read_lines
+from transduce.text.pair_files import Columns, read_table, table_format
 from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
@@ -25,11 +26,11 @@ class Example(msgspec.Struct, frozen=True):
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the line number, from 1, as FILE:LINE."""
+    """The file and the number of the line (of a row of Parquet, a unit of TMX) from 1, as FILE:LINE."""
     text: str
 
     def __str__(self) -> str:
-        return f"{self.location}  {self.text}"
+        return f"{self.location}  {self.text}".rstrip()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,12 +152,14 @@ class Side:
     starts: tuple[int, ...]
     """For each file, the index of its first line in `lines`."""
     notes: LineNotes
+    numbers: Sequence[int] | None = None
+    """The number of each line in its file, if lines of tables were left out; None: no line was."""
 
     def example(self, number: int) -> Example:
         """Return the line with this index, from 0, as an example for the report."""
         file = bisect_right(self.starts, number) - 1
-        location = f"{self.paths[file]}:{number - self.starts[file] + 1}"
-        return Example(side=self.name, location=location, text=shortened(self.lines[number]))
+        line = number - self.starts[file] + 1 if self.numbers is None else self.numbers[number]
+        return Example(side=self.name, location=f"{self.paths[file]}:{line}", text=shortened(self.lines[number]))
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
@@ -180,6 +183,8 @@ class CorpusText:
 
     source: Side
     target: Side
+    malformed: tuple[str, ...] = ()
+    """The places (FILE:LINE) of lines of tables that have not two columns, and are on neither side."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -198,23 +203,30 @@ class CorpusText:
 
 
 def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
-    """Return both sides of a corpus in parallel files or, without a target, in files of pairs (.tsv, .jsonl).
+    """Return both sides of a corpus in parallel files or, without a target, in files of pairs such as .tsv and .csv.
 
     Raises:
         TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
     """
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
-    notes, starts = LineNotes(), []
-    lines: tuple[list[str], list[str]] = ([], [])
+    notes, starts, malformed = LineNotes(), list[int](), list[str]()
+    pairs = list[Pair]()
     for path in source:
-        starts.append(len(lines[0]))
+        starts.append(len(pairs))
+        if (table := table_format(path)) is not None:
+            rows = enumerate(read_table(path, table, Columns(languages=languages)), 1)
+            pairs += [Pair(row.source, row.target, row.number or number, path) for number, row in rows]
+            continue
         for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
-            lines[0].extend(block.sources)
-            lines[1].extend(block.targets)
-    paths, firsts = tuple(source), tuple(starts)
+            lines = [block.pair(row) for row in range(len(block.sources))]
+            pairs += [pair for pair in lines if pair.source not in (MALFORMED, HEADER)]
+            malformed += [f"{pair.path}:{pair.line}" for pair in lines if pair.source == MALFORMED]
+    numbers = [pair.line for pair in pairs]
     return CorpusText(
-        Side("source", paths, lines[0], firsts, notes), Side("target", paths, lines[1], firsts, LineNotes())
+        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, numbers),
+        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), numbers),
+        tuple(malformed),
     )
 
 

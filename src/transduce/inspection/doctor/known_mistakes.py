@@ -277,8 +277,7 @@ def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tenso
     hooks = [
         each.register_forward_pre_hook(keep(name))
         for name, each in module.named_modules()
-        if "norm" in type(each).__name__.lower()
-        and not any("norm" in type(c).__name__.lower() for c in each.children())
+        if _is_norm(each) and not any(map(_is_norm, each.children()))
     ]
     try:
         yield

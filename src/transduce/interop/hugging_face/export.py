@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -22,8 +22,7 @@ from typing_extensions import override
 from transduce.errors import TransduceError, import_extra
 from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.families import Family, family_for
-from transduce.interop.hugging_face.import_names import Family as StoredNames
-from transduce.interop.hugging_face.import_names import Names, find_names
+from transduce.interop.hugging_face.import_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson
@@ -47,43 +46,6 @@ from transduce.text.vocabulary import (
 _NATIVE_NAME = "source_weight"
 # BERT's next-sentence head. Its class 0 means "the second segment follows"; in this package that is class 1.
 _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
-
-
-class StoredParameter(NamedTuple):
-    """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
-
-    names: tuple[str, ...]
-    layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
-    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
-    """
-
-    def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a model's parameter to the tensors that are stored for it, by name, which are contiguous.
-
-        Args:
-            tensor: the parameter.
-            sizes: the number of rows of each stored tensor; not used if there is only one.
-        """
-        if self.layout == "transposed":
-            parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
-        elif self.layout == "reversed":
-            parts = (tensor.flip(0),)
-        elif self.layout == "flat":
-            parts = (tensor[None],)
-        else:
-            parts = tensor.split(list(sizes)) if len(self.names) > 1 else (tensor,)
-        return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
-
-    def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors of a parameter, in the order of `names`, back to the model's one tensor."""
-        if self.layout == "transposed":
-            return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
-        if self.layout == "reversed":
-            return parts[0].flip(0)
-        if self.layout == "flat":
-            return parts[0].flatten()
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def class_for(config: ModelConfig) -> str | None:
@@ -260,7 +222,7 @@ def ignored_names(config: ModelConfig) -> set[str]:
     return {"cls.predictions.bias"} if config.output_bias else set()
 
 
-# --- one parameter ----------------------------------------------------------------------------------------------
+# --- one parameter ---
 
 
 def _stored_parameter(name: str, config: ModelConfig, family: Family) -> StoredParameter:
@@ -276,10 +238,10 @@ def _stored_parameter(name: str, config: ModelConfig, family: Family) -> StoredP
         return StoredParameter((table,))
     if family.architecture == "BertForPreTraining" and name.startswith("classifier."):
         return StoredParameter((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
-    entry: Names | None = find_names(names.names, name)
-    if entry is None:
+    found = find_names(names.names, name)
+    if found is None:
         raise ValueError(f"{family.architecture} has no name for the parameter {name}")
-    return StoredParameter(entry.theirs, "transposed" if entry.transposed else "rows")
+    return found
 
 
 def _output_bias_place(names: StoredNames) -> StoredParameter:
@@ -556,7 +518,7 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     record = tokenizer.record.source
     is_framed = record.before or record.forced or tokenizer.record.languages is not None
-    if not isinstance(record.cutting, TokenizerJson) or record.after != (record.eos_id,) or is_framed:
+    if not isinstance(record.algorithm, TokenizerJson) or record.after != (record.eos_id,) or is_framed:
         return {}
     names = {id: token for token, id in record.ids.items()}
     special = {record.pad_id, record.eos_id, record.unk_id, *record.silent}
@@ -573,7 +535,7 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
             "truncation": None,
             "padding": None,
             "added_tokens": [added[id] for id in sorted(added)],
-            **record.cutting.content,
+            **record.algorithm.content,
             "post_processor": _post_processor((), (names[record.eos_id],), vocabulary),
         },
         "tokenizer_config.json": tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
@@ -618,7 +580,7 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any]:
@@ -663,7 +625,7 @@ def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Voc
     }
 
 
-# --- two vocabularies -------------------------------------------------------------------------------------------
+# --- two vocabularies ---
 
 
 def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:

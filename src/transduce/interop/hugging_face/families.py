@@ -37,7 +37,7 @@ class Family(NamedTuple):
     """The activation functions that the class supports: Hugging Face's name by this package's."""
     content: Callable[[ModelConfig], dict[str, Any]]
     """Function that returns the class-specific keys of config.json."""
-    unless: Callable[[ModelConfig], list[str]] = lambda _: []
+    obstacles: Callable[[ModelConfig], list[str]] = lambda _: []
     """Function that returns the names of settings whose combination the class does not support; empty if it does."""
     automatic: str = "AutoModelForSeq2SeqLM"
     """Name of transformers' automatic class that opens the model."""
@@ -176,7 +176,7 @@ QWEN2 = LLAMA._replace(
     wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
     content=_qwen2_config,
-    unless=_qwen2_obstacles,
+    obstacles=_qwen2_obstacles,
 )
 
 
@@ -255,7 +255,7 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
     differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
     if config.activation not in family.activations:
         differing.add("activation")
-    differing |= set(family.unless(config))
+    differing |= set(family.obstacles(config))
     return [name for name in msgspec.structs.asdict(config) if name in differing]
 
 
@@ -283,7 +283,7 @@ _ALWAYS_FREE = frozenset(
 )
 
 
-# --- encoder and decoder ----------------------------------------------------------------------------------------
+# --- encoder and decoder ---
 
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
@@ -395,7 +395,7 @@ _M2M100 = Family(
 )
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def _bert_config(config: ModelConfig) -> dict[str, Any]:
@@ -411,7 +411,7 @@ def _bert_family(
     automatic: str,
     wanted: Mapping[str, object],
     *free: str,
-    unless: Callable[[ModelConfig], list[str]] = lambda _: [],
+    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
 ) -> Family:
     common = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
     return Family(
@@ -422,7 +422,7 @@ def _bert_family(
         frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
         ACTIVATIONS,
         _bert_config,
-        lambda config: [*(["token_types"] if config.token_types == 0 else []), *unless(config)],
+        lambda config: [*(["token_types"] if config.token_types == 0 else []), *obstacles(config)],
         automatic=automatic,
         stores_output_bias=wanted["masked_language_head"] is True,
     )
@@ -447,7 +447,7 @@ FAMILIES = (
         {"masked_language_head": False},
         "pooler",
         "num_labels",
-        unless=lambda config: ["num_labels"] if config.num_labels == 0 else [],
+        obstacles=lambda config: ["num_labels"] if config.num_labels == 0 else [],
     ),
     _bert_family(
         "BertForTokenClassification",

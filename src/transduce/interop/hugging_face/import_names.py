@@ -7,7 +7,47 @@ package, their rows are concatenated.
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class StoredParameter(NamedTuple):
+    """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
+
+    names: tuple[str, ...]
+    layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
+    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
+    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
+    """
+
+    def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Convert a model's parameter to the tensors that are stored for it, by name, which are contiguous.
+
+        Args:
+            tensor: the parameter.
+            sizes: the number of rows of each stored tensor; not used if there is only one.
+        """
+        if self.layout == "transposed":
+            parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
+        elif self.layout == "reversed":
+            parts = (tensor.flip(0),)
+        elif self.layout == "flat":
+            parts = (tensor[None],)
+        else:
+            parts = tensor.split(list(sizes)) if len(self.names) > 1 else (tensor,)
+        return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
+
+    def restore(self, parts: Sequence[Tensor]) -> Tensor:
+        """Convert the stored tensors of a parameter, in the order of `names`, back to the model's one tensor."""
+        if self.layout == "transposed":
+            return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
+        if self.layout == "reversed":
+            return parts[0].flip(0)
+        if self.layout == "flat":
+            return parts[0].flatten()
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class Names(NamedTuple):
@@ -21,7 +61,7 @@ class Names(NamedTuple):
     """True if a matrix is stored as (inputs, outputs), not (outputs, inputs)."""
 
 
-class Family(NamedTuple):
+class StoredNames(NamedTuple):
     """The names of all tensors that a Hugging Face model family stores, and of this package's parameters for them."""
 
     names: tuple[Names, ...]
@@ -157,7 +197,7 @@ _LLAMA_NAMES = (
     _same_name("norm", "model.norm"),
 )
 
-BART = Family(
+BART = StoredNames(
     names=_bart_stack("source", "encoder") + _bart_stack("target", "decoder"),
     shared="model.shared.weight",
     source="model.encoder.embed_tokens.weight",
@@ -168,7 +208,7 @@ BART = Family(
 )
 # Ignores stored tables of sinusoids, which are recomputed.
 SINUSOIDAL = BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
-ROBERTA = Family(
+ROBERTA = StoredNames(
     names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "roberta.pooler.dense")),
     shared="roberta.embeddings.word_embeddings.weight",
     output="lm_head.decoder.weight",
@@ -177,7 +217,7 @@ ROBERTA = Family(
     ignored=r"roberta\.embeddings\.position_ids",
 )
 
-T5 = Family(
+T5 = StoredNames(
     names=_t5_stack("encoder", ("wi",)) + _t5_stack("decoder", ("wi",)),
     shared="shared.weight",
     source="encoder.embed_tokens.weight",
@@ -193,7 +233,7 @@ _CLASSIFIER_ROBERTA = ROBERTA._replace(
 )
 _TAGGER_ROBERTA = ROBERTA._replace(names=(*_bert_names("roberta"), _same_name("classifier", "classifier")))
 
-LLAMA = Family(
+LLAMA = StoredNames(
     names=_LLAMA_NAMES,
     shared="model.embed_tokens.weight",
     output="lm_head.weight",
@@ -201,7 +241,7 @@ LLAMA = Family(
     ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
 
-BERT = Family(
+BERT = StoredNames(
     names=_bert_names("bert") + _BERT_HEADS,
     shared="bert.embeddings.word_embeddings.weight",
     output="cls.predictions.decoder.weight",
@@ -210,7 +250,7 @@ BERT = Family(
     # Position ids, and the head of next-sentence prediction.
     ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
 )
-GPT2 = Family(
+GPT2 = StoredNames(
     names=_GPT2_NAMES,
     shared="transformer.wte.weight",
     output="lm_head.weight",
@@ -220,7 +260,7 @@ GPT2 = Family(
 )
 
 
-def variant(family: Family, present: Collection[str]) -> Family:
+def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """Return the table of tensor names that fits a file of weights.
 
     It is the family's, unless the file is of a T5 with gated feed-forward layers, or of a RoBERTa classifier or tagger.
@@ -238,8 +278,8 @@ def variant(family: Family, present: Collection[str]) -> Family:
     return family
 
 
-def find_names(table: tuple[Names, ...], name: str) -> Names | None:
-    """Return the names of the stored tensors for a parameter of this package; None if the table lacks it.
+def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
+    """Return the stored tensors that hold a parameter of this package; None if the table lacks it.
 
     Args:
         table: the names of all parameters, with placeholders such as `{n}` for the number of a layer.
@@ -249,7 +289,8 @@ def find_names(table: tuple[Names, ...], name: str) -> Names | None:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:
             values = match.groupdict()
-            return Names(name, tuple(_fill(theirs, values) for theirs in entry.theirs), entry.transposed)
+            theirs = tuple(_fill(template, values) for template in entry.theirs)
+            return StoredParameter(theirs, "transposed" if entry.transposed else "rows")
     return None
 
 

@@ -73,6 +73,10 @@ class ConfigReader:
         self.content = content
         self.location = location
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
+        """Return a reader in which keys that the config.json lacks have the defaults of the family's class."""
+        return ConfigReader({**defaults, **self.content}, self.location)
+
     def whole(self, name: str, default: int | None = None) -> int:
         """Return the integer under a key of config.json, or the default if the key is missing or null.
 
@@ -185,7 +189,7 @@ class ConfigReader:
         return value
 
 
-# --- keys of config.json that hold settings as they are ---------------------------------------------------------
+# --- keys of config.json that hold settings as they are ---
 
 
 class Key(NamedTuple):
@@ -289,7 +293,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
     return settings
 
 
-# --- encoder and decoder ----------------------------------------------------------------------------------------
+# --- encoder and decoder ---
 
 
 def _bart_like(config: ConfigReader) -> Settings:
@@ -340,7 +344,8 @@ def m2m100(config: ConfigReader) -> Settings:
 
     The positions count from the padding id + 1, and their sinusoids' frequencies from end to end (`sinusoids_to_end`).
     """
-    settings = _bart_like(config)
+    defaults = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True}
+    settings = _bart_like(config.with_defaults(defaults))
     return settings | {"sinusoids_to_end": True, "position_offset": settings["pad_id"] + 1}
 
 
@@ -370,10 +375,10 @@ def t5(config: ConfigReader) -> Settings:
 
 def mt5(config: ConfigReader) -> Settings:
     """Convert an mT5's config.json to model settings: those of T5, but the decoder's output is never scaled."""
-    return t5(config) | {"output_scale": 1.0}
+    return t5(config.with_defaults({"feed_forward_proj": "gated-gelu"})) | {"output_scale": 1.0}
 
 
-# --- an encoder alone -------------------------------------------------------------------------------------------
+# --- an encoder alone ---
 
 
 def bert(config: ConfigReader) -> Settings:
@@ -394,7 +399,7 @@ def roberta(config: ConfigReader) -> Settings:
 
     They are those of BERT, but positions start after the padding id, and there are start and end ids.
     """
-    settings = bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
+    settings = bert(config.with_defaults({"pad_token_id": 1}))
     # The stored table also has rows for the unused positions below the offset.
     offset = settings["pad_id"] + 1
     eos_id = config.whole("eos_token_id", 2)
@@ -406,7 +411,7 @@ def roberta(config: ConfigReader) -> Settings:
     }
 
 
-# --- a decoder alone --------------------------------------------------------------------------------------------
+# --- a decoder alone ---
 
 
 def gpt2(config: ConfigReader) -> Settings:
@@ -441,6 +446,7 @@ def llama(config: ConfigReader) -> Settings:
 
 def mistral(config: ConfigReader) -> Settings:
     """Convert a Mistral's config.json to model settings, which are Llama's; a sliding window is refused."""
+    config = config.with_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
     config.must_be({"sliding_window": None})
     return llama(config)
 
@@ -506,7 +512,7 @@ class ImportFamily(NamedTuple):
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
     """Function that converts the family's `config.json` to this package's model settings."""
-    names: names.Family
+    names: names.StoredNames
     """Table of the names that the family's weights have in files."""
     begins_with_end: bool = False
     """True if the decoder of an encoder–decoder starts with the end symbol by default; if false, with padding."""
@@ -582,7 +588,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
     return family
 
 
-def names_of(model_type: str, present: Collection[str]) -> names.Family:
+def names_of(model_type: str, present: Collection[str]) -> names.StoredNames:
     """Return the table that maps this package's parameter names to those of a Hugging Face family's weights.
 
     Args:
@@ -617,35 +623,36 @@ def import_generation(
 ) -> SearchSettings:
     """Convert a Hugging Face folder's generation settings to search settings that generate the same.
 
-    Settings that neither file specifies have the defaults of `generate`, but without its limit of 20 tokens.
+    Settings that are not specified have the defaults of `generate`, but without its limit of 20 tokens.
 
     Args:
         generation: the content of `generation_config.json`; empty if there is none.
-        config: the content of `config.json`, in which older folders store generation settings.
+        config: the content of `config.json`, whose generation settings count if there is no `generation_config.json`.
         location: the name of the folder, for messages.
         max_positions: the maximum number of tokens that the model has positions for; None: unlimited.
 
     Raises:
         TransduceError: a setting has no counterpart in this package.
     """
-    values = {**config, **{name: value for name, value in generation.items() if value is not None}}
+    values = {name: value for name, value in (generation or config).items() if value is not None}
     for name, neutral_values in _UNSUPPORTED.items():
         if values.get(name) not in neutral_values:
             raise TransduceError(f"{location}: the generation setting `{name}` = {values[name]!r} cannot be imported.")
+    reader = ConfigReader(values, location)
     try:
         return SearchSettings(
-            beam_size=_integer(values, "num_beams", 1),
-            length_penalty=float(values.get("length_penalty", 1.0)),
-            max_length=_max_length(values, max_positions),
-            min_length=max(0, _integer(values, "min_new_tokens", _integer(values, "min_length", 0) - 1)),
-            no_repeated_ngrams=_integer(values, "no_repeat_ngram_size", 0),
-            repetition_penalty=float(values.get("repetition_penalty") or 1.0),
+            beam_size=reader.whole("num_beams", 1),
+            length_penalty=reader.number("length_penalty", 1.0),
+            max_length=_max_length(reader, max_positions),
+            min_length=max(0, reader.whole("min_new_tokens", reader.whole("min_length", 0) - 1)),
+            no_repeated_ngrams=reader.whole("no_repeat_ngram_size", 0),
+            repetition_penalty=reader.number("repetition_penalty", 1.0),
             generate=GenerateSettings(
-                forced_first_id=_forced_first_id(values),
-                forced_last_id=_optional_id(values, "forced_eos_token_id"),
+                forced_first_id=_forced_first_id(reader),
+                forced_last_id=reader.optional_id("forced_eos_token_id"),
                 forbidden_ids=_forbidden_ids(values, location),
                 stop=_STOPS[values.get("early_stopping", False)],
-                renormalize=_flag(values, "renormalize_logits"),
+                renormalize=reader.flag("renormalize_logits", default=False),
             ),
         )
     except TransduceError:
@@ -675,48 +682,29 @@ def export_generation(search: SearchSettings, generate: GenerateSettings) -> dic
     return {"num_beams": search.beam_size} | changed
 
 
-def _integer(values: Mapping[str, Any], name: str, default: int) -> int:
-    value = values.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"`{name}` must be a whole number, but is {value!r}")
-    return value
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-    value = values.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"`{name}` must be true or false, but is {value!r}")
-    return bool(value)
-
-
-def _optional_id(values: Mapping[str, Any], name: str) -> int | None:
-    value = values.get(name)
-    return _integer({name: value[0] if isinstance(value, list) else value}, name, 0) if value is not None else None
-
-
-def _forced_first_id(values: Mapping[str, Any]) -> int | None:
+def _forced_first_id(values: ConfigReader) -> int | None:
     """Return the token id with which Hugging Face's generation settings make every output begin; None if with none.
 
     Old BART files set `force_bos_token_to_be_generated` instead of the id, which means the start symbol.
     """
-    if values.get("forced_bos_token_id") is None and _flag(values, "force_bos_token_to_be_generated"):
-        return _integer(values, "bos_token_id", 0)
-    return _optional_id(values, "forced_bos_token_id")
+    first = values.optional_id("forced_bos_token_id")
+    if first is None and values.flag("force_bos_token_to_be_generated", default=False):
+        return values.whole("bos_token_id", 0)
+    return first
 
 
-def _max_length(values: Mapping[str, Any], max_positions: int | None) -> int | None:
+def _max_length(values: ConfigReader, max_positions: int | None) -> int | None:
     """Return the maximum number of new tokens, with the end symbol, by Hugging Face's generation settings.
 
     `max_new_tokens` takes precedence over `max_length`, which also counts the start symbol. The model's number of
     positions limits both; None if nothing does.
     """
-    longest = values.get("max_new_tokens")
-    if longest is None and values.get("max_length") is not None:
-        longest = _integer(values, "max_length", 0) - 1
-    limits = [limit for limit in (longest, max_positions) if limit is not None]
-    return min(limits) if limits else None
+    limits = [] if max_positions is None else [max_positions]
+    if values.content.get("max_new_tokens") is not None:
+        limits.append(values.whole("max_new_tokens"))
+    elif values.content.get("max_length") is not None:
+        limits.append(values.whole("max_length") - 1)
+    return min(limits, default=None)
 
 
 def _forbidden_ids(values: Mapping[str, Any], location: str) -> tuple[int, ...]:

@@ -236,7 +236,7 @@ class TokenizerParts(NamedTuple):
     The files are tokenizer.json, or those of older tokenizers.
     """
 
-    cutting: TokenizationRecord
+    algorithm: TokenizationRecord
     """The algorithm that splits a text into tokens, with its data."""
     ids: dict[str, int]
     """The id of each token, also of the added ones."""
@@ -376,7 +376,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     silent_symbols = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
     record = ImportedVocabularyRecord(
-        cutting=parts.cutting,
+        algorithm=parts.algorithm,
         ids=parts.ids,
         size=model.sizes[0],
         pad_id=special["pad_id"],
@@ -426,7 +426,7 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
             ImportedVocabularyRecord(
-                cutting=SentencePieceRecord(files.needed(name)),
+                algorithm=SentencePieceRecord(files.needed(name)),
                 ids=ids,
                 size=size,
                 pad_id=model.pad_id,
@@ -468,7 +468,7 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
-        return parts._replace(cutting=SentencePieceRecord(model))
+        return parts._replace(algorithm=SentencePieceRecord(model))
     if model is not None:
         settings = files.json("tokenizer_config.json")
         is_llama = model_type == "llama" and _class_name(files, model_type) == "LlamaTokenizer"
@@ -622,12 +622,12 @@ def _with_special_tokens(
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
+def _with_added(files: TokenizerFiles, algorithm: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
     """Return an older tokenizer, one without tokenizer.json, with the added tokens that its other files name.
 
     Args:
         files: the files of the tokenizer.
-        cutting: its algorithm.
+        algorithm: its algorithm of tokenization.
         ids: the id of each token in its learned vocabulary.
 
     Returns:
@@ -650,7 +650,7 @@ def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[st
         for text in sorted(texts)
         if text in ids
     )
-    return TokenizerParts(cutting, ids, tuple(configured.get(token.text, token) for token in default_tokens), ())
+    return TokenizerParts(algorithm, ids, tuple(configured.get(token.text, token) for token in default_tokens), ())
 
 
 def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
@@ -659,13 +659,13 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
     settings = files.json("tokenizer_config.json")
     lowercase = bool(settings.get("do_lower_case", True))
     strip = settings.get("strip_accents")
-    cutting = WordPieceRecord(
+    algorithm = WordPieceRecord(
         unknown=text_of(settings.get("unk_token")) or "[UNK]",
         lowercase=lowercase,
         strip_accents=lowercase if strip is None else bool(strip),
         chinese=bool(settings.get("tokenize_chinese_chars", True)),
     )
-    parts = _with_added(files, cutting, ids)
+    parts = _with_added(files, algorithm, ids)
     return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
 
 
@@ -682,7 +682,7 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
     return parts._replace(before=(parts.ids[start],) if adds_start and start in parts.ids else ())
 
 
-# --- special tokens ---------------------------------------------------------------------------------------------
+# --- special tokens ---
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
-from transduce.interop.hugging_face.import_names import Family, find_names
+from transduce.interop.hugging_face.import_names import StoredNames, StoredParameter, find_names
 from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
@@ -121,34 +121,23 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, location)
     sources = _collect(family, stored, config)
-    sources["source_weight"] = _Source((tables.source,))
+    sources["source_weight"] = StoredParameter((tables.source,))
     if not config.tie_source_target:
-        sources["own_target_weight"] = _Source((tables.target,))
+        sources["own_target_weight"] = StoredParameter((tables.target,))
     if not config.tie_output:
-        sources["own_output_weight"] = _Source((tables.output,))
+        sources["own_output_weight"] = StoredParameter((tables.output,))
     if bias is not None:
-        sources["output_bias"] = _Source((bias,), is_flat=True)
+        sources["output_bias"] = StoredParameter((bias,), "flat")
     with torch.device("meta"):
         skeleton = build_model(config)
     outline = {name: parameter.detach() for name, parameter in skeleton.named_parameters()}
     _check_shapes(stored, sources, outline)
     _check_sinusoids(stored, config)
-    functions = {name: partial(_read_source, stored, name, sources[name]) for name in outline}
+    functions = {name: partial(_read_parameter, stored, name, sources[name]) for name in outline}
     return ImportedModel(config, LazyTensors(functions, outline))
 
 
-class _Source(NamedTuple):
-    """The stored tensors of which one of this package's parameters is made, and how."""
-
-    names: tuple[str, ...]
-    """Names of tensors that are concatenated by rows."""
-    is_transposed: bool = False
-    """True if matrices are stored as (inputs, outputs)."""
-    is_flat: bool = False
-    """True if a vector (rows,) may be stored as (1, rows)."""
-
-
-def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
+def _read_parameter(stored: StoredTensors, name: str, source: StoredParameter) -> Tensor:
     """Read the stored tensors of a parameter and return the parameter, float32.
 
     Args:
@@ -159,13 +148,10 @@ def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
     Raises:
         TransduceError: a value is not finite.
     """
-    parts = [stored.read(part) for part in source.names]
-    if source.is_transposed:
-        parts = [part.t() if part.dim() == 2 else part for part in parts]
-    tensor = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+    tensor = source.restore([stored.read(part) for part in source.names])
     if not all_finite(tensor):
         raise TransduceError(f"{stored.location}: {name} has values that are not finite (NaN or infinite).")
-    return tensor.flatten() if source.is_flat else tensor
+    return tensor
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -185,7 +171,9 @@ class _Tables(NamedTuple):
     output: str
 
 
-def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool) -> _Tables:
+def _read_tables(
+    family: StoredNames, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool
+) -> _Tables:
     candidates = [name for name in (family.shared, family.source, family.target, family.output) if name is not None]
     present = [name for name in candidates if name in stored.names]
     if not present or (needs_output and family.output not in present):
@@ -261,7 +249,7 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
     }
 
 
-def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> str | None:
+def _output_bias(family: StoredNames, stored: StoredTensors, *, masked: bool) -> str | None:
     """Return the stored name of the bias on the logits; None if there is none, or if its values are all zero.
 
     Args:
@@ -284,7 +272,7 @@ def _config(settings: Mapping[str, Any], location: str) -> ModelConfig:
     return config
 
 
-def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, _Source]:
+def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) -> dict[str, StoredParameter]:
     """Find the stored tensors for each parameter except the embeddings, the output projection and its bias.
 
     Args:
@@ -306,32 +294,30 @@ def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict
     missing = [name for name, entry in entries.items() if entry is None]
     for entry in entries.values():
         if entry is not None:
-            used.update(entry.theirs)
-            missing += [name for name in entry.theirs if name not in stored.names]
+            used.update(entry.names)
+            missing += [name for name in entry.names if name not in stored.names]
     ignored = re.compile(family.ignored)
     unexpected = [name for name in stored.names if name not in used and not ignored.fullmatch(name)]
     if missing or unexpected:
         raise _wrong_tensors(stored, missing=sorted(missing), unexpected=sorted(unexpected))
-    return {
-        name: _Source(tuple(entry.theirs), entry.transposed) for name, entry in entries.items() if entry is not None
-    }
+    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
-def _shape_of(stored: StoredTensors, source: _Source) -> tuple[int, ...]:
+def _shape_of(stored: StoredTensors, source: StoredParameter) -> tuple[int, ...]:
     """Return the shape that a parameter will have when it is made of its stored tensors, without reading their values.
 
     Raises:
         TransduceError: the tensors cannot be concatenated by rows.
     """
     shapes = {name: tuple(stored.shape(name)) for name in source.names}
-    if source.is_transposed:
+    if source.layout == "transposed":
         shapes = {name: shape[::-1] if len(shape) == 2 else shape for name, shape in shapes.items()}
     first, *others = shapes.values()
     if any((len(shape), shape[1:]) != (len(first), first[1:]) for shape in others) or first == ():
         raise TransduceError(
             f"{stored.location}: these tensors must have rows of one length, but have the shapes {shapes}."
         )
-    if source.is_flat:
+    if source.layout == "flat":
         return (math.prod(first),)
     return (sum(shape[0] for shape in shapes.values()), *first[1:])
 
@@ -363,7 +349,7 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
             )
 
 
-def _check_shapes(stored: StoredTensors, sources: Mapping[str, _Source], outline: Mapping[str, Tensor]) -> None:
+def _check_shapes(stored: StoredTensors, sources: Mapping[str, StoredParameter], outline: Mapping[str, Tensor]) -> None:
     for name, expected in outline.items():
         shape = _shape_of(stored, sources[name])
         if shape != tuple(expected.shape):

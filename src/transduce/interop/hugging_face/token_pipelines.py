@@ -253,7 +253,7 @@ TokenizationRecord = (
 )
 
 
-# --- tokenizer.json -------------------------------------------------------------------------------------------------
+# --- tokenizer.json ---
 
 
 def open_pipeline(
@@ -431,7 +431,7 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-# --- sentencepiece --------------------------------------------------------------------------------------------------
+# --- sentencepiece ---
 
 
 class _SentencePieceSplitter(TokenSplitter):
@@ -480,7 +480,7 @@ class _SentencePieceSplitter(TokenSplitter):
         return token
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- words ---
 
 
 _UNKNOWN_WORD = "<unk>"

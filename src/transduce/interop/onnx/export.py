@@ -426,16 +426,16 @@ class OnnxModel(ExportedModel):
 class OnnxLanguageModel(ExportedModel):
     """A decoder-only language model in ONNX, which onnxruntime runs on the CPU."""
 
-    def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, unknown_id: int) -> None:
         """Open a folder's graph of a language model.
 
         Args:
             folder: the folder.
             threads: number of threads of each computation.
-            forbidden_tokens: id of the unknown token, which `translate` must not generate.
+            unknown_id: id of the unknown token, which `translate` must not generate.
         """
         self._graph = _Session(folder / MODEL, threads)
-        self._never = forbidden_tokens
+        self._unknown_id = unknown_id
 
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays
@@ -467,12 +467,12 @@ class OnnxLanguageModel(ExportedModel):
         prompts = [[graph.start_id, *row] for row in sources]
         lengths, positions = np.array([[len(row)] for row in prompts]), _positions(prompts)
         logits, cache = self.decode(graph.padded(prompts), positions, graph.empty_cache(len(prompts), {}))
-        newest = graph.best(logits[range(len(prompts)), lengths[:, 0] - 1], self._never)
+        newest = graph.best(logits[range(len(prompts)), lengths[:, 0] - 1], self._unknown_id)
         written = newest
         while written.shape[1] < max_tokens and not (written == graph.eos_id).any(axis=1).all():
             positions = np.concatenate([positions, lengths + written.shape[1] - 1], axis=1)
             logits, cache = self.decode(newest, positions, cache)
-            newest = graph.best(logits[:, -1], self._never)
+            newest = graph.best(logits[:, -1], self._unknown_id)
             written = np.concatenate([written, newest], axis=1)
         return graph.until_end(written)
 

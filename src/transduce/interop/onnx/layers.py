@@ -226,7 +226,7 @@ def lowest() -> float:
     return torch.finfo(torch.float32).min
 
 
-# --- components ---------------------------------------------------------------------------------------------------
+# --- components ---
 # The model's components as ONNX operators, one function per component.
 # Legend: B batch, T positions of the input, L positions that are attended to, S source length, D model width, H
 # heads, G key/value heads, K width of a head's queries and keys, V width of its values.
@@ -367,7 +367,7 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
 
 
-# --- attention --------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 def build_self_attention(
@@ -533,7 +533,7 @@ def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, 
 Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 
 
-# --- layers -----------------------------------------------------------------------------------------------------
+# --- layers ---
 
 
 def build_encoder_layer(
@@ -620,7 +620,7 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
     return logits if model.output_bias is None else graph.apply("Add", logits, graph.weight(model.output_bias))
 
 
-# --- inputs and outputs -----------------------------------------------------------------------------------------
+# --- inputs and outputs ---
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
@@ -662,7 +662,7 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
         graph.add_output(value, f"{name}.{number}", np.float32, shape)
 
 
-# --- attention masks --------------------------------------------------------------------------------------------
+# --- attention masks ---
 
 
 def build_bias(graph: Graph, allowed: str) -> str:

@@ -53,7 +53,7 @@ class _State(NamedTuple):
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
-# --- the encoder ------------------------------------------------------------------------------------------------
+# --- the encoder ---
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
@@ -142,7 +142,7 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
         graph.add_output(zeros, "past_attentional", np.float32, ("batch", config.d_model))
 
 
-# --- the decoder ------------------------------------------------------------------------------------------------
+# --- the decoder ---
 
 
 def build_recurrent_decoder(model: Recurrent) -> Graph:
@@ -284,7 +284,7 @@ def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State
     return graph.apply("Squeeze", average, graph.integers(1, 2))
 
 
-# --- cells ------------------------------------------------------------------------------------------------------
+# --- cells ---
 
 
 def _build_cells(

@@ -1,6 +1,6 @@
 """Define the interface of a task kind: its text, model, batches, loss, metrics and final report.
 
-Each kind is a class in its own file; `all_kinds.py` lists them by name. A kind has no state: its methods receive all
+Each kind is a class in its own file; `__init__.py` lists them by name. A kind has no state: its methods receive all
 they work on.
 """
 
@@ -58,7 +58,8 @@ from transduce.training.choices import (
     choose_schedule,
     choose_steps,
 )
-from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName

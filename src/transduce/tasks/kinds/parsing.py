@@ -23,7 +23,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Validation, model_dtype
 from transduce.tasks.kinds.texts import pairs_of_files
-from transduce.tasks.kinds.translation import DevSet, TranslationKind, dev_batches
+from transduce.tasks.kinds.translation import DevSet, SequenceToSequenceKind, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import read_lines
 from transduce.text.sentencepiece_model import read_pieces
@@ -76,22 +76,12 @@ class ParsingDevSet(Validation):
         return msgspec.structs.replace(event, scores={F1: report.all.f1}, samples=[sample])
 
 
-class ParsingKind(TranslationKind):
+class ParsingKind(SequenceToSequenceKind):
     """The task of constituency parsing: translation from sentences to linearized trees."""
 
     name = "parsing"
     example = "tree"
-    may_be_prepared = False
-    names_languages = False
-    accepts_back_translations = False
-    accepts_several_directions = False
-    accepts_weights = False
-    accepts_context = False
-    accepts_text_noise = False
-    uses_placeholders = False
-    accepts_own_vocabularies = False
     accepts_user_symbols = False
-    samples_tokens = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     task_settings = ("tags", "merges")
@@ -164,9 +154,7 @@ class ParsingKind(TranslationKind):
             return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
         return Choice("loss", "no dev sentence is parsed")
 
-    def validation(  # type: ignore[override]
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
-    ) -> ParsingDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> ParsingDevSet:
         """Return the dev set: the loss of all trees, and greedy parses of at most `training.translate_dev` of them."""
         assert corpus.dev is not None
         inner = DevSet(

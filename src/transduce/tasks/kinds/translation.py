@@ -304,15 +304,41 @@ class DevSet(Validation):
         return [factor * value for value in contributions] if len(self.directions) > 1 else contributions
 
 
-class TranslationKind(TextKind):
+class SequenceToSequenceKind(TextKind):
+    """A base class of translation and parsing, which train an encoder-decoder, and search in validations, too."""
+
+    may_be_recorded = True
+    writes_translations = True
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the function from a batch to its loss: teacher-forced cross-entropy with label smoothing."""
+        assert isinstance(model, Transformer | Recurrent)
+        training = resolved.training
+        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
+
+    def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many validations take as long as the final beam search of the whole dev set.
+
+        A run with a time limit keeps this time for it.
+        """
+        sentences = len(corpus.dev_sources)
+        return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
+
+    def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many tokens training reads in the time of a validation, as a prediction before the first one."""
+        assert corpus.dev is not None
+        sentences = max(1, len(corpus.dev_sources))
+        translated = min(resolved.training.translate_dev, sentences) / sentences
+        return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
+
+
+class TranslationKind(SequenceToSequenceKind):
     """The task of translation: training an encoder-decoder model on pairs of texts."""
 
     name = "translation"
     may_be_prepared = True
-    may_be_recorded = True
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
-    writes_translations = True
     names_languages = True
     accepts_back_translations = True
     accepts_several_directions = True
@@ -425,12 +451,6 @@ class TranslationKind(TextKind):
         name = "bpe_dropout" if training.bpe_dropout else "unigram_alpha"
         choice_log.record(f"training.{name}", getattr(training, name), None)
 
-    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
-        """Return the function from a batch to its loss: teacher-forced cross-entropy with label smoothing."""
-        assert isinstance(model, Transformer | Recurrent)
-        training = resolved.training
-        return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
-
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of about as many sentences as set.
 
@@ -464,18 +484,10 @@ class TranslationKind(TextKind):
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return how many validations take as long as the final beam searches of the whole dev set.
 
-        A run with a time limit keeps this time for them.
+        If a coverage penalty may be chosen, there is one search more, which takes longer.
         """
-        sentences = len(corpus.dev_sources)
-        searches = _BEAM_TIME + (_COVERAGE_TIME if _chooses_search(corpus, resolved) else 0.0)
-        return searches * sentences / max(1, min(resolved.training.translate_dev, sentences))
-
-    def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many tokens training reads in the time of a validation, as a prediction before the first one."""
-        assert corpus.dev is not None
-        sentences = max(1, len(corpus.dev_sources))
-        translated = min(resolved.training.translate_dev, sentences) / sentences
-        return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
+        searches = 1.0 + (_COVERAGE_TIME / _BEAM_TIME if _chooses_search(corpus, resolved) else 0.0)
+        return searches * super().end_validations(corpus, resolved)
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
         """Return how many seconds a validation will take once translations are as long as the references.

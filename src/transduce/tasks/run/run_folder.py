@@ -235,7 +235,7 @@ def apply_changes(
     moved = dict(zip(stored.data.source, data["source"], strict=True))
     data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
     training, before = content["training"], msgspec.structs.asdict(stored.training)
-    if training["steps"] != stored.training.steps and has_decay_of_steps(before):
+    if has_decay_of_steps(before) and any(training[name] != before[name] for name in ("steps", "learning_rate")):
         training["weight_decay"] = decay_of_steps(training)
     return make_settings(content)
 
