@@ -20,6 +20,7 @@ from transduce.commands.options import (
 from transduce.commands.train import add_run, run_request
 from transduce.errors import TransduceError
 from transduce.text.corpus import format_of
+from transduce.text.pair_files import table_format
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    return format_of(path, "auto") != "lines"
+    return format_of(path, "auto") != "lines" or table_format(path) is not None
 
 
 def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":

@@ -442,10 +442,10 @@ class Placeholders:
             return meets_word or (side.spaced and _is_unspaced_script(side.source))
         if side.clings:
             return False
+        if side.comes_before and side.target in _SENTENCE_MARKS:
+            return True
         attached = bool(side.source) and not side.spaced and not _is_unspaced_script(side.source)
-        if attached and (side.source == side.target or side.source.isalnum() == side.target.isalnum()):
-            return side.source in _SENTENCE_MARKS and side.comes_before
-        return True
+        return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
         """Return whether spaces are written before and after a protected inline tag: as in the source.
@@ -614,14 +614,15 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 def _at_edge(request: _Request) -> int:
     """Return the character offset for protected spans that precede the first or follow the last word of the source.
 
-    This is the start of the translation or the end of its last word; the end of the text if punctuation stands between
-    last word and span.
+    This is the start of the translation or the end of its last word; the end of the text if a mark that ends a sentence
+    or clause, or a closing bracket, stands between last word and span.
     """
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())
-    follows_punctuation = before[_last_word(before) :].strip()
-    return len(text) if follows_punctuation else _last_word(text)
+    between = before[_last_word(before) :]
+    follows_mark = any(each in _SENTENCE_MARKS or unicodedata.category(each) in ("Pe", "Pf") for each in between)
+    return len(text) if follows_mark else _last_word(text)
 
 
 def _last_word(text: str) -> int:
