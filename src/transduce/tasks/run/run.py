@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import platform
+import signal
 import tempfile
 import threading
 import time
@@ -30,7 +31,7 @@ from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
 from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
-from transduce.process_environment import keep_freed_memory
+from transduce.process_environment import handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
@@ -464,7 +465,8 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
     """
     request = run.request
     if not run.processes.is_first:
-        run.processes.wait()
+        with handle_sigterm(signal.SIG_DFL):  # torchrun sends it if the first process fails, and kills after 30 s
+            run.processes.wait()
         return run.resume()
     if request.resume and has_run:
         resources.enter_context(lock_run(request.out))
