@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
 from transduce.inspection.corpus_doctor.alignment import Alignment, align, side_features
@@ -351,6 +352,18 @@ def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(wr
     malformed = report.finding("table lines")
     assert (malformed.count, malformed.message) == (1, "1 line without two columns; training leaves them out")
     assert [example.location.rpartition(":")[2] for example in malformed.examples] == ["32"]
+
+
+def test_tables_that_training_converts_are_examined_by_their_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "corpus.csv"
+    rows = [f'"Satz {n}, sagte er",sentence {n}' for n in range(30)]
+    table.write_text("\n".join(["source,target", *rows, "Haus,Haus", ""]), "utf-8")
+    (copy,) = examine_corpus([str(table)]).finding("copies").examples
+    assert (copy.location, copy.text) == (f"{table}:32", "Haus")
+    assert main(["doctor", "--source", str(table)]) == 1  # a copy in so few lines is a fault
+    assert "copies" in capsys.readouterr().out
 
 
 def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:

@@ -199,6 +199,52 @@ def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[di
         translator.for_target("cs")
 
 
+FEW_STEPS: dict[str, Any] = {
+    "settings": {"training.batch_tokens": 256, "data.filters.max_length_ratio": 20.0},
+    "steps": 4,
+    "threads": 1,
+    "precision": "fp32",
+}
+
+
+def test_fine_tuning_on_one_pair_keeps_the_token_of_its_target_language(trained: Path, tmp_path: Path) -> None:
+    lines = sentences(80, first=820)
+    czech = translate_words(lines, IN_CZECH)
+    files = [write(tmp_path / name, part) for name, part in (("a.en", lines[:60]), ("b.en", lines[60:]))]
+    others = [write(tmp_path / name, part) for name, part in (("a.cs", czech[:60]), ("b.cs", czech[60:]))]
+    transduce.train(
+        init_from=trained,
+        out=tmp_path / "run",
+        source=files,
+        target=others,
+        back_translated=files[1:],
+        **FEW_STEPS,
+    )
+    out = tmp_path / "run"
+    assert json.loads((out / "directions.json").read_text("utf-8")) == {"directions": [["en", "cs"]]}
+    token = transduce.load(trained, task="translation", target_language="cs").tokenizer.source.before
+    corpus = PreparedCorpus.open(out / "corpus")
+    source, _ = corpus.read(0, corpus.pairs)
+    assert {(id,) for id in source.ids[source.offsets[:-1]].tolist()} == {token}
+    settings = make_settings(tomllib.loads((out / "settings.toml").read_text("utf-8")))
+    assert settings.data.directions == (("en", "cs"),) * 2  # a resumed run has the tokens, too
+    found = [one.text for one in transduce.load(out, task="translation")(lines[:10])]
+    assert sum(one == other for one, other in zip(found, czech[:10], strict=True)) >= 8
+
+
+def test_fine_tuning_on_a_language_that_the_base_lacks_has_no_tokens(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = sentences(80, first=820)
+    source, target = write(tmp_path / "a.en", lines), write(tmp_path / "a.fr", translate_words(lines, IN_GERMAN))
+    transduce.train(init_from=trained, out=tmp_path / "run", source=source, target=target, **FEW_STEPS)
+    assert "has learned none for fr" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run" / "directions.json").exists()
+    pairs = write(tmp_path / "pairs.tsv", [f"{line}\t{line}" for line in lines])
+    with pytest.raises(TransduceError, match=r"several pairs of languages \(en → de, en → cs\).*--languages"):
+        transduce.train(init_from=trained, out=tmp_path / "unknown", source=pairs, **FEW_STEPS)
+
+
 def test_a_run_of_several_directions_resumes_exactly(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
     settings = SETTINGS | {
         "training.validate_every": 10,
@@ -323,6 +369,14 @@ def test_corpora_survive_the_settings_file() -> None:
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "monolingual": ["c.de"]}, "one pair of languages"),
         ({"temperature": 0.5}, "`data.temperature` must be from 1"),
+        ({"source": ["a.en"], "target": ["a.de"], "language_tokens": True}, "needs the two languages"),
+        (
+            {
+                "corpora": [{"source": ["a.en"], "target": ["a.de"]}, {"source": ["a.en"], "target": ["a.cs"]}],
+                "language_tokens": False,
+            },
+            "several pairs of languages",
+        ),
     ],
 )
 def test_contradictory_corpora_are_refused(data: dict[str, Any], message: str) -> None:
@@ -371,6 +425,23 @@ def test_an_export_translates_to_the_language_that_is_named(trained: Path, tmp_p
         assert transduce.load(out, task="translation")("sun moon star").text == original("sun moon star").text
     else:
         assert ">>cs<<" in (out / "README.md").read_text("utf-8")
+
+
+def test_a_model_that_transformers_saved_keeps_its_languages(trained: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    transduce.export(trained, tmp_path / "exported", to="huggingface")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
+    model.save_pretrained(tmp_path / "exported")
+    with pytest.raises(TransduceError, match="translates to de, cs, but not to fr"):
+        transduce.import_model(tmp_path / "exported", tmp_path / "imported", target_language="fr")
+    transduce.import_model(tmp_path / "exported", tmp_path / "imported")
+    lines = sentences(10, first=940)
+    for language in ("de", "cs"):
+        one, other = (
+            transduce.load(folder, task="translation", target_language=language, precision="fp32", device="cpu")
+            for folder in (trained, tmp_path / "imported")
+        )
+        assert [each.text for each in one(lines)] == [each.text for each in other(lines)]
 
 
 def test_hugging_face_chooses_the_language_by_its_token(trained: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def examine_corpus(
     """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
 
     Args:
-        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl).
+        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl, .csv, …).
         target: files of the target side.
         test_source: source side of the test set, to find its sentences in the training text; empty: not checked.
         test_target: target side of the test set.

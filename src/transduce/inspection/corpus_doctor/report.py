@@ -13,6 +13,7 @@ from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
 from transduce.text.files import LineNotes, read_lines
+from transduce.text.pair_files import Columns, read_table, table_format
 from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
@@ -25,7 +26,7 @@ class Example(msgspec.Struct, frozen=True):
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the line number, from 1, as FILE:LINE."""
+    """The file and the number of the line (of a row of Parquet, a unit of TMX) from 1, as FILE:LINE."""
     text: str
 
     def __str__(self) -> str:
@@ -202,7 +203,7 @@ class CorpusText:
 
 
 def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
-    """Return both sides of a corpus in parallel files or, without a target, in files of pairs (.tsv, .jsonl).
+    """Return both sides of a corpus in parallel files or, without a target, in files of pairs such as .tsv and .csv.
 
     Raises:
         TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
@@ -213,14 +214,18 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
     pairs = list[Pair]()
     for path in source:
         starts.append(len(pairs))
+        if (table := table_format(path)) is not None:
+            rows = enumerate(read_table(path, table, Columns(languages=languages)), 1)
+            pairs += [Pair(row.source, row.target, row.number or number, path) for number, row in rows]
+            continue
         for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
-            rows = [block.pair(row) for row in range(len(block.sources))]
-            pairs += [pair for pair in rows if pair.source not in (MALFORMED, HEADER)]
-            malformed += [f"{pair.path}:{pair.line}" for pair in rows if pair.source == MALFORMED]
-    lines = [pair.line for pair in pairs]
+            lines = [block.pair(row) for row in range(len(block.sources))]
+            pairs += [pair for pair in lines if pair.source not in (MALFORMED, HEADER)]
+            malformed += [f"{pair.path}:{pair.line}" for pair in lines if pair.source == MALFORMED]
+    numbers = [pair.line for pair in pairs]
     return CorpusText(
-        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, lines),
-        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), lines),
+        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, numbers),
+        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), numbers),
         tuple(malformed),
     )
 
