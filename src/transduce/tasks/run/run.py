@@ -38,6 +38,7 @@ from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
+    follow_base_languages,
     follow_base_search,
     load_base_config,
     needs_stored_weights,
@@ -223,6 +224,7 @@ class Run:
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
         settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
         if base_model is not None:
+            settings = follow_base_languages(settings, choice_log)
             settings = follow_base_search(settings, self._specified_search(), choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
