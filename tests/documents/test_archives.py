@@ -401,3 +401,36 @@ def test_the_names_of_data_series_in_a_chart_are_translated() -> None:
         written = file.read("xl/charts/chart1.xml").decode()
     assert "<c:v>A</c:v>" in written
     assert "<a:t>B</a:t>" in written
+
+
+def test_comments_and_bookmarks_stay_at_their_words() -> None:
+    start, end = '<w:commentRangeStart w:id="1"/><w:bookmarkStart w:id="7" w:name="x"/>', '<w:bookmarkEnd w:id="7"/>'
+    comment = '<w:commentRangeEnd w:id="1"/><w:r><w:commentReference w:id="1"/></w:r>'
+    runs = [f"<w:r><w:t xml:space='preserve'>{text}</w:t></w:r>" for text in ("one ", "two", " three")]
+    body = f"<w:p>{runs[0]}{start}{runs[1]}{end}{comment}{runs[2]}</w:p>"
+    unit = 'one <g id="0"><g id="1">two</g></g><it id="4"/> three'
+    fake = Fake(**{unit: '<g id="0"><g id="1">TWO</g></g><it id="4"/> ONE THREE'})
+    result = translate_upload(archive(TYPES, word(body)), "a.docx", fake)
+    assert fake.texts == [unit]
+    with zipfile.ZipFile(io.BytesIO(result)) as file:
+        written = file.read("word/document.xml").decode()
+    order = re.findall("<w:(commentRange\\w+|bookmark\\w+|commentReference) |<w:t[^>]*>([^<]*)", written)
+    expected = ["commentRangeStart", "bookmarkStart", "TWO", "bookmarkEnd", "commentRangeEnd", "commentReference"]
+    assert ["".join(each) for each in order] == [*expected, " ONE THREE"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # Crossing ranges, and those without words.
+        '{0}<w:commentRangeStart w:id="1"/>{1}<w:bookmarkStart w:id="7"/><w:commentRangeEnd w:id="1"/>{2}',
+        '<w:permStart w:id="1"/>{0}<w:bookmarkStart w:id="7"/>{1}<w:permEnd w:id="1"/>{2}<w:bookmarkEnd w:id="7"/>',
+        '{0}<w:bookmarkStart w:id="7"/><w:bookmarkEnd w:id="7"/>{1}{2}',
+        '{0}<w:bookmarkEnd w:id="7"/>{1}<w:bookmarkStart w:id="7"/>{2}',
+    ],
+)
+def test_other_ranges_are_points(content: str) -> None:
+    runs = [f"<w:r><w:t>{text}</w:t></w:r>" for text in ("one", "two", "three")]
+    fake = Fake()
+    translate_upload(archive(TYPES, word(f"<w:p>{content.format(*runs)}</w:p>")), "a.docx", fake)
+    assert "<g" not in fake.texts[0]

@@ -3,7 +3,7 @@
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -17,6 +17,7 @@ from transduce.documents.units import (
     Tag,
     Unit,
     find_code_styles,
+    find_nested_ranges,
     has_letters,
     is_code_style,
     joined_parts,
@@ -77,15 +78,8 @@ _WORD = _Dialect(
     _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
     _names(_W, "sym ruby pgNum fldSimple sdt") | _names(_M, "oMath oMathPara"),
 )
-_DRAWING = _Dialect(
-    f"{_A}p",
-    f"{_A}r",
-    f"{_A}rPr",
-    f"{_A}t",
-    _names(_A, "pPr endParaRPr"),
-    breaks=_names(_A, "br"),
-    objects=_names(_A, "fld"),
-)
+_DRAWING = _Dialect(f"{_A}p", f"{_A}r", f"{_A}rPr", f"{_A}t", _names(_A, "pPr endParaRPr"))
+_DRAWING = _DRAWING._replace(breaks=_names(_A, "br"), objects=_names(_A, "fld"))
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
@@ -153,18 +147,22 @@ class _Paragraph:
 
     def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
         """Return translated strings and tags with the start of each bookmark, comment or other range before its end."""
-        ends: dict[tuple[str, str], int] = {}
+        ends: dict[Hashable, int] = {}
         for index, part in enumerate(parts):
-            element = self._element(part) if isinstance(part, Tag) and part.kind == "empty" else None
-            name = "" if element is None else element.tag
-            number = (
-                "" if element is None else next((element.get(each) for each in _RANGE_IDS if element.get(each)), "")
-            )
-            if number and name.endswith(("End", "-end")):
-                ends[re.sub("-?[Ee]nd$", "", name), number] = index
-            elif (end := ends.get((re.sub("-?[Ss]tart$", "", name), number))) is not None:
+            found = self._range_of(part) if isinstance(part, Tag) and part.kind == "empty" else None
+            key, is_start = found or (None, True)
+            if not is_start:
+                ends[key] = index
+            elif (end := ends.get(key)) is not None:
                 parts[end], parts[index] = parts[index], parts[end]
         return parts
+
+    def _range_of(self, tag: Tag) -> tuple[Hashable, bool] | None:
+        """Return the kind and number of the range, such as a comment's, that a tag starts (True) or ends; else None."""
+        element = self._element(tag)
+        number = next(filter(None, map(element.get, _RANGE_IDS)), None) if element is not None else None
+        name = re.fullmatch("(.*?)-?([Ss]tart|[Ee]nd)", element.tag) if number else None
+        return None if name is None else ((name[1], number), name[2].lower() == "start")
 
     def _element(self, tag: Tag) -> Any:
         """Return the single XML element that a tag without text stands for, or None if it stands for several."""
@@ -187,6 +185,9 @@ class _OpenXmlParagraph(_Paragraph):
         self._choose_base(atoms)
         separators: set[Tag] = set()
         parts = self._parts(atoms, separators)
+        for start, end in find_nested_ranges(parts, self._range_of).items():
+            self.payloads[start.id] = _Field(self.payloads[start.id], self.payloads[end.id])  # type: ignore[arg-type]
+            parts[parts.index(start)], parts[parts.index(end)] = Tag("open", start.id), Tag("close", start.id)
         self.texts = split_at(parts, separators)
 
     @property
@@ -231,8 +232,7 @@ class _OpenXmlParagraph(_Paragraph):
 
     def _text(self, element: Any) -> str:
         """Return the text of an XML element, with Excel's escapes decoded; an element without text has ""."""
-        text = element.text or ""
-        return unescaped(text) if self.dialect.has_escapes else text
+        return unescaped(element.text or "") if self.dialect.has_escapes else element.text or ""
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
@@ -568,8 +568,8 @@ def _code_styles(archive: Archive) -> frozenset[str]:
 def read_pptx(source: Source) -> Document:
     """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
-    texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
-    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, *_CHART_LABELS))
+    pattern = rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWINGS})\.xml"
+    return _document(archive, _part_files(archive, pattern, _DRAWING, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -622,7 +622,6 @@ _RANGE_IDS = (f"{_W}id", f"{_OFFICE}name", *(f"{_TEXT}{name}" for name in ("name
 """Attributes that the start and the end of a range, such as a bookmark, have in common."""
 _PARAGRAPHS = (f"{_TEXT}p", f"{_TEXT}h")
 _CONTAINERS = {f"{_TEXT}span", f"{_TEXT}a", f"{_TEXT}meta"}
-_IGNORED = {f"{_TEXT}soft-page-break"}
 _NAMES = (
     "note bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end change "
     "change-start change-end alphabetical-index-mark toc-mark user-index-mark tab line-break"
@@ -713,7 +712,7 @@ class _OpenDocumentParagraph(_Paragraph):
                 yield Tag("open", number)
                 yield from self._parts(child, separators)
                 yield Tag("close", number)
-            elif child.tag not in _IGNORED and isinstance(child.tag, str):
+            elif child.tag != f"{_TEXT}soft-page-break" and isinstance(child.tag, str):
                 self.payloads.append(child)
                 is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
                 is_break = child.tag == f"{_TEXT}line-break"

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
 from itertools import accumulate, groupby, islice
@@ -184,6 +184,32 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
         divided += [*([InlineText(waiting)] if waiting else []), part]
         waiting = []
     return [*divided, *([InlineText(waiting)] if waiting else [])]
+
+
+def find_nested_ranges(
+    parts: Sequence[Part], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
+) -> dict[Tag, Tag]:
+    """Return the empty tags that start ranges with words, such as comments, with those that end them.
+
+    Ranges that cross another range or a formatted span are left out. `range_of` returns what a tag has in common with
+    the other end of its range, and whether it is the start; None for other tags.
+    """
+    found: dict[Tag, Tag] = {}
+    opened: list[tuple[Hashable, Tag, int]] = []  # key, tag and index of each start
+    for index, part in enumerate(parts):
+        if not isinstance(part, Tag):
+            continue
+        key, is_start = (range_of(part) if part.kind == "empty" else (part.id, part.kind == "open")) or (None, False)
+        numbers = [number for number, each in enumerate(opened) if each[0] == key]
+        if is_start:
+            opened.append((key, part, index))
+        elif numbers:
+            _, start, first = opened[-1]
+            has_text = any(isinstance(each, str) and each.strip() for each in parts[first:index])
+            if part.kind == "empty" and numbers[-1] == len(opened) - 1 and has_text:
+                found[start] = part
+            del opened[numbers[-1] :]
+    return found
 
 
 def joined_parts(parts: Iterable[Part]) -> list[Part]:
