@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -64,6 +65,14 @@ if importlib.util.find_spec("hypothesis") is not None:
 # collected tests. It now looks only at those of tests, and more rarely.
 gc.disable()
 gc.set_threshold(50_000, 10, 10)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move files with slow tests to the front, then those with many tests, so that workers end at the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
 
 
 def pytest_collection_finish() -> None:

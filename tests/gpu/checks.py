@@ -63,6 +63,7 @@ if DEVICE == "cpu":
     import triton.language as tl
     from triton.runtime import interpreter
 
+    gc.set_threshold(50_000, 10, 10)  # the interpreter's many small objects need not be looked at so often
     _patch_lang = interpreter._patch_lang
 
     @cache

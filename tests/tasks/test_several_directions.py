@@ -1,6 +1,8 @@
 """Test one model for several language pairs: corpora, language tokens, sampling, scores per direction."""
 
+import io
 import json
+import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ import transduce
 from transduce.commands.main import build_parser, main
 from transduce.commands.serve import load_models
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, UntrainedDirectionWarning
 from transduce.model_folder.write import to_toml
 from transduce.tasks.settings.reading import make_settings
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
@@ -112,16 +114,53 @@ def test_each_direction_has_its_own_dev_score(trained: Path) -> None:
 
 
 def test_a_model_of_several_directions_needs_the_target_language(
-    trained: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    texts = set[str]()
     with pytest.raises(TransduceError, match="translates to de, cs: choose one by `target_language`"):
         transduce.load(trained)
     with pytest.raises(TransduceError, match="translates to de, cs, but not to fr"):
         transduce.load(trained, target_language="fr")
     with pytest.raises(TransduceError, match="translates from en, but not from de"):
         transduce.load(trained, source_language="de", target_language="cs")
+    with pytest.raises(TransduceError, match="`target_language` must be the code of a language, such as de, but is em"):
+        transduce.load(trained, target_language="")
     assert main(["translate", str(trained), "--target-language", "cs", "/dev/null"]) == 0
     capsys.readouterr()
+    lines = "\n".join(sentences(2))
+    for language in ("cs", "CS", "cs-CZ"):  # the server accepts these, too
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+        assert main(["translate", str(trained), "--target-language", language]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+    translator = transduce.load(trained, task="translation", source_language="en-GB", target_language="CS")
+    assert (translator.source_language, translator.target_language) == ("en", "cs")
+
+
+def test_directions_without_training_are_refused_or_reported(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder)
+    pairs = [("en", "de"), ("de", "cs")]
+    (folder / "directions.json").write_text(json.dumps({"directions": pairs}), "utf-8")
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest["sha256"].pop("directions.json", None)
+    (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(TransduceError, match=r"must differ, but both are de: .* en → de, de → cs"):
+        transduce.load(folder, source_language="de", target_language="DE")
+    with pytest.warns(UntrainedDirectionWarning, match="for en → de, de → cs, but not for en → cs"):
+        zero_shot = transduce.load(folder, task="translation", source_language="en", target_language="cs")
+    assert (zero_shot.source_language, zero_shot.target_language) == ("en", "cs")
+    german = zero_shot.for_target("de")
+    assert (german.source_language, german.for_target("cs").source_language) == ("en", "de")
+    assert main(["translate", str(folder), "--source-language", "en", "--target-language", "cs", "/dev/null"]) == 0
+    err = capsys.readouterr().err
+    assert "but not for en → cs: expect much worse translations" in err
+    assert "Warning" not in err
+    (tmp_path / "in.en").write_text("The sun is not there, but the book is with us.\n", "utf-8")
+    assert main(["translate", str(folder), "--target-language", "cs", str(tmp_path / "in.en")]) == 0
+    assert "looks English, not German" in capsys.readouterr().err
 
 
 def test_commands_that_open_a_translator_take_its_target_language(

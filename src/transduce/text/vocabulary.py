@@ -173,6 +173,7 @@ class Vocabulary:
         except RuntimeError:
             raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
         self.model_bytes = model_bytes
+        self._name = name
         self.size: int = self._processor.vocab_size()
         self.nfc = nfc
         self.may_lengthen = replaces_characters(model_bytes)  # sentencepiece may lengthen a text
@@ -295,8 +296,16 @@ class Vocabulary:
         return [self.token(id) for id in ids]
 
     def token(self, id: int) -> str:
-        """Return the token with this id as the sentencepiece model writes it, with ▁ for a space."""
-        token: str = self._processor.id_to_piece(int(id))
+        """Return the token with this id as the sentencepiece model writes it, with ▁ for a space.
+
+        Raises:
+            TransduceError: the model's file is damaged, and the token is not UTF-8.
+        """
+        try:
+            token: str = self._processor.id_to_piece(int(id))
+        except UnicodeDecodeError:
+            name = self._name
+            raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
         return token
 
     pieces = renamed_attribute("pieces", "tokens")
