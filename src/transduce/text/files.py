@@ -64,6 +64,8 @@ class LineNotes:
     """The number of texts with U+2581 (▁), which vocabularies read as a space."""
     repeated_spaces: int = 0
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
+    decomposed: int = 0
+    """Texts that are not in composed form (Unicode NFC), which most vocabularies read."""
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
 
@@ -94,6 +96,11 @@ class LineNotes:
             notices.append(
                 f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
                 f"them, so the model {'writes' if writes_text else 'reads'} single ones."
+            )
+        if self.decomposed:
+            notices.append(
+                f"{count_noun(self.decomposed, 'text')} with letters and accents as separate characters: a vocabulary "
+                "that is learned composes them (Unicode NFC)."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
