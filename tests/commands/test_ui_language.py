@@ -8,6 +8,7 @@ from gettext import GNUTranslations
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
+from typing import Any, get_type_hints
 
 import polib
 import pytest
@@ -18,7 +19,9 @@ from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import _check_fits
-from transduce.model.config import ModelConfig
+from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.tasks.settings.reading import _names, make_settings, setting_names, struct_of
+from transduce.tasks.settings.structs import Settings
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
@@ -303,3 +306,43 @@ def test_columns_are_aligned_where_a_chinese_character_takes_two() -> None:
     assert aligned(rows) == ["变体  BLEU", "base  31.2", "大    9"]
     assert aligned(rows, left=0) == ["变体  BLEU", "base  31.2", "  大     9"]
     assert aligned(rows, left=1) == ["变体  BLEU", "base  31.2", "大       9"]
+
+
+# --- lists of values ---
+
+
+def _wrong_setting(name: str) -> str:
+    group, _, key = name.partition(".")
+    with pytest.raises(TransduceError) as raised:
+        make_settings({group: {key: {"no": "value"}}})
+    return str(raised.value)
+
+
+def _choices(name: str) -> list[str]:
+    hint: Any = Settings
+    for key in name.split("."):
+        hint = get_type_hints(struct_of(hint))[key]
+    return _names(hint)
+
+
+CHOICES = {name: choices for name in setting_names() if name.count(".") == 1 and (choices := _choices(name))}
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("name", CHOICES)
+def test_values_that_a_setting_accepts_are_never_translated(name: str) -> None:
+    listed = "、".join([*CHOICES[name], *sorted(OWN_NAMES.get(name.removeprefix("model."), ()))])
+    shown = f"{listed} 之一，但现在是 `" if "、" in listed or name == "model.attention" else f"或 {listed}，但现在是 `"
+    assert f"`{name}` 必须是" in _wrong_setting(name)
+    assert shown in _wrong_setting(name)
+
+
+@pytest.mark.usefixtures("chinese")
+def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
+    with pytest.raises(TransduceError) as raised:
+        ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, positions="circular")  # type: ignore[arg-type]
+    assert "必须是 sinusoidal、learned、rotary、rotary-interleaved、relative、none 之一，但现在是" in str(raised.value)
+    general, special = "{a} must be {b}.", "{a} must be one of {b}."
+    catalog = Catalog({general: "{a} 必须是{b!t}。", special: "{a} 必须是 {b} 之一。", "none": "没有"})
+    assert catalog.find("x must be one of all, none.") == "x 必须是 all、none 之一。"
+    assert catalog.find("`x, y` must be none.") == "`x, y` 必须是没有。"

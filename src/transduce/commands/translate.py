@@ -33,7 +33,7 @@ from transduce.commands.options import (
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
 from transduce.documents.formats import recognize_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, utf16_name
 from transduce.inference.segmentation import join_wrapped_lines
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
@@ -46,12 +46,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
 
 _MAX_DAMAGED = 5  # damaged lines that are reported individually
-_FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
-_OTHER_CONTENT = (
-    (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
-    (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
-    (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
-)
+_GZIP_START = b"\x1f\x8b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -478,12 +473,19 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         yield text
     if damaged > _MAX_DAMAGED:
         sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
+    if damaged:
+        sys.stderr.write(localized("Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.\n"))
 
 
 def _refuse_other_content(line: bytes) -> None:
-    for beginning, what, remedy in _OTHER_CONTENT:
-        if line.startswith(beginning):
-            raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
+    encoding = utf16_name(line)
+    if encoding or line.startswith(_GZIP_START):
+        raise TransduceError(
+            f"Standard input must be lines of UTF-8, but begins as {encoding} does: put it through `iconv -f "
+            f"{encoding} -t UTF-8`."
+            if encoding
+            else "Standard input must be lines of UTF-8, but begins as gzip does: put it through `zcat`."
+        )
 
 
 def _refuse_other_ends(raw: bytes) -> None:

@@ -18,7 +18,7 @@ from transduce.text.files import content_sha256
 from transduce.text.pair_files import (
     Columns,
     PairRow,
-    are_languages,
+    languages_of,
     names_languages,
     read_objects,
     read_table,
@@ -61,8 +61,8 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
         converted[name] = paths
     if data.corpora:
         return _with_corpora(data, converted)
-    if data.languages is None and languages and are_languages(languages[0]):
-        data = msgspec.structs.replace(data, languages=languages[0])
+    if data.languages is None and languages:
+        data = msgspec.structs.replace(data, languages=languages_of(languages[0]))
     return msgspec.structs.replace(data, **converted)
 
 
@@ -147,7 +147,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
     """
     found = list[tuple[str, str]]()
     _write(_read_objects(pairs, data, name, found), out)
-    return found[0] if found and are_languages(found[0]) else None
+    return languages_of(found[0]) if found else None
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:
