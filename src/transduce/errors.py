@@ -49,23 +49,23 @@ def utf16_name(content: bytes) -> str | None:
     """Return the encoding of text that is UTF-16, such as UTF-16LE; None if it is not.
 
     Text without a byte order mark is UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of it
-    is zero bytes.
+    is zero bytes, unless it would have control characters.
 
     Args:
         content: the first bytes of the text.
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16"
-    zeros = content.count(0)
-    if not zeros:
+    if 0 not in content:
         return None
     for name in ("UTF-16LE", "UTF-16BE"):
         try:
-            has_lines = "\n" in codecs.getincrementaldecoder(name)().decode(content)
+            text = codecs.getincrementaldecoder(name)().decode(content)
         except UnicodeDecodeError:
             continue
-        parity = name == "UTF-16LE"
-        if (has_lines and not is_utf8(content)) or 4 * content[parity::2].count(0) >= len(content):
+        zeros = content[name == "UTF-16LE" :: 2].count(0)
+        is_wide = ("\n" in text and not is_utf8(content)) or 4 * zeros >= len(content)
+        if is_wide and not re.search("[\x00-\x08\x0e-\x1f]", text):
             return name
     return None
 

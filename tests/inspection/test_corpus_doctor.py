@@ -353,6 +353,16 @@ def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(wr
     assert [example.location.rpartition(":")[2] for example in malformed.examples] == ["32"]
 
 
+def test_lines_of_a_table_with_a_header_are_those_of_the_file(write_lines: WriteLines) -> None:
+    rows = ["英文,中文", *(f"sentence {number},第{number}句" for number in range(30)), 'copy,"copy"', '"a\nb",两行']
+    path = str(write_lines("table.csv", rows))
+    report = examine_corpus([path], languages=("zh", "en"))
+    assert (report.source_lines, report.target_lines) == (32, 32)
+    (copy,) = report.finding("copies").examples
+    assert (copy.location, copy.text) == (f"{path}:32", "copy")
+    assert examine_corpus([path], columns=("中文", "英文")).findings == report.findings
+
+
 def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:
     (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
     (tmp_path / "empty").write_bytes(b"")

@@ -18,6 +18,7 @@ from transduce.text.files import content_sha256
 from transduce.text.pair_files import (
     Columns,
     PairRow,
+    TableFormat,
     languages_of,
     names_languages,
     read_objects,
@@ -92,16 +93,12 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
         overwrite: write `out` even if it exists.
     """
     if path == STANDARD_INPUT:
-        path = _store_standard_input(out, data.format) if overwrite else path
+        path = store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}
-    lines = format_of(path, data.format)
-    has_columns = data.columns is not None or (lines == "tsv" and any(more.values()))
-    if lines == "jsonl" and data.languages is None and not data.corpora and Path(path).is_file():
-        has_columns = has_columns or names_languages(path, [column for column in more.values() if column is not None])
-    format = table_format(path, data.format, has_columns=has_columns)
+    format = format_to_convert(path, data)
     if format is None:
         for name, column in more.items():
-            if column is not None and lines != "jsonl":
+            if column is not None and format_of(path, data.format) != "jsonl":
                 raise TransduceError(
                     f"`data.{name}_column` is {column}, but {path} is text without columns: leave it out, or write "
                     "the pairs to a table or to JSON lines."
@@ -113,7 +110,22 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
     return str(out)
 
 
-def _store_standard_input(out: Path, format: Format) -> str:
+def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
+    """Return the format of a file of pairs that training converts to JSON lines; None for one that it reads directly.
+
+    Args:
+        path: the file, or a folder of a dataset.
+        data: names the format, the columns and the languages, if they are set.
+    """
+    more = [column for column in (data.weight_column, data.document_column) if column is not None]
+    lines = format_of(path, data.format)
+    has_columns = data.columns is not None or (lines == "tsv" and bool(more))
+    if lines == "jsonl" and data.languages is None and not data.corpora and Path(path).is_file():
+        has_columns = has_columns or names_languages(path, more)
+    return table_format(path, data.format, has_columns=has_columns)
+
+
+def store_standard_input(out: Path, format: Format) -> str:
     """Copy standard input to a file beside `out`, and return its path, whose suffix is the format of the pairs."""
     line = sys.stdin.buffer.readline()
     if not line:

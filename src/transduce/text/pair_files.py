@@ -85,6 +85,8 @@ class PairRow(NamedTuple):
     source: str
     target: str
     more: Mapping[str, Any] = {}
+    line: int = 0
+    """The line of a .csv or .tsv where the row ends; in other tables, the row's number."""
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
@@ -183,7 +185,7 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
                     f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
                     "remove it."
                 )
-            yield PairRow(values[0], values[1], more)
+            yield PairRow(values[0], values[1], more, number)
     if not number:
         raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
 
@@ -289,7 +291,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         indices = [names.index(key) for key in keys] if numbers is None else numbers
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
         if not has_header:
-            yield PairRow(keys[0], keys[1])
+            yield PairRow(keys[0], keys[1], line=1)
         try:
             for row in filter(None, rows):
                 _check_decodable("".join(row), f"{path}:{rows.line_num + 1}")
@@ -299,7 +301,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
                         f"has {len(row)}: fix it."
                     )
                 more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{rows.line_num + 1}")
-                yield PairRow(row[indices[0]], row[indices[1]], more)
+                yield PairRow(row[indices[0]], row[indices[1]], more, rows.line_num + 1)
         except csv.Error as error:
             raise TransduceError(
                 f"{path}:{rows.line_num + 1}: this is no row of a table with the delimiter {delimiter!r} ({error}): "
@@ -389,7 +391,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
                 pair = [_of_language(texts, language) for language in languages]
                 if pair[0] is not None and pair[1] is not None:
                     count += 1
-                    yield PairRow(pair[0], pair[1])
+                    yield PairRow(pair[0], pair[1], line=count)
         except TransduceError:
             raise
         except (ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings, and those of many bytes

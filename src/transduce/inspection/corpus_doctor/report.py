@@ -5,14 +5,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.tasks.settings.structs import DataSettings
+from transduce.tasks.text_files import STANDARD_INPUT, format_to_convert, store_standard_input
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
 from transduce.text.files import LineNotes, read_lines
+from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
@@ -201,8 +206,19 @@ class CorpusText:
         return min(len(self.source.lines), len(self.target.lines))
 
 
-def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
-    """Return both sides of a corpus in parallel files or, without a target, in files of pairs (.tsv, .jsonl).
+def read_corpus(
+    source: Sequence[str],
+    target: Sequence[str],
+    languages: tuple[str, str] | None = None,
+    columns: tuple[str, str] | None = None,
+) -> CorpusText:
+    """Return both sides of a corpus in parallel files or, without a target, in files of pairs, as training reads them.
+
+    Args:
+        source: files of the source side, or of pairs; `-` is standard input.
+        target: files of the target side; empty for files of pairs.
+        languages: the languages of source and target, if columns or fields are named after them.
+        columns: the names or numbers of the columns of source and target, if they are set.
 
     Raises:
         TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
@@ -210,19 +226,32 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
     notes, starts, malformed = LineNotes(), list[int](), list[str]()
-    pairs = list[Pair]()
+    pairs, data = list[Pair](), DataSettings(languages=languages, columns=columns)
     for path in source:
         starts.append(len(pairs))
-        for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
-            rows = [block.pair(row) for row in range(len(block.sources))]
-            pairs += [pair for pair in rows if pair.source not in (MALFORMED, HEADER)]
-            malformed += [f"{pair.path}:{pair.line}" for pair in rows if pair.source == MALFORMED]
+        with TemporaryDirectory() as folder:
+            file = store_standard_input(Path(folder, "pairs"), "auto") if path == STANDARD_INPUT else path
+            format = format_to_convert(file, data)
+            if format is not None:
+                table = read_table(file, format, Columns(columns, languages))
+                pairs += [Pair(_one_line(row.source), _one_line(row.target), row.line, path) for row in table]
+                continue
+            for block in PairReader(CorpusFiles(source=(file,), languages=languages), notes):
+                rows = [block.pair(row) for row in range(len(block.sources))]
+                pairs += [pair for pair in rows if pair.source not in (MALFORMED, HEADER)]
+                malformed += [f"{path}:{pair.line}" for pair in rows if pair.source == MALFORMED]
+    if not pairs:
+        raise TransduceError(f"{', '.join(source)} has no pairs, but a corpus needs at least one: check it.")
     lines = [pair.line for pair in pairs]
     return CorpusText(
         Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, lines),
         Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), lines),
         tuple(malformed),
     )
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r\n", " ").replace("\n", " ")
 
 
 def line_finding(
