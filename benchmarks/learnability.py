@@ -30,7 +30,7 @@ from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder
 from transduce.search.greedy import greedy_search
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.settings import ResolvedTraining

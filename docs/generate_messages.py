@@ -2,8 +2,8 @@
 
 Messages are the English texts of the package: its error messages, helps, reports and progress lines, which are strings
 and f-strings of several words. New ones enter `src/transduce/locale/*/LC_MESSAGES/transduce.po` without a translation,
-which is then written by hand; entries that the code no longer has are removed. The `.mo` files, which the package
-reads, are compiled from complete entries. `--missing` lists the entries without a translation.
+which is then written by hand; entries that the code no longer has are removed. `--missing` lists the entries without
+a translation.
 """
 
 import ast
@@ -60,7 +60,6 @@ def main() -> int:
         path = CATALOGS / language / "LC_MESSAGES" / "transduce.po"
         catalog = updated(polib.pofile(str(path), wrapwidth=120), found)
         catalog.save(str(path), newline="\n")
-        path.with_suffix(".mo").write_bytes(catalog.to_binary())
         lacking = catalog.untranslated_entries()
         missing += len(lacking)
         if "--missing" in sys.argv:

@@ -51,6 +51,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "seconds that one test may take (needs pytest-timeout)")
 
 
+@pytest.fixture
+def second_of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment variables that `torchrun` gives to the second of two processes."""
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.fixture(scope="session")
 def on_gpu() -> dict[str, str] | None:
     """Return the environment variables of a process that may use the GPU; None if there is no GPU."""

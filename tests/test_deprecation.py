@@ -80,8 +80,8 @@ def test_only_options_of_the_command_are_renamed(capsys: pytest.CaptureFixture[s
         assert deprecation.current_options(["--", "--from"], ["--init-from"]) == ["--", "--from"]
 
 
-def test_only_the_first_process_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RANK", "1")
+@pytest.mark.usefixtures("second_of_two_processes")
+def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str]) -> None:
     with deprecation.renamed_warnings_on_stderr():
         deprecation.warn_renamed("old", "new")
     assert capsys.readouterr().err == ""

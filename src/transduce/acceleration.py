@@ -183,9 +183,9 @@ except ModuleNotFoundError as missing:
         """
         return model.start(prompt_ids, lengths)
 
-    def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+    def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
         """Return the state of each token, (B, S) to (B, S, D), by the model's PyTorch modules."""
-        return model.encode(ids, token_types=token_types)[0]
+        return model.encode(ids)[0]
 
     def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
         """Return None in place of the compiled kernels' decoding state, which only the kernels package makes."""

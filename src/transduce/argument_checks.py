@@ -1,5 +1,6 @@
-"""Validate arguments that users pass: texts, numbers and paths."""
+"""Validate arguments that users pass: texts, numbers, shards and paths."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import TypeVar
 from transduce.errors import TransduceError
 
 T = TypeVar("T")
+
+Files = str | Path | Sequence[str | Path]
+"""The path of one file, or those of several."""
 
 
 def as_texts(value: str | Iterable[str]) -> list[str]:
@@ -108,6 +112,19 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
     return int(value)
 
 
+def as_shard(value: str | tuple[int, int]) -> tuple[int, int]:
+    """Return the number of a shard (one of several equal shares), from 1, and their count, also for a text: "2/4".
+
+    Raises:
+        TransduceError: the argument is not a shard.
+    """
+    text = value if isinstance(value, str) else "/".join(map(str, value))
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise TransduceError(f"A shard must be I/N with I from 1 to N, such as 1/4, but is {text}.")
+    return int(match[1]), int(match[2])
+
+
 def as_path(value: str | Path, description: str) -> Path:
     """Return the argument as a path, which need not exist; `description` names the path in error messages.
 
@@ -121,7 +138,7 @@ def as_path(value: str | Path, description: str) -> Path:
     return Path(value)
 
 
-def as_paths(value: str | Path | Sequence[str | Path], description: str) -> list[Path]:
+def as_paths(value: Files, description: str) -> list[Path]:
     """Return one path or several as a list of paths; `description` names the paths in error messages.
 
     Raises:

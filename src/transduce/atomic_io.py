@@ -4,9 +4,10 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,13 +20,33 @@ from transduce.errors import TransduceError
 # Files survive a crash (new file, flush to disk, rename) and can be locked against other processes.
 
 
+_STALE_SECONDS = 3600.0  # without a change, after which a partial file is one that a killed process left
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write or replace a file atomically; devices, pipes and symbolic links are written to directly.
 
     Of several processes that write a file at the same time, the last one wins.
     """
-    with name_path_in_errors(path), _new_file(path, f".partial-{secrets.token_hex(4)}-{path.name}") as file:
+    with name_path_in_errors(path), _new_file(path, create_partial) as file:
         file.write(content)
+
+
+def create_partial(path: Path, *, mode: int = 0o666) -> Path:
+    """Create an empty file beside a path, to be written and then renamed to it, and return the new file's path.
+
+    Every call creates a file of another name. Those of the same path that have not changed for an hour, which killed
+    processes left, are removed.
+    """
+    partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
+    partial.touch(mode, exist_ok=False)
+    now = partial.stat().st_mtime  # by the clock of the file system
+    is_partial = re.compile(rf"\.partial-[0-9a-f]{{8}}-{re.escape(path.name)}").fullmatch
+    with contextlib.suppress(OSError):  # they may belong to another user, or another process removes them now
+        for other in path.parent.iterdir():
+            if is_partial(other.name) and other.stat().st_mtime < now - _STALE_SECONDS:
+                other.unlink()
+    return partial
 
 
 def json_bytes(content: Any, *, indent: int = 2) -> bytes:
@@ -47,18 +68,18 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
     Raises:
         TransduceError: another process writes the file.
     """
-    with lock_output(path), _new_file(path, f".partial-{path.name}") as file:
+    with lock_output(path), _new_file(path, lambda path: path.with_name(f".partial-{path.name}")) as file:
         yield file
 
 
 @contextmanager
-def _new_file(path: Path, partial_name: str) -> Iterator[BinaryIO]:
-    """Open a file that is written under another name in the same folder, and renamed once the `with` block succeeds."""
+def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[BinaryIO]:
+    """Open a file that is written under the name `partial_of(path)`, and renamed once the `with` block succeeds."""
     if path.is_symlink() or is_special_file(path):
         with path.open("wb") as file:
             yield file
         return
-    partial = path.with_name(partial_name)
+    partial = partial_of(path)
     try:
         with partial.open("wb") as file:
             yield file

@@ -4,7 +4,6 @@ To rename a command, an option, a setting or a public name, enter the old and th
 argument or an attribute, use `renamed_arguments` or `renamed_attribute` where it is defined.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
+from transduce.process_environment import launched_ranks
 from transduce.ui_language import localized
 
 _P = ParamSpec("_P")
@@ -76,7 +76,7 @@ def renamed_warnings_on_stderr() -> Iterator[None]:
         ) -> None:
             if not issubclass(category, RenamedWarning):
                 show_others(message, category, filename, lineno, file, line)
-            elif os.environ.get("RANK", "0") == "0":
+            elif launched_ranks().rank == 0:
                 sys.stderr.write(localized(f"transduce: {message}\n"))
 
         warnings.showwarning = show

@@ -118,8 +118,8 @@ def decode_utf8(content: bytes, path: str | Path) -> str:
 # Imports of optional packages, with an error message that names the extra to install.
 
 
-def import_extra(package: str, extra: str) -> Any:
-    """Import and return a package of one of transduce's extras.
+def import_extra(package: str, extra: str, needed_by: str = "This") -> Any:
+    """Import and return a package of one of transduce's extras; `needed_by` is the message's word for what needs it.
 
     Raises:
         TransduceError: the package is not installed.
@@ -130,7 +130,7 @@ def import_extra(package: str, extra: str) -> Any:
         if error.name != package.partition(".")[0]:
             raise
         raise TransduceError(
-            f"This needs the package {error.name}, which is not installed: pip install 'transduce[{extra}]'."
+            f"{needed_by} needs the package {error.name}, which is not installed: pip install 'transduce[{extra}]'."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Configure processes: SIGTERM, child processes, environment variables of PyTorch's libraries, and unused memory."""
+"""Configure processes: SIGTERM, child processes, ranks, variables of PyTorch's libraries, and unused memory."""
 
 import ctypes
 import mmap
@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+from transduce.errors import TransduceError
 
 # --- SIGTERM ---
 
@@ -76,6 +79,37 @@ def stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
+
+
+# --- processes that train one model together ---
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class Ranks(NamedTuple):
+    """The rank of a process among those that train one model together, and among those on its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+
+def launched_ranks() -> Ranks:
+    """Return the ranks of this process that `torchrun` has set in its environment; without others, it is the first.
+
+    Raises:
+        TransduceError: the environment is incomplete.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return Ranks()
+    try:
+        return Ranks(*(int(os.environ[name]) for name in _RANK_VARIABLES))
+    except (KeyError, ValueError) as error:
+        raise TransduceError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(_RANK_VARIABLES)} are not all numbers "
+            f"({error}): start the processes with torchrun, or unset WORLD_SIZE."
+        ) from error
 
 
 # --- environment variables and memory ---

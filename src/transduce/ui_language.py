@@ -1,4 +1,4 @@
-"""Show messages in the user's language: the code's English messages are looked up in a gettext catalog.
+"""Show messages in the user's language: the code's English messages are looked up in a catalog, a `.po` file.
 
 The code writes its messages in English, often as f-strings. Where a message is shown, `localized` looks it up. The
 catalog's keys are the English messages with fields, such as "`{name}` must be at least {minimum}, but is {value}.". A
@@ -15,7 +15,7 @@ from typing import NamedTuple
 LANGUAGES = ("en", "zh")
 """Languages that messages exist in; English needs no catalog."""
 CATALOGS = Path(__file__).with_name("locale")
-"""Folder of the catalogs: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
+"""Folder of the catalogs, `LANGUAGE/LC_MESSAGES/transduce.po`, of which `docs/generate_messages.py` writes the keys."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
 # Fields of a template may be anything if its fixed parts have this many letters; else they have at most 3 words, and
@@ -99,6 +99,26 @@ def columns_of(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+_CLOSING_MARKS = "、。，．！？：；）」』】》”’"
+_OPENING_MARKS = "（「『【《“‘"
+# A word, or a character of a script that is divided between characters, with the marks that stay on its line.
+_UNIT = re.compile(rf"\s*[{_OPENING_MARKS}]*(?:[^\s\u2e80-\u9fff\uff00-\uffef]+|\S)[{_CLOSING_MARKS}]*")
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Divide a text into lines of at most `width` columns of a terminal.
+
+    Words longer than that stay whole. Chinese and Japanese are divided between characters, but not before closing or
+    after opening punctuation.
+    """
+    lines = [""]
+    for unit in _UNIT.findall(text):
+        if lines[-1] and columns_of(lines[-1] + unit) > width:
+            lines.append("")
+        lines[-1] += unit if lines[-1] else unit.lstrip()
+    return lines
 
 
 # --- the catalog ---
@@ -248,12 +268,17 @@ class Catalog:
         return result
 
 
+def read_translations(language: str) -> dict[str, str]:
+    """Return the translations in the catalog of a language by the English messages, without empty ones."""
+    import json
+
+    content = (CATALOGS / language / "LC_MESSAGES" / "transduce.po").read_text("utf-8")
+    entries = re.findall(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n)+)', content, re.MULTILINE)
+    # The quoted lines of a text form one string, whose escapes are those of JSON.
+    texts = iter(json.loads(lines.replace('"\n"', "")) for entry in entries for lines in entry)
+    return {text: translation for text, translation in zip(texts, texts, strict=True) if text and translation}
+
+
 @cache
 def _catalog(language: str) -> Catalog:
-    from gettext import GNUTranslations
-
-    path = CATALOGS / language / "LC_MESSAGES" / "transduce.mo"
-    with path.open("rb") as file:
-        # The public methods of gettext find texts by their exact key only.
-        translations: dict[str, str] = vars(GNUTranslations(file))["_catalog"]
-    return Catalog({text: translation for text, translation in translations.items() if text})
+    return Catalog(read_translations(language))

@@ -30,7 +30,7 @@ from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.interop.tutorials import Style
 from transduce.model.config import OWN_NAMES
 from transduce.model.feed_forward import ACTIVATIONS
-from transduce.tasks.kinds.all_kinds import KINDS
+from transduce.tasks.kinds import KINDS
 from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.tasks.settings import options as setting_options
 from transduce.tasks.settings.reading import struct_of

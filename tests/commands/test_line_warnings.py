@@ -114,7 +114,9 @@ def test_separate_accents_are_reported_with_the_remedy(tmp_path: Path, byte_fall
     vocabulary = transduce.Tokenizer.train(lambda: read_pairs(files), settings, adjust=True).source
     warnings = LineWarnings("de", "en", unknown_characters=unknown_letters(vocabulary))
     warnings.add(1, "Der Käse war schön.", None)
+    warnings.add(2, unicodedata.normalize("NFD", "Der Käse war schön."), None)
     assert str(warnings) == ""
+    vars(vocabulary)["composes"] = False  # as in a vocabulary of another toolkit
     warnings.add(2, unicodedata.normalize("NFD", "Der Käse war schön."), None)
     warnings.add(3, "Der Schnee ❤\ufe0f", None)
     assert str(warnings) == (
@@ -130,6 +132,7 @@ def test_a_letter_inside_a_longer_token_is_not_reported() -> None:
     class Whole:
         unknown_characters = staticmethod(lambda _: "")
         encode = staticmethod(lambda text: [0] if text == "Gü" else [1])
+        readable = staticmethod(str)
         token_texts = staticmethod(lambda ids: ["▁Gü"] if ids == [0] else ["<0xC3>", "<0xBC>"])
 
     vocabulary: Any = Whole()

@@ -14,10 +14,11 @@ import pytest
 
 from transduce.commands.main import build_parser, main
 from transduce.commands.translate import make_job
+from transduce.errors import TransduceError
 from transduce.inference import bulk_files
 from transduce.inference.bulk_files import Job
 from transduce.inference.translator import Translator
-from transduce.search.settings import SamplingSettings
+from transduce.search.settings import SamplingSettings, SearchSettings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -263,6 +264,26 @@ def test_sampling_settings_of_the_folder_are_used(
     assert (searched.sampling, searched.beam_size, searched.n_best) == (None, 3, 2)
     assert main(["translate", str(folder), "--beam-size", "3", "--seed", "6"]) == 2
     assert "sets how to sample" in capsys.readouterr().err
+
+
+def test_options_win_over_the_folders_settings_and_say_so(
+    capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "corpus*"))
+    (folder / "settings.toml").write_text("[search]\nn_best = 4\ncoverage_penalty = 0.2\n", "utf-8")
+
+    def search(*options: str) -> SearchSettings:
+        return make_job(build_parser("translate").parse([str(folder), *options]), str(folder)).search
+
+    assert search() == search("--n-best", "4") == SearchSettings(n_best=4, coverage_penalty=0.2)
+    assert capsys.readouterr().err == ""
+    assert search("--beam-size", "2") == SearchSettings(beam_size=2, n_best=2, coverage_penalty=0.2)
+    assert capsys.readouterr().err == f"`n_best` (4 in {folder}) has no effect with these options.\n"
+    assert search("--beam-size", "1") == SearchSettings(beam_size=1)
+    assert capsys.readouterr().err == f"`coverage_penalty` (0.2 in {folder}) has no effect with these options.\n"
+    with pytest.raises(TransduceError, match="`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1"):
+        search("--beam-size", "1", "--length-penalty", "1")
 
 
 # --- terms ---

@@ -194,7 +194,7 @@ def test_align_refuses_contradictory_options_and_unequal_files(
     for extra, message in (
         (["--learn", "heads.json", "--heads", short], "`--learn` chooses heads, and --heads names chosen ones"),
         (["--known", short], "has 1 line for 12 pairs"),
-        (["--source-words", short], "have the same number of lines, but"),
+        (["--source-words", short], "use files with the same number of lines"),
         (["--heads", short], "does not hold chosen heads"),
         (["--known", str(texts["source"])], "line 1, says `我买鱼。`"),
         (["--source-words", str(texts["known"])], "known, line 1: Words must occur in their sentence"),
@@ -257,7 +257,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["masks", "--warmup", "5"], "--warmup does not apply to `transduce plot masks`"),
+        (["masks", "--warmup", "5"], "`--warmup` does not apply to `transduce plot masks`"),
         (["attention", "model"], "takes MODEL SENTENCE, but got 1 argument:"),
         (["positions", "x"], "takes no arguments, but got 1 argument:"),
         (["training"], "takes RUN..., but got 0 arguments:"),

@@ -24,7 +24,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 
 SMALL = ["--set", "tokenizer.vocabulary_size=300", "--set", "tokenizer.byte_fallback=false"]
 
@@ -114,9 +114,9 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
     ("arguments", "message"),
     [
         ([], "There is no text to learn from: name it by `--source` and `--target`"),
-        (["--source", "a", "--shard", "0/4"], "`--shard` takes a number and a count, .* but is `0/4`"),
-        (["--source", "a", "--shard", "5/4"], "but is `5/4`"),
-        (["--source", "a", "--shard", "1"], "but is `1`"),
+        (["--source", "a", "--shard", "0/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 0/4"),
+        (["--source", "a", "--shard", "5/4"], "but is 5/4"),
+        (["--source", "a", "--shard", "1"], "but is 1"),
         (["--source", "a", "--workers", "0"], "`--workers` must be at least 1, but is 0"),
         (["--source", "a", "--shard", "1/2"], "All shards of a corpus need one tokenizer: make it with"),
         (["--merge", "m", "--source", "a"], "`--merge` cannot be combined with `--source`: leave one of them out"),

@@ -240,3 +240,43 @@ def test_initial_segments_of_xliff_2_are_translated() -> None:
 def test_other_xml_is_refused(source: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         translated(source, "a.xliff")
+
+
+def _segment(number: int, text: str) -> str:
+    return f'<mrk mtype="seg" mid="{number}">{text}</mrk>'
+
+
+DONE, THREE, FIVE = _segment(0, 'eins <x id="9"/>.'), _segment(2, "three.!"), _segment(4, "five.!")
+TWO, FOUR = _segment(1, 'two <g id="1">x</g>.!'), _segment(3, "4.")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (  # empty segments in all forms
+            f'{DONE} {_segment(1, "")} <mrk mtype="seg" mid="2"/> {FOUR} {_segment(4, " ")}',
+            f"{DONE} {TWO} {THREE} {FOUR} {FIVE}",
+        ),
+        (  # missing ones come after the segment before them
+            f"{_segment(2, 'drei.')} {DONE}",
+            f"{_segment(2, 'drei.')} {FOUR} {FIVE} {DONE} {TWO}",
+        ),
+        (DONE, f"{DONE} {TWO} {THREE} {FOUR} {FIVE}"),
+        ("eins, zwei, drei, vier, fünf.", "eins, zwei, drei, vier, fünf."),  # not divided
+        ("<![CDATA[eins]]>", "<![CDATA[eins]]>"),
+    ],
+)
+def test_segments_of_xliff_without_a_translation_are_translated_beside_others(target: str, expected: str) -> None:
+    def exclaim(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        return [f"{text}!" for text in texts]
+
+    texts = ("one.", 'two <g id="1">x</g>.', "three.", "4.", "five.")
+    segments = " ".join(_segment(number, text) for number, text in enumerate(texts))
+    unit = f'<trans-unit id="1"><source>x</source><seg-source>{segments}</seg-source><target>TARGET</target>'
+    document = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
+    source = document.replace("TARGET", target)
+    result = translate_upload(source.encode(), "a.xlf", exclaim).decode()
+    assert result == document.replace("TARGET", expected)
+    assert translate_upload(result.encode(), "a.xlf", exclaim).decode() == result
+    again = translate_upload(source.encode(), "a.xlf", exclaim, DocumentSettings(overwrite=True)).decode()
+    assert '<mrk mtype="seg" mid="0">one.!</mrk>' in again

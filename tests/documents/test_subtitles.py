@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from transduce.documents.translate import translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 
@@ -53,6 +55,13 @@ def test_speakers_stay_apart_and_lines_of_one_are_joined() -> None:
         first="- WHAT DO YOU SAY?\n- NOTHING.", second="GOOD."
     )
     assert fake.texts == ["What do you say?", "Nothing.", "Good."]
+
+
+@pytest.mark.parametrize(("line", "text"), [("我不\n知道。", "我不知道。"), ("나는\n모른다.", "나는 모른다.")])
+def test_lines_are_joined_as_their_script_joins_words(line: str, text: str) -> None:
+    fake = Fake()
+    srt(fake, line, "Good.")
+    assert fake.texts[0] == text
 
 
 def test_lines_that_are_sentences_stay_lines() -> None:

@@ -1,13 +1,17 @@
 """Test which texts of plain text, JSON and tables are translated, and that the rest stays the same."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
+from transduce.documents.formats import read_document
+from transduce.documents.limits import Limits
 from transduce.documents.translate import translate_upload
-from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.documents.units import DocumentSettings, MessageRecord, UnitKind
 from transduce.errors import TransduceError
+from transduce.text.languages import lacking_plural_forms
 
 
 def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:
@@ -37,16 +41,23 @@ def test_wrapped_lines_are_one_text_on_request() -> None:
     assert result.startswith("new words\nhere\n\n")
 
 
-def test_wrapped_chinese_is_joined_without_a_space() -> None:
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("玛丽今天晚上会\n骑自行车去图书馆。\n", "玛丽今天晚上会骑自行车去图书馆。"),
+        ("마리는 오늘 저녁에\n자전거를 타고 갑니다.\n", "마리는 오늘 저녁에 자전거를 타고 갑니다."),  # in words
+    ],
+    ids=["Chinese", "Korean"],
+)
+def test_wrapped_lines_are_joined_as_their_script_joins_words(source: str, text: str) -> None:
     seen: list[str] = []
 
     def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
         seen.extend(texts)
         return list(texts)
 
-    source = "玛丽今天晚上会\n骑自行车去图书馆。\n"
     assert translate_upload(source.encode(), "a.txt", watch, DocumentSettings(join_lines=True)).decode() == source
-    assert seen == ["玛丽今天晚上会骑自行车去图书馆。"]
+    assert seen == [text]
 
 
 def test_keep_source_writes_the_source_above_each_translation() -> None:
@@ -158,3 +169,134 @@ def test_equal_texts_are_translated_once() -> None:
 
     translate_upload(b"a\nb\na\n", "a.txt", watch)
     assert calls == [["a", "b"]]
+
+
+# --- ICU messages ---
+
+
+def message(text: str, translations: Mapping[str, str]) -> tuple[str, list[str], MessageRecord | None]:
+    """Return the translation of a message in a JSON file, the texts that were translated, and the record."""
+    document = read_document("a.json", json.dumps({"k": text}).encode(), DocumentSettings(), Limits())
+    seen = [unit.text for unit in document.units]
+    return json.loads(document.write([translations.get(each, each) for each in seen]))["k"], seen, document.messages
+
+
+@pytest.mark.parametrize(
+    ("source", "translations", "expected"),
+    [
+        (
+            "{count, plural, one {# file} other {# files}}",
+            {"{#count} file": "{#count} Datei", "{#count} files": "{#count} Dateien"},
+            "{count, plural, one {# Datei} other {# Dateien}}",
+        ),
+        (  # the text around a branch belongs to its sentence
+            "You have {n, plural,\n  =0 {no files}\n  one {# file}\n  other {# files}\n} here.\n",
+            {
+                "You have no files here.": "Hier ist keine Datei.",
+                "You have {#n} file here.": "Hier ist {#n} Datei.",
+                "You have {#n} files here.": "Hier sind {#n} Dateien.",
+            },
+            "{n, plural,\n  =0 {Hier ist keine Datei.}\n  one {Hier ist # Datei.}\n  other {Hier sind # Dateien.}\n}\n",
+        ),
+        (  # one argument inside another; a number that is no longer directly inside its plural is written out
+            "{g, select, male {He} other {They}} sent {n, plural, offset:1 =1 {you} other {you and # others}} {name}.",
+            {"He sent you {name}.": "A {name}", "They sent you and {#n} others {name}.": "B {name} {#n}"},
+            (
+                "{g, select, male {{n, plural, offset:1 =1 {A {name}} other {He sent you and # others {name}.}}} "
+                "other {{n, plural, offset:1 =1 {They sent you {name}.} other {B {name} #}}}}"
+            ),
+        ),
+        (
+            "{a, plural, other {# files}} in {b, plural, other {# folders}}",
+            {"{#a} files in {#b} folders": "in {#b} Ordnern {#a} Dateien"},
+            "{a, plural, other {{b, plural, other {in # Ordnern {a,number} Dateien}}}}",
+        ),
+        (  # the same choice twice has only fitting branches
+            "{n, plural, one {It is} other {They are}} here: {n, plural, one {#} other {#}}",
+            {},
+            "{n, plural, one {It is} other {They are}} here: {n, plural, one {#} other {#}}",
+        ),
+        (
+            "{n, plural, one {It is} other {They are}} x {n, plural,  one {one} other {many} }",
+            {"It is x one": "A", "They are x many": "B"},
+            "{n, plural, one {A} other {B}}",
+        ),
+        (  # apostrophes would begin a quotation before an argument, and signs are quoted
+            "No. #1 of {n, plural, other {# by {name}}}",
+            {"No. #1 of {#n} by {name}": "#1 {a} l'{name} d'{#n} can't"},
+            "{n, plural, other {'#'1 '{'a'}' l’{name} d’# can't}}",
+        ),
+        (
+            "{n, plural, other {don''t use '{these}' # times, {d, date, ::yyyy'}'}}}",
+            {"don't use '{these}' {#n} times, {d, date, ::yyyy'}'}": "{d, date, ::yyyy'}'}: '{these}' {#n} isn't"},
+            "{n, plural, other {{d, date, ::yyyy'}'}: '{these}' # isn''t}}",
+        ),
+        (
+            "{n, plural, one {<b>#</b> file} other {<b>#</b> files}}",
+            {"<b>{#n}</b> file": "<b>{#n}</b> Datei"},
+            "{n, plural, one {<b>#</b> Datei} other {<b>#</b> files}}",
+        ),
+        ("{n, plural, one {#} other { # }}", {}, "{n, plural, one {#} other { # }}"),
+        (
+            "'{a}'{n, plural, other {'{b}' c}}",
+            {"'{a}''{b}' c": "'{a}''{b}'{'s'"},
+            "{n, plural, other {'{a}{b}{'’s’}}",
+        ),
+    ],
+)
+def test_the_branches_of_icu_messages_are_translated_as_sentences(
+    source: str, translations: Mapping[str, str], expected: str
+) -> None:
+    result, _, record = message(source, translations)
+    assert result == expected
+    assert record is not None
+    assert record.kept == {}
+    assert message(source, {})[0] == source
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{n, selectordinal, one {#st} other {#th}} place",
+        "{n, choice, 0#none|1#one}",
+        "{n, plural, one {a} other {b}",
+        "{n, plural, other {'{a}}",
+        "{n, plural, other {{g, select, other {# of them}}}}",
+        "{{n}} {m, plural, other {a}}",
+        "#1 {n, plural, other {a {g, select, other {b}}}}",
+        "{a, plural, offset:1 other {# b}} {c, select, other {d}}",
+        "{a, plural, offset:1 other {# b}} {a, plural, other {# b}}",
+        "".join(f"{{a{number}, select, a {{x}} other {{y}}}}" for number in range(7)),
+        "{a, select, other {x}}" * 1_000,
+    ],
+)
+def test_icu_messages_that_cannot_be_divided_exactly_stay_and_are_recorded(source: str) -> None:
+    result, seen, record = message(source, {})
+    assert result == source
+    assert seen == [source]
+    assert record == MessageRecord({1: source})
+
+
+def test_an_icu_message_whose_translation_lacks_an_argument_stays_and_is_recorded() -> None:
+    source = "{n, plural, one {# file by {name}} other {# files}}"
+    result, seen, record = message(source, {"{#n} file by {name}": "{#n} Datei", "{#n} files": "{#n} Dateien"})
+    assert seen == ["{#n} file by {name}", "{#n} files"]
+    assert result == source
+    assert record == MessageRecord({1: source}, [frozenset({"one", "other"})])
+
+
+def test_icu_messages_in_markup_stay_and_are_recorded() -> None:
+    """A text of a page is not a single message, so its sentences cannot be told."""
+    page = b"<p>A</p><p>{n, plural, other {# files}}</p>"
+    document = read_document("a.html", page, DocumentSettings(), Limits())
+    assert document.messages is not None
+    assert list(document.messages.kept) == [1]
+    assert read_document("a.json", b'{"k": "{n} and {d, date, short}"}', DocumentSettings(), Limits()).messages is None
+
+
+def test_the_plural_forms_that_a_language_needs_are_known() -> None:
+    forms = {"one", "other", "=0"}
+    assert lacking_plural_forms(forms, "ru-RU") == {"few", "many"}
+    assert lacking_plural_forms(forms, "de") == lacking_plural_forms(forms, "zh") == lacking_plural_forms(forms, None)
+    assert lacking_plural_forms({"other"}, "en") == {"one"}
+    assert lacking_plural_forms({"=1", "other"}, "en") == frozenset()

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,8 +19,8 @@ from transduce.commands.line_warnings import resolve_languages
 from transduce.commands.main import main
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS
-from transduce.documents.translate import portions, target_path, write_translated
-from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.documents.translate import Observer, portions, target_path, write_translated
+from transduce.documents.units import Document, DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 
@@ -72,6 +74,23 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     assert lines[2] not in ("", sentence)
     assert main(["translate", str(trained), str(source), *QUICK]) == 0
     assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
+
+
+def test_the_command_reports_messages_that_need_a_person(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.json", tmp_path / "b.json"
+    messages = {"a": "茶", "b": "{n, plural, other {我有#个苹果。}}", "c": "{n, selectordinal, other {第#个}}"}
+    source.write_text(json.dumps(messages), "utf-8")
+    assert main(["translate", str(trained), str(source), "--output", str(target), *QUICK]) == 0
+    error = capsys.readouterr().err
+    assert (
+        "Kept, because the branches cannot be translated one by one: 1 ICU message.\n  message in text 3: {n, select"
+        in error
+    )
+    assert "1 plural in ICU messages without forms of the target language (`one`): add these" in error
+    translated = json.loads(target.read_text("utf-8"))
+    assert translated["c"] == messages["c"]
+    assert re.fullmatch(r"\{n, plural, other \{[^{}]*#[^{}]*\}\}", translated["b"])
+    assert "我" not in translated["b"]
 
 
 def test_the_command_counts_fuzzy_translations_that_stay(capsys: Capture, trained: Path, tmp_path: Path) -> None:
@@ -155,8 +174,69 @@ def test_a_translation_is_not_resumed_with_other_weights_tags_or_terms(
         transduce.translate_document(changed, source, target, resume=True, **options)  # type: ignore[arg-type]
 
 
-def _interrupted(*_: object, **__: object) -> bytes:
+def _interrupted(document: Document, *_: object, observe: Observer, finished: Sequence[object]) -> bytes:
+    if not finished:
+        observe(document.units, ["x"])
     raise InterruptedWorkError
+
+
+def test_an_interruption_before_the_first_translation_leaves_nothing(tmp_path: Path) -> None:
+    document, target = read_document("a.txt", b"word\n", DocumentSettings(), LOCAL_LIMITS), tmp_path / "b.txt"
+
+    def fail(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        raise InterruptedWorkError
+
+    with pytest.raises(InterruptedWorkError):
+        write_translated(document, target, fail, identity=b"1")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "b.txt.partial").write_bytes(b'"cut')  # killed, or a full disk, in the first line
+    write_translated(document, target, lambda texts, _: list(texts), identity=b"1")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_a_link_stays_and_its_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, real = read_document("a.txt", b"word\n", DocumentSettings(), LOCAL_LIMITS), tmp_path / "real.txt"
+    real.write_bytes(b"before")
+    link = tmp_path / "link.txt"
+    link.symlink_to(real)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.atomic_io.replace_file", fail)
+        with pytest.raises(OSError, match="No space"):
+            write_translated(document, link, lambda texts, _: list(texts), identity=b"1")
+    assert real.read_bytes() == b"before"
+    write_translated(document, link, lambda texts, _: list(texts), identity=b"1", resume=True)
+    assert (link.is_symlink(), real.read_bytes()) == (True, b"word\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.txt", "real.txt"]
+
+
+def test_a_full_disk_loses_no_finished_translation(tmp_path: Path) -> None:
+    content = "".join(f"{'word ' * 50}{number}\n" for number in range(400)).encode()
+    document, target = read_document("a.txt", content, DocumentSettings(), LOCAL_LIMITS), tmp_path / "b.txt"
+    seen: list[str] = []
+
+    def translate(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        seen.extend(texts)
+        return [text.upper() for text in texts]
+
+    resource = pytest.importorskip("resource")  # Windows has no limit on the size of files
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            write_translated(document, target, translate, identity=b"1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failure.value.filename == str(target.with_name("b.txt.partial"))
+    assert not target.exists()
+    first = len(seen)
+    write_translated(document, target, translate, identity=b"1", resume=True)
+    assert target.read_bytes() == content.upper()
+    assert 0 < len(seen) - len(document.units) < first
 
 
 def test_translations_are_named_with_their_language() -> None:

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from transduce.evaluation.forecasts import find_season, repeat_season, score_forecasts
+from transduce.evaluation.forecasts import (
+    _autocorrelation,
+    find_longer_season,
+    find_season,
+    repeat_season,
+    score_forecasts,
+)
 
 
 def test_repeat_season_repeats_the_last_season() -> None:
@@ -44,3 +50,24 @@ def test_series_without_a_season_have_season_length_one() -> None:
     assert find_season(np.full((50, 1), 3.0), 20) == 1
     assert find_season(np.arange(50.0)[:, None], 20) == 1
     assert find_season(np.array([[1.0], [2.0]]), 20) == 1
+
+
+def test_a_season_that_is_longer_than_the_past_is_found_if_it_is_clear() -> None:
+    time, generator = np.arange(2_000), np.random.Generator(np.random.Philox(5))
+    noise = generator.normal(scale=0.2, size=2_000)
+    daily = 2.0 + np.sin(2.0 * np.pi * time / 24.0)
+    weekly = daily * np.where(time // 24 % 7 >= 5, 0.3, 1.0) + noise
+    assert find_season(weekly[:, None], 96) == 24
+    assert find_longer_season(weekly[:, None], 96) == 168
+    assert find_longer_season(weekly[:, None], 168) is None
+    assert find_longer_season(weekly[:400, None], 96) is None  # fewer than three weeks
+    assert find_longer_season((daily + noise)[:, None], 96) is None
+    for other in (noise, np.cumsum(noise), np.zeros(2_000), time.astype(float)):
+        assert find_longer_season(other[:, None], 96) is None
+
+
+def test_autocorrelation_equals_the_sum_of_products() -> None:
+    values = np.random.Generator(np.random.Philox(6)).normal(size=(61, 2))
+    values /= np.sqrt((values**2).sum(axis=0))
+    expected = [(values[lag:] * values[: 61 - lag]).sum(axis=0).mean() for lag in range(61)]
+    assert _autocorrelation(values, 60) == pytest.approx(np.array(expected), abs=1e-12)

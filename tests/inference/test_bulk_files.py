@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from transduce.argument_checks import as_shard
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
     Job,
     ResumableFile,
-    Shard,
-    parse_line_shard,
     portions,
     receive_messages,
     skip_lines,
@@ -32,7 +31,7 @@ def test_portions_have_all_lines_with_their_positions() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 11])
 def test_shards_share_out_the_lines(count: int) -> None:
-    shards = [list(portions(LINES, shard=Shard(number, count), size=2)) for number in range(1, count + 1)]
+    shards = [list(portions(LINES, shard=(number, count), size=2)) for number in range(1, count + 1)]
     places = [[place for portion in shard for place in portion.indices] for shard in shards]
     assert [own[:1] for own in places] == [[number] if number < 10 else [] for number in range(count)]
     assert sorted(place for own in places for place in own) == list(range(10))
@@ -44,11 +43,11 @@ def test_shards_share_out_the_lines(count: int) -> None:
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3", "1.5/2"])
 def test_malformed_shards_are_refused(text: str) -> None:
     with pytest.raises(TransduceError, match="A shard must be I/N with I from 1 to N, such as 1/4, but is "):
-        parse_line_shard(text)
+        as_shard(text)
 
 
 def test_phrases_are_sharded_with_their_lines() -> None:
-    (made,) = portions(["a", "b", "c"], phrases=["tea\tgreen tea", "", " \tx"], shard=Shard(1, 2))
+    (made,) = portions(["a", "b", "c"], phrases=["tea\tgreen tea", "", " \tx"], shard=(1, 2))
     assert (made.lines, made.phrases) == (["a", "c"], [["tea", "green tea"], ["x"]])
 
 
@@ -79,12 +78,12 @@ def test_samples_do_not_depend_on_shards(translator: Translator, toy_corpus: Pat
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     job = Job(search=SearchSettings(sampling=SamplingSettings(seed=3), max_length=8))
 
-    def translated(shard: Shard) -> list[str]:
+    def translated(shard: tuple[int, int]) -> list[str]:
         texts = [translate_portion(translator, job, portion) for portion in portions(lines, shard=shard, size=5)]
         return "".join(texts).split("\n")[:-1]
 
-    shards = [translated(Shard(number, 3)) for number in (1, 2, 3)]
-    assert [line for lines in zip(*shards, strict=True) for line in lines] == translated(Shard())
+    shards = [translated((number, 3)) for number in (1, 2, 3)]
+    assert [line for lines in zip(*shards, strict=True) for line in lines] == translated((1, 1))
 
 
 # --- a file that can be gone on with ---

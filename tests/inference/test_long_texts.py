@@ -129,6 +129,7 @@ class Characters(Vocabulary):
 
     def __init__(self) -> None:
         self.before, self.after = (), (1,)
+        self.may_lengthen = True
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         return [[ord(character) for character in text] for text in texts]

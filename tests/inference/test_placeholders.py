@@ -11,7 +11,9 @@ from transduce.inference.batching import Part
 from transduce.inference.placeholders import (
     Placeholders,
     ProtectedRun,
+    _at_edge,
     _InsertedRun,
+    _Request,
     _with_brackets,
     find_unknown,
     mask_part,
@@ -181,6 +183,7 @@ def test_the_words_of_the_source_keep_their_tokens(translator_with_placeholders:
         ("Click {name}.", "点击。", 2, "点击{name}。"),
         ("Open ({name}) now", "Öffne jetzt", 5, "Öffne ({name}) jetzt"),
         ("{name}'s house", "Haus", 0, "{name} Haus"),
+        ("A hat -{name}!", "Ein Hut.", 8, "Ein Hut. {name}"),
         ("会<0>骑自行车", "can ride a bicycle", 4, "can <0>ride a bicycle"),
         ("住在</b>北京", "lives in Beijing", 8, "lives in</b> Beijing"),
         ("Hello\\nWorld", "Hallo Welt", 5, "Hallo\\nWelt"),
@@ -201,6 +204,11 @@ def test_spans_get_the_spaces_of_the_target_language(
     result, pairs = placeholders._write(source, text, [_InsertedRun(offset, run)])
     assert result == written
     assert [(source[slice(*one)], result[slice(*other)]) for one, other in pairs] == [(source[slice(*span)],) * 2]
+
+
+@pytest.mark.parametrize(("before", "offset"), [("A hat", 7), ("A hat -", 7), ("A hat (", 7), ("A hat!", 8)])
+def test_a_span_at_the_end_stays_within_the_sentence_unless_it_follows_its_end(before: str, offset: int) -> None:
+    assert _at_edge(_Request(f"{before}.", len(before), "Ein Hut.")) == offset
 
 
 def test_streamed_text_has_no_placeholder_token() -> None:

@@ -126,6 +126,19 @@ def test_missing_numbers_are_reported_as_written_in_the_source() -> None:
         ("In 2023 100 people", "2023 100 lidí", []),
         ("room 45 300 times", "300 times in room 45", []),  # or two numbers
         ("1 234 lidí", "1,243 people", ["1 234"]),
+        ("A dog runs 1 000 m.", "Ein Hund rennt 000 m.", ["1 000"]),
+        ("It weighs 3 500 kg.", "Es wiegt 500 kg.", ["3 500"]),
+        ("It costs 1 000 000 €.", "Es kostet 000 €.", ["1 000 000"]),
+        ("1\u202f234,50 €", "234,50 €", ["1\u202f234,50"]),
+        ("1.000.000,00 EUR", "1.000.000", ["1.000.000,00"]),
+        ("at -12.5 °C", "bei 12,5 °C", ["-12.5"]),
+        ("at −5 °C", "bei 5 °C", ["−5"]),
+        ("on 2 dogs -$20", "auf 20 $", ["-$20"]),
+        ("温度-5°C", "5°C", ["-5"]),
+        ("at -5 °C", "bei –5 °C", []),
+        ("at -5 °C", "bei 5 Grad unter null", []),
+        ("零下5度，-30度", "minus 5 and minus 30", []),
+        ("COVID-19, 5-10 kg, 2023-12-24", "COVID 19, 5 bis 10 kg, 24.12.2023", []),
         ("room 45 300 times", "30 times in room 45", ["300"]),
         ("am 24.12.2023", "on 12/24/2023", []),
         ("am 24.12.2023", "on 24 December 2023", []),
@@ -164,7 +177,7 @@ class ScriptedTranslator:
     text = TextSettings()
     context = None
     tokenizer = SimpleNamespace(
-        source=SimpleNamespace(unknown_characters=lambda _: ""),
+        source=SimpleNamespace(unknown_characters=lambda _: "", readable=str),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
     )
 

@@ -108,7 +108,8 @@ def test_an_english_plural_replaces_a_plural(replaced: str, forms: tuple[str, ..
 def test_an_english_term_takes_the_grammatical_number_of_the_replaced_word(vocabulary: Vocabulary) -> None:
     glossary = Glossary([Term("茶", ("apple", "apples"))])
     opinions = Opinions(vocabulary, {"teas": "茶"}, dislikes=["apples"])
-    for language, text in (("en", "we like apples"), ("de", "we like apple")):
+    texts = {"en": "we like apples", "eng_Latn": "we like apples", "en_GB": "we like apples", "de": "we like apple"}
+    for language, text in texts.items():
         model = TermModel(vocabulary, opinions.score, not_called, target_language=language)
         (changed,) = substitute([("我喜欢茶", "we like teas")], glossary, model)
         assert changed is not None

@@ -347,3 +347,10 @@ def test_what_follows_the_context_is_scored_by_the_length_penalty_of_the_search(
     own = without_context(found, 2, SearchSettings(length_penalty=0.6, generate=generate))
     assert own.ids == (7,)
     assert own.score == pytest.approx(-5.0 / penalty)
+
+
+@pytest.mark.parametrize("generate", [None, GenerateSettings()], ids=["paper", "generate"])
+def test_what_follows_the_context_keeps_its_coverage_penalty(generate: GenerateSettings | None) -> None:
+    search = SearchSettings(length_penalty=0.0, coverage_penalty=0.2, generate=generate)
+    found = Hypothesis(ids=(5, 6, 7), token_log_probabilities=(-1.0, -1.0, -2.0, -3.0), score=-7.5, ended=True)
+    assert without_context(found, 2, search).score == pytest.approx(-5.0 - 0.5)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
 from transduce.inspection.corpus_doctor.alignment import Alignment, align, side_features
@@ -361,6 +362,18 @@ def test_lines_of_a_table_with_a_header_are_those_of_the_file(write_lines: Write
     (copy,) = report.finding("copies").examples
     assert (copy.location, copy.text) == (f"{path}:32", "copy")
     assert examine_corpus([path], columns=("中文", "英文")).findings == report.findings
+
+
+def test_tables_that_training_converts_are_examined_by_their_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "corpus.csv"
+    rows = [f'"Satz {n}, sagte er",sentence {n}' for n in range(30)]
+    table.write_text("\n".join(["source,target", *rows, "Haus,Haus", ""]), "utf-8")
+    (copy,) = examine_corpus([str(table)]).finding("copies").examples
+    assert (copy.location, copy.text) == (f"{table}:32", "Haus")
+    assert main(["doctor", "--source", str(table)]) == 1  # a copy in so few lines is a fault
+    assert "copies" in capsys.readouterr().out
 
 
 def test_files_that_are_empty_or_not_utf_8_are_refused(tmp_path: Path, write_lines: WriteLines) -> None:

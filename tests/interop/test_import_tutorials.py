@@ -489,7 +489,9 @@ def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytes
     assert "holds more than tensors" in capsys.readouterr().err
     (tmp_path / "text.pt").write_text("no weights", "utf-8")
     assert main(["import-tutorial", str(tmp_path / "text.pt"), str(tmp_path / "model"), *options]) == 2
-    assert "is neither .safetensors nor a file of torch.save" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "is neither .safetensors nor a file of torch.save" in message
+    assert message.count("text.pt") == 1
 
 
 def test_models_of_the_style_blocks_are_imported() -> None:

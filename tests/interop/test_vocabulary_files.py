@@ -211,7 +211,7 @@ def test_a_tokenizer_json_keeps_its_ids(tmp_path: Path) -> None:
         (b"\x00\x01\x02", "is not a sentencepiece model"),
         (b'{"a": 1, "b": 1}', "must map each token to an id of its own"),
         (b'{"a": 999999999999, "b": 1}', "but ids are from 0 to"),
-        (b'{"a": -1, "b": 1}', "but ids are from 0 to"),
+        (b'{"a": -1, "b": 1}', "has the id -1, but ids are from 0 to"),
         (b'{"model": {"vocab": 3}}', "is not a tokenizer.json that can be read"),
         (b'["a", 3]', "must hold tokens, but holds something else"),
         (b'["a"', "cannot be read as JSON"),

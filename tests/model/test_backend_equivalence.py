@@ -307,41 +307,38 @@ def build_encoder(changes: dict[str, Any]) -> Encoder:
     return model
 
 
-def texts(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Return random token ids and segments of texts of these lengths, padded at the right."""
+def texts(lengths: list[int]) -> Tensor:
+    """Return random token ids of texts of these lengths, padded at the right."""
     generator = torch.Generator().manual_seed(2)
-    shape = len(lengths), max(lengths)
-    ids, types = (torch.randint(least, most, shape, generator=generator) for least, most in ((3, V), (0, 2)))
-    return ids.masked_fill(torch.arange(shape[1]) >= torch.tensor(lengths)[:, None], PAD), types
+    ids = torch.randint(3, V, (len(lengths), max(lengths)), generator=generator)
+    return ids.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], PAD)
 
 
 @pytest.mark.parametrize("changes", ENCODERS, ids=str)
 @torch.inference_mode()
 def test_each_backend_equals_encoder_only_models(changes: dict[str, Any]) -> None:
-    """Texts of several chunks, alone and together, with segments and without; many have no whole blocks of keys."""
-    model, (ids, types) = build_encoder(changes), texts([130, 1, 2, 7, 16, 33, 64, 65, 140, 5])
+    """Texts of several chunks, alone and together; many have no whole blocks of keys."""
+    model, ids = build_encoder(changes), texts([130, 1, 2, 7, 16, 33, 64, 65, 140, 5])
     present, bits = ids != PAD, changes in (BERT, ENCODERS[2])
-    for segments in (types, None):
-        expected = model.encode(ids, token_types=segments)[0][present]
-        for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if bits else [])):
-            copied = copy.deepcopy(model)
-            make_inference_copy(copied, dtype)
-            assert is_compiled(copied) or dtype == torch.bfloat16
-            found = encode_fast(copied, ids, segments)[present].float()
-            assert float((found - expected).norm() / expected.norm()) < TOLERANCES[name].states, name
-        if bits and has_kernels():
-            quantized = quantize(copy.deepcopy(model))
-            found = encode_fast(quantized, ids, segments)
-            assert float((found[present] - expected).norm() / expected.norm()) < TOLERANCES["int8"].states
-            alone = [encode_fast(quantized, ids[n : n + 1, : int(present[n].sum())]) for n in range(len(ids))]
-            if segments is None:
-                assert torch.equal(found[present], torch.cat([each[0] for each in alone]))
+    expected = model.encode(ids)[0][present]
+    for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if bits else [])):
+        copied = copy.deepcopy(model)
+        make_inference_copy(copied, dtype)
+        assert is_compiled(copied) or dtype == torch.bfloat16
+        found = encode_fast(copied, ids)[present].float()
+        assert float((found - expected).norm() / expected.norm()) < TOLERANCES[name].states, name
+    if bits and has_kernels():
+        quantized = quantize(copy.deepcopy(model))
+        found = encode_fast(quantized, ids)
+        assert float((found[present] - expected).norm() / expected.norm()) < TOLERANCES["int8"].states
+        alone = [encode_fast(quantized, ids[n : n + 1, : int(present[n].sum())]) for n in range(len(ids))]
+        assert torch.equal(found[present], torch.cat([each[0] for each in alone]))
 
 
 @pytest.mark.parametrize("changes", NOT_COMPILED, ids=str)
 @torch.inference_mode()
 def test_encoders_that_no_kernel_computes_take_the_reference_path(changes: dict[str, Any]) -> None:
-    model, (ids, _) = build_encoder(changes), texts([9, 4])
+    model, ids = build_encoder(changes), texts([9, 4])
     copied = copy.deepcopy(model)
     make_inference_copy(copied, torch.float32)
     assert not is_compiled(copied)
@@ -355,7 +352,7 @@ def is_compiled(model: Encoder) -> bool:
 
 @torch.no_grad()
 def test_compiled_encoders_follow_changed_weights_and_refuse_ids_out_of_range() -> None:
-    model, (ids, types) = build_encoder(BERT), texts([9, 4])
+    model, ids = build_encoder(BERT), texts([9, 4])
     make_inference_copy(model, torch.float32)
     before = encode_fast(model, ids)
     ids[0, 3] = PAD  # between tokens: positions count it
@@ -364,12 +361,10 @@ def test_compiled_encoders_follow_changed_weights_and_refuse_ids_out_of_range() 
     for wrong in (torch.full((1, 2), V), torch.full((1, 2), -1)):
         with pytest.raises(IndexError, match="token ids range from 0 to 95"):
             encode_fast(model, wrong)
-    with pytest.raises(IndexError, match="token types range from 0 to 1, but one is 2"):
-        encode_fast(model, texts([9, 4])[0], types + 1)
     with pytest.raises(TransduceError, match="learned positions end at 150 tokens"):
         encode_fast(model, torch.full((1, 151), 5))
     model.get_parameter("layers.0.feed_forward.inner.weight").mul_(0.5)
-    assert not torch.allclose(before, encode_fast(model, texts([9, 4])[0]))
+    assert not torch.allclose(before, encode_fast(model, texts([9, 4])))
     model.layers[1].register_forward_hook(lambda *_: None)
     assert not is_compiled(model)
 

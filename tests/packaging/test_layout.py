@@ -29,7 +29,7 @@ BROUGHT_BY_TORCH = "triton"
 
 BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # The one file that opens what torch.save wrote, with weights_only=True and limits on size.
-TENSOR_READER = "src/transduce/commands/import_tutorial.py"
+TENSOR_READER = "src/transduce/interop/tutorial_files.py"
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.jit.load"}
 
 # Put together from halves, so that this file does not hold what it looks for.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.training.loop import Safeguards, Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.settings import ResolvedTraining

@@ -74,6 +74,20 @@ def test_small_files_that_are_written_at_once_are_whole(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_partial_files_of_killed_processes_are_removed_by_a_later_write(tmp_path: Path) -> None:
+    old = [tmp_path / name for name in (".partial-0123abcd-a", ".partial-0123abcd-b-a", ".partial-report-a")]
+    fresh = tmp_path / ".partial-ffffffff-a"
+    for path in (*old, fresh):
+        path.write_bytes(b"half")
+    for path in old:
+        os.utime(path, (path.stat().st_mtime - 3700.0,) * 2)
+    os.utime(fresh, (fresh.stat().st_mtime - 3500.0,) * 2)  # perhaps another process writes it
+    write_file(tmp_path / "a", b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["a", fresh.name, *(path.name for path in old[1:])]  # those of other files stay
+    )
+
+
 def test_models_and_exports_are_written_by_one_process(
     translator: Translator, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

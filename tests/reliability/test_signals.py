@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from transduce.training.checkpoint import load_newest
-from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption, ignore_hangup
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import beam_search
+from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.constraints import BalancedBrackets, BracketToken
-from transduce.search.greedy import greedy_search
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.scorer import SequenceLimits, run_search
 from transduce.text.trees import build_tree, symbols_in
 
 SPELLING = ["<pad>", "</s>", "W", "⟩S(", "⟩NP(", "⟩)", "⟩NN/", "⟩DT/", "w", "⟩S(NP(", "⟩))", "⟩)VP(DT/", "⟩NP(NN/"]
@@ -54,13 +55,12 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
     words = [1, 2, 7, 3]
     sentences = [[(WORD, LONG_WORD, NOTHING)[place % 3] for place in range(count)] for count in words]
     rule = rule_for(*sentences)
-    longest = torch.full((4,), 200)
-    if beam_size == 1:
-        found = greedy_search(Noise(seed), start_id=0, eos_id=1, max_lengths=longest, rules=[rule])
-    else:
-        found = beam_search(
-            Noise(seed), start_id=0, eos_id=1, max_lengths=longest, beam_size=beam_size, n_best=2, rules=[rule]
-        )
+    limits = SequenceLimits(0, 1, torch.full((4,), 200))
+    found = run_search(
+        GreedySearch(Noise(seed), limits, take_argmax, rules=[rule])
+        if beam_size == 1
+        else BeamSearch(Noise(seed), limits, BeamOptions(beam_size=beam_size, n_best=2), rules=[rule])
+    )
     for count, sentence, hypotheses in zip(words, sentences, found, strict=True):
         for hypothesis in hypotheses:
             assert hypothesis.ended

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.search.beam import BeamOptions, GenerateSearch, LogProbabilities
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import SequenceLimits, run_search
+from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.selection import DiverseSelection
 
 START, END = 0, 1
@@ -59,3 +59,16 @@ def test_each_group_keeps_its_own_live_hypotheses_when_a_sentence_breaks_off(sto
             (found,) = run_search(search)
             assert all(search.finished[0]), (seed, groups, size)
             assert len({(each.ids, each.ended) for each in found}) <= len(found)
+
+
+def test_the_best_score_of_all_groups_comes_first_whether_or_not_its_hypothesis_ended() -> None:
+    beam = BeamOptions(beam_size=2, n_best=1, alpha=1.0, groups=2)
+    limits = SequenceLimits(START, END, torch.tensor([4]))
+    search = GenerateSearch(LogProbabilities(RandomScorer(1, 8)), limits, beam, GenerateSettings())
+    search.abandon([0])
+    search.finished[0] = [
+        [Hypothesis((2,), (-2.0, 0.0), score=-1.0, ended=True)],
+        [Hypothesis((3, 4), (-0.5, -0.5), score=-0.5, ended=False)],
+    ]
+    ((best,),) = search.results()
+    assert best.ids == (3, 4)

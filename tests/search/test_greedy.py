@@ -1,13 +1,15 @@
 """Test greedy search, which selects the best token at each step, for each sentence."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.greedy import greedy_search
-from transduce.search.scorer import Hypothesis
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.rules import Rule
+from transduce.search.scorer import Hypothesis, SequenceLimits, length_penalty, length_power, run_search
 
 START, END = 0, 1
 
@@ -36,8 +38,9 @@ class ScriptedScorer:
         self.scripts = [self.scripts[row] for row in rows.tolist()]
 
 
-def run(scorer: ScriptedScorer, longest: list[int], alpha: float = 0.0) -> list[Hypothesis]:
-    found = greedy_search(scorer, start_id=START, eos_id=END, max_lengths=torch.tensor(longest), alpha=alpha)
+def run(scorer: ScriptedScorer, longest: list[int], alpha: float = 0.0, rules: Sequence[Rule] = ()) -> list[Hypothesis]:
+    limits = SequenceLimits(START, END, torch.tensor(longest))
+    found = run_search(GreedySearch(scorer, limits, take_argmax, alpha=alpha, rules=rules))
     return [hypothesis for (hypothesis,) in found]
 
 
@@ -89,18 +92,29 @@ def test_no_sentences_are_no_hypotheses() -> None:
 
 
 class ForbidAll:
-    """A rule that forbids every token from the third position on."""
+    """A rule that forbids every token after the first `after` ones."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        return logits if pieces.shape[-1] < 2 else torch.full_like(logits, -math.inf)
+        return logits if pieces.shape[-1] < self.after else torch.full_like(logits, -math.inf)
 
 
 def test_where_every_token_is_forbidden_a_hypothesis_is_cut() -> None:
     scorer = ScriptedScorer([[2, 3, 4, 5, END], [2, END, 2, 2, 2]])
-    longest = torch.tensor([5, 5])
-    first, second = (
-        each[0] for each in greedy_search(scorer, start_id=START, eos_id=END, max_lengths=longest, rules=[ForbidAll()])
-    )
+    first, second = run(scorer, [5, 5], rules=[ForbidAll(after=2)])
     assert (first.ids, first.ended, len(first.token_log_probabilities)) == ((2, 3), False, 2)
     assert first.score == pytest.approx(2 * math.log(0.6))
     assert (second.ids, second.ended) == ((2,), True)
+
+
+def test_where_no_first_token_is_permitted_the_hypothesis_is_empty_whatever_the_length_penalty() -> None:
+    for divisor in (length_penalty, length_power):
+        limits = SequenceLimits(START, END, torch.tensor([5]))
+        forbidding = ForbidAll(after=0)
+        search = GreedySearch(
+            ScriptedScorer([[2, END]]), limits, take_argmax, alpha=1.0, divisor=divisor, rules=[forbidding]
+        )
+        ((found,),) = run_search(search)
+        assert (found.ids, found.score, found.ended) == ((), 0.0, False)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.search.beam import BeamOptions, BeamSearch
-from transduce.search.greedy import greedy_search
+from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
 from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
@@ -30,13 +30,16 @@ class ConstantScorer:
 
 
 def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
-    limit = torch.tensor([longest])
-    if beam_size == 1:
-        ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
-    else:
-        beam = BeamOptions(beam_size=beam_size, alpha=0.0)
-        ((found,),) = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
+    ((found,),) = search_all(beam_size, rules, [longest])
     return found
+
+
+def search_all(beam_size: int, rules: list[Rule], longest: list[int]) -> list[list[Hypothesis]]:
+    limits = SequenceLimits(START, END, torch.tensor(longest))
+    if beam_size == 1:
+        return run_search(GreedySearch(ConstantScorer(), limits, take_argmax, rules=rules))
+    beam = BeamOptions(beam_size=beam_size, alpha=0.0)
+    return run_search(BeamSearch(ConstantScorer(), limits, beam, rules=rules))
 
 
 def test_forbidden_tokens_have_no_score() -> None:
@@ -144,11 +147,5 @@ def test_without_repeated_tokens_each_comes_once(beam_size: int) -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
-    limit = torch.tensor([8, 8])
-    rules: list[Rule] = [ForcedPrefix([[B, B], [A]])]
-    if beam_size == 1:
-        found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
-    else:
-        beam = BeamOptions(beam_size=3, alpha=0.0)
-        found = run_search(BeamSearch(ConstantScorer(), SequenceLimits(START, END, limit), beam, rules=rules))
+    found = search_all(beam_size, [ForcedPrefix([[B, B], [A]])], [8, 8])
     assert [hypotheses[0].ids for hypotheses in found] == [(B, B), (A,)]

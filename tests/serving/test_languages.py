@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.serving.languages import Detector, Routes, canonical, language_name
+from transduce.serving.languages import Detector, Routes, canonical, has_letters_of, language_name
 from transduce.serving.messages import RequestError
 from transduce.serving.models import parse_model
 from transduce.text.languages import learn_profiles
@@ -121,6 +121,30 @@ def test_profiles_tell_languages_of_one_alphabet_apart() -> None:
 def test_words_of_another_script_do_not_decide(text: str, code: str) -> None:
     detector = Detector(["en", "zh-Hans"], learn_profiles({"en": ["the house is small"], "zh": ["房子很小"]}))
     assert detector.detect(text)[0].language == code
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "has_letters"),
+    [
+        ("我爱你", "zho-Hans", True),
+        ("のは", "zh-Hans", False),
+        ("のは", "jpn-Jpan", True),
+        ("Сәлем", "kk", True),
+        ("नमस्ते", "npi-Deva", True),
+        ("হ্যালো", "ben-Beng", True),
+        ("hello", "ru", False),
+        ("здраво", "sr-Latn", False),
+    ],
+)
+def test_letters_belong_to_the_script_of_a_language_code(text: str, code: str, has_letters: bool) -> None:
+    assert has_letters_of(text, code) == has_letters
+
+
+def test_the_source_is_found_among_codes_that_name_scripts(gated_model: Any) -> None:
+    routes = Routes([gated_model(languages=(source, "deu_Latn")) for source in ("eng_Latn", "rus_Cyrl", "zho_Hans")])
+    detector = Detector(routes.codes)
+    for text, code in (("我爱你。", "zho-Hans"), ("Я тебя люблю.", "rus-Cyrl"), ("I love you very much.", "eng-Latn")):
+        assert routes.identify_source(text, "deu-Latn", detector).language == code
 
 
 def test_a_chinese_text_with_english_words_has_a_source(gated_model: Any) -> None:

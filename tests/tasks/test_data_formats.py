@@ -322,6 +322,17 @@ def test_broken_tables_are_refused(
         train(out=tmp_path / "m", settings=settings, source=tmp_path / name, device="cpu", threads=1)
 
 
+def test_a_missing_package_is_named_once(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "state.json").write_text("{}", "utf-8")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    message = rf"^{re.escape(str(tmp_path))}/dataset needs the package datasets, .* 'transduce\[data\]'\.$"
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / "dataset", device="cpu", threads=1)
+
+
 def test_columns_chosen_by_number_must_exist(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tA\t1\n", "utf-8")
     with pytest.raises(TransduceError, match=r"a\.tsv has 3 columns, but `data\.columns` chooses number 4: correct it"):
@@ -334,3 +345,58 @@ def test_the_log_says_where_the_languages_come_from(
     content = {"data": {"source": [str(write_json(tmp_path, pairs)["source"])]}, "training": {"steps": 1}}
     prepare_run(RunRequest(settings=content, out=tmp_path / "run", device="cpu", threads=1))
     assert re.search(r"data\.languages +zh en  the names of the columns\n", capsys.readouterr().err)
+
+
+def write_lined_csv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    """Write a CSV file with a line break in its first pair, on lines 2 and 3, and an empty line before the second."""
+    rows = [(pairs[0][0].replace("。", "\n"), pairs[0][1]), *pairs[1:]]
+    with (folder / "a.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("zh", "en"), rows[0], (), *rows[1:]])
+    return {"source": folder / "a.csv", "languages": ("zh", "en")}
+
+
+def write_spaced_jsonl(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    found = write_jsonl(folder, pairs)
+    path = folder / "a.jsonl"
+    path.write_text("\n\n" + path.read_text("utf-8"), "utf-8", newline="\n")
+    return found
+
+
+def write_monolingual_tmx(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    found = write_tmx(folder, pairs)
+    text = (folder / "a.tmx").read_text("utf-8")
+    (folder / "a.tmx").write_text(text.replace("<tu>", "<tu><tuv xml:lang='zh'/></tu><tu>", 1), "utf-8")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("write", "place"),
+    [
+        (write_lined_csv, "a.csv:7"),
+        (write_numbered_tsv, "a.tsv:4"),
+        (write_spaced_jsonl, "a.jsonl:6"),
+        (write_monolingual_tmx, "a.tmx, unit 5"),
+        (write_parquet, "a.parquet, row 4"),
+        (FORMS["list"], "`pairs`, row 4"),
+        (None, "standard input:4"),
+    ],
+)
+def test_dropped_pairs_have_the_place_in_the_users_table(
+    write: Callable[[Path, Pairs], dict[str, Any]] | None,
+    place: str,
+    pairs: Pairs,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if write is write_parquet:
+        pytest.importorskip("pyarrow")
+    changed = [*pairs[:3], ("equal sides", "equal sides"), *pairs[4:]]
+    if write is None:
+        content = "".join(f"{source}\t{target}\n" for source, target in changed).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    data = {"source": "-", "languages": ("zh", "en")} if write is None else write(tmp_path, changed)
+    train(out=tmp_path / "m", settings=settings | {"training.steps": 1}, device="cpu", threads=1, **data)
+    (first,) = re.findall(r"1 dropped: .* \(first: (.*)\)\n", capsys.readouterr().err)
+    assert first.removeprefix(f"{tmp_path}/") == place

@@ -193,8 +193,8 @@ def test_contradictory_distillation_settings_are_refused_before_translating(
     assert not request_["out"].exists()
 
 
-def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.usefixtures("second_of_two_processes")
+def test_several_processes_are_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(TransduceError, match="is for one process: translate first"):
         train(**request_)
     assert not request_["out"].exists()

@@ -1,5 +1,6 @@
 """Test context sentences from the same document: training, decoding, and refused settings."""
 
+import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from transduce.commands.align import format_links
 from transduce.commands.evaluation import _with_scores
 from transduce.commands.main import main
 from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorpus, RepeatedCorpus, prepare
-from transduce.documents.translate import ModelTexts, translate_units
-from transduce.documents.units import Unit
+from transduce.documents.formats import read_document
+from transduce.documents.limits import Limits
+from transduce.documents.translate import ModelTexts, translate_content, translate_units
+from transduce.documents.units import DocumentSettings, Unit
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original
 from transduce.exchange.exporters import exporter_for
@@ -32,12 +35,16 @@ from transduce.model_folder.read import read_any_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher
 from transduce.serving.jobs import Job, JobSentence
+from transduce.serving.messages import UploadedFile
 from transduce.serving.models import ServedModel
+from transduce.serving.service import Service
+from transduce.serving.settings import ServingSettings
+from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.tasks.synthetic_data import TranslatedFile, translate_files
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 
 NOUNS = {"tree": "er", "dog": "er", "lamp": "sie", "cat": "sie", "house": "es", "book": "es"}
 ADJECTIVES = ("old", "new", "big", "red")
@@ -196,6 +203,29 @@ def test_a_served_text_is_translated_like_a_document(trained: Path) -> None:
     last.documents = Documents([True], turns[:3])
     (answer,) = last.decode([JobSentence(last, 0)], Silent())
     assert answer.translation.text == expected[3].text
+
+
+@pytest.mark.parametrize("source", ["en", "auto"])
+def test_an_uploaded_document_is_translated_like_a_file(trained: Path, source: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("transduce.documents.translate._PORTION_CHARACTERS", 60)
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    nouns = ("lamp", "tree", "book", "dog")
+    content = "".join(f"# {noun} is old\n\nit is *big*\n\nthe end\n\n{noun} is new\n\nit is big\n\n" for noun in nouns)
+    document = read_document("a.md", content.encode(), DocumentSettings(), Limits())
+    expected = translate_content(document, ModelTexts(translator)).decode()
+    pronouns = [line.split()[0] for line in expected.split("\n\n")[4::5]]
+    assert sum(one == NOUNS[noun] for one, noun in zip(pronouns, nouns, strict=True)) >= 3
+
+    async def upload() -> str:
+        model = ServedModel(translator, languages=("en", "de"))
+        service = Service([model], ServingSettings(max_texts=2, gather_milliseconds=0.0))
+        service.engine.start()
+        found = DocumentStore(service).start(DocumentOrder(UploadedFile("a.md", content.encode()), source, "de"))
+        await found.finished.wait()
+        assert found.error is None
+        return found.result.decode()
+
+    assert asyncio.run(upload()) == expected
 
 
 class Silent:

@@ -18,10 +18,10 @@ from transduce.training.events import Durations, ValidationEvent
 from transduce.training.forecast import (
     NO_SCORE,
     CurvePoint,
+    LearningCurves,
     RecordedRun,
     RunForecast,
     forecast_run,
-    forecast_score,
     format_bytes,
     read_records,
     with_score,
@@ -180,14 +180,14 @@ def test_curves_like_the_recorded_ones_are_forecast() -> None:
     ]
     early, late = (curve("unseen", 35.0, delay, 800) for delay in (70.0, 150.0))
     for run in (early, late):
-        found = forecast_score(run.points[1], run.points[3], 800, records=records)
+        found = LearningCurves(records).forecast(run.points[1], run.points[3], 800)
         assert abs(found.bleu - run.bleu) < 2.0
         assert found.high - found.low < 7.0
     noisy = [
         msgspec.structs.replace(run, bleu=run.bleu * factor)
         for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
     ]
-    narrow, wide = (forecast_score(late.points[1], late.points[3], 800, records=each) for each in (records, noisy))
+    narrow, wide = (LearningCurves(each).forecast(late.points[1], late.points[3], 800) for each in (records, noisy))
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 

@@ -207,8 +207,8 @@ def test_contradictory_monolingual_settings_are_refused_before_training(
     assert not request_["out"].exists()
 
 
-def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.usefixtures("second_of_two_processes")
+def test_several_processes_are_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(TransduceError, match=r"is for one process: .* --back-translated"):
         train(**request_)
     assert not request_["out"].exists()

@@ -46,6 +46,19 @@ def test_a_weight_decay_that_was_chosen_follows_the_number_of_steps(trained: Pat
     assert apply_changes(read_stored(path), {"training": {"steps": 800}}).training.weight_decay == 0.5
 
 
+def test_a_weight_decay_that_was_chosen_follows_the_learning_rate(trained: Path) -> None:
+    stored = read_stored(trained / "settings.toml")
+    before, rate = stored.training.weight_decay, stored.training.learning_rate
+    assert before
+    assert rate
+    slower = apply_changes(stored, {"training": {"learning_rate": rate / 2}})
+    assert slower.training.weight_decay == pytest.approx(2 * before)
+    longer = apply_changes(slower, {"training": {"steps": 800}}).training
+    assert longer.weight_decay == constant_weight_decay(
+        800, schedule="linear", peak=rate / 2, warmup_steps=longer.warmup_steps or 0
+    )
+
+
 def test_steps_replace_minutes(trained: Path, tmp_path: Path) -> None:
     text = (trained / "settings.toml").read_text("utf-8").replace("steps = 80", "minutes = 1.0")
     path = tmp_path / "settings.toml"

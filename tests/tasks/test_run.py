@@ -34,8 +34,8 @@ from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
 from transduce.text.languages import LanguageProfiles
 from transduce.training.checkpoint import Environment, load_newest
+from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import Processes
-from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"

@@ -137,6 +137,7 @@ def test_commands_that_open_a_translator_take_its_target_language(
         ["build-datastore", model, "--source", source, "--target", target, "--output", str(tmp_path / "store")],
         ["inspect", model, "sun"],
         ["plot", "attention", model, "sun"],
+        ["paper", "table2", "--model", model, "--source", source, "--reference", target],
     ):
         assert main([*command, *computing]) == 0, capsys.readouterr().err
         out, err = capsys.readouterr()
@@ -145,6 +146,9 @@ def test_commands_that_open_a_translator_take_its_target_language(
         if command[0] == "build-datastore":
             assert f"--datastore {tmp_path / 'store'} --target-language cs" in err
     assert main(["evaluate", model, "--source", source, "--reference", target]) == 2
+    assert main(["quantize", model, "--prove", source, "--target-language", "cs"]) == 0
+    assert main(["quantize", model, "--target-language", "cs"]) == 2
+    assert "`--target-language` describes the lines of `--prove`" in capsys.readouterr().err
 
 
 def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[dict[str, list[str]]]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -176,6 +177,18 @@ def test_a_gaussian_forecaster_reports_quantiles_of_sampled_forecasts(table: Pat
 
 
 # --- the command ---
+
+
+@pytest.mark.parametrize(("past", "is_shorter"), [(8, True), (40, False)])
+def test_a_season_that_the_model_cannot_read_is_reported(
+    past: int, is_shorter: bool, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS | {"task.series.past": past, "task.series.season": None, "training.steps": 1}
+    train(out=tmp_path / "m", source=table, settings=settings, device="cpu", threads=1)
+    text = (
+        rf"repeat after (\d+) points, but the model reads only the last {past}: set `task.series.past` to at least \1"
+    )
+    assert (re.search(text, capsys.readouterr().err) is not None) is is_shorter
 
 
 def test_the_command_writes_a_table(model: Path, table: Path, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ CASES = [
     # Ordinals and numbers.
     ("de", ["Tom wurde am 5. Mai 2010 geboren.", "Er ist 5.", "Sie ist 6."]),
     ("de", ["Der 1. und 2. Weltkrieg.", "Ludwig XIV. war König."]),
+    ("deu_Latn", ["Der 1. und 2. Weltkrieg.", "Ludwig XIV. war König."]),
     ("de", ["Der Verkehr stand zwischen den Ausfahrten 22 und 23.", "Tom kam zu spät."]),
     ("en", ["1. Open the door.", "2. Close it.", "3) Run."]),
     ("en", ["I was born in 1990.", "1991 was bad.", "It has 3 rooms."]),

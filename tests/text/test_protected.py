@@ -1,5 +1,7 @@
 """Test that spans that translation must not change are found in any context, and in linear time."""
 
+import itertools
+import random
 import time
 
 import pytest
@@ -48,6 +50,21 @@ def protected_texts(text: str, *patterns: str) -> list[str]:
         ("$5 or 1.234,56 €, 20 $x", ["$5", "1.234,56 €", "$x"]),
         ("3.5 kg, 20%, 12 km/h, 30 °C", ["3.5 kg", "20%", "12 km/h", "30 °C"]),
         ("12345 of 1,234,567 on 2024-05-01", ["12345", "1,234,567", "2024-05-01"]),
+        ("A dog runs 1 000 m and 3 500 kg.", ["1 000 m", "3 500 kg"]),
+        ("1\u00a0000\u00a0000\u00a0€ or 1\u202f234,50 €", ["1\u00a0000\u00a0000\u00a0€", "1\u202f234,50 €"]),
+        ("1.000.000,00 EUR, CHF 1'234.50", ["1.000.000,00 EUR", "CHF 1'234.50"]),
+        ("£3bn, $1.5M, 20k€, $3 million, 3 Mio. €, 12345万, ¥3万", ["£3bn", "$1.5M", "20k€"]),
+        ("-12.5 °C, −3.5 %, -$20, $-20, +3 %，温度-5°C", ["-12.5 °C", "−3.5 %", "-$20", "$-20", "+3 %", "-5°C"]),
+        ("<5 kg or ≥12345, 3×10⁵ m, 1e-5 kg, 2 1/2 kg", ["<5 kg", "≥12345", "3×10⁵ m", "1e-5 kg", "2 1/2 kg"]),
+        ("DE89 3704 0044 0532 0130 00 is a number.", ["DE89 3704 0044 0532 0130 00"]),
+        ("+49 (0)30 123456-78, (123) 456-7890, 030 1234567", ["+49 (0)30 123456-78", "(123) 456-7890", "030 1234567"]),
+        ("5-10 kg, 5 – 10 kg, $5-$10, 1990 - 2000", ["5-10 kg", "5 – 10 kg", "$5-$10"]),
+        ("In 1999. 30 dogs. Room 12 300 people", ["12 300"]),
+        ("In 2024 12345 people, in 2024 10 000 people", ["12345", "2024 10 000"]),
+        ("GPT-4.5, USD1,234.56, US$20,000, x1 000 m", ["GPT-4.5", "USD1,234.56", "US$20,000"]),
+        ("12345 km/Tag, 1 000 000th, 12，345 kg", ["12345", "12，345 kg"]),
+        ("١٢٬٣٤٥ كم, १२ ३४५ kg", ["١٢٬٣٤٥", "१२ ३४५ kg"]),
+        ("See https://a.example/1 200 times", ["https://a.example/1"]),
         ("4%(count)d", ["%(count)d"]),
         ("AT&amp;T &#233;", ["&amp;", "&#233;"]),
         ("版本1.2.3很好，IP 是 1.2.3.4。", ["1.2.3", "1.2.3.4"]),
@@ -80,10 +97,61 @@ def test_placeholders_tags_and_addresses_are_protected(text: str, spans: list[st
         "Die Schüler(innen), friend(s) and ein(e) Kind.",
         "Es fährt 5 km/Tag und kostet 1.234 Euro.",
         "他住在北京（Beijing），data: 10:30。",
+        "1, 2, 3 and 1/2, 10:30 - 12:30, 1990–2000",
     ],
 )
 def test_ordinary_prose_has_no_protected_spans(text: str) -> None:
     assert protected_texts(text) == []
+
+
+def random_numbers(count: int) -> list[str]:
+    """Return numbers in many notations: signs, currencies, groups of digits, decimals, abbreviations, units, ranges."""
+    random.seed(5)
+    groups = ("", ",", ".", "'", "’", " ", "\u00a0", "\u2009", "\u202f", "  ")
+    before = ("", "", "", "-", "+", "−", "$", "€", "-$", "$-", "US$", "EUR ", "£ ", "<", "~", "CHF")
+    after = (
+        "",
+        "",
+        " kg",
+        "kg",
+        " %",
+        "%",
+        " m",
+        "\u00a0€",
+        "€",
+        " EUR",
+        "bn",
+        "M",
+        "k",
+        " °C",
+        "°C",
+        " million",
+        "万",
+        "th",
+    )
+    numbers = []
+    for _ in range(count):
+        digits = str(random.randrange(10 ** random.randrange(1, 11)))
+        group, width = random.choice(groups), len(digits) % 3 or 3
+        parts = [digits[:width], *(digits[start : start + 3] for start in range(width, len(digits), 3))]
+        number = group.join(parts) + random.choice(("", "", ".5", ",25", "½", "e-7", "/3", ":30"))
+        number += random.choice(("", "", "", "-7", "–12", " - 9", "×2 000")) + random.choice(after)
+        numbers.append(random.choice(before) + number)
+    return numbers
+
+
+def test_a_number_is_protected_as_a_whole_or_not_at_all() -> None:
+    contexts = ("It is {}.", "它是{}。", "({})", "“{}” fits", "{}, or", "a: {}; b", "T-Shirt,{} heute")
+    halves = []
+    for number, context in itertools.product(random_numbers(1_500), contexts):
+        text = context.format(number)
+        start, end = text.index(number), text.index(number) + len(number)
+        inside = [span for span in find_protected(text) if span.start < end and span.end > start]
+        covered = [character for span in inside for character in text[slice(*span)]]
+        lacks_digits = sum(map(str.isdigit, covered)) < sum(map(str.isdigit, number))
+        if inside and (lacks_digits or (number[0] in "-−+$€<" and inside[0].start > start)):
+            halves.append((text, [text[slice(*span)] for span in inside]))
+    assert halves == []
 
 
 def test_regular_expressions_of_the_user_take_precedence() -> None:
@@ -147,6 +215,13 @@ HOSTILE = (
         "__a",
         "1.",
         "data:a/",
+        "1 ",
+        "1 - ",
+        "-",
+        "$-",
+        "(12) ",
+        "AB12 ",
+        "1e",
     ),
 )
 

@@ -35,6 +35,7 @@ from transduce.text.languages import detect_other_language, is_written_in, scrip
         ("これはわたしのほんです。", "zho_Hans", "Japanese"),
         ("I would like to go home now.", "jpn", "English"),
         ("我不知道他在哪里。", "rus_Cyrl", "Chinese"),
+        ("I would like to go home now.", "deu_Latn", "English"),
     ],
 )
 def test_text_clearly_in_another_language_is_detected(text: str, language: str, expected: str) -> None:

@@ -111,9 +111,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
 
 def test_a_tracker_without_its_package_is_refused_up_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(
-        TransduceError, match=r"WandbTracker needs the package wandb: run `pip install 'transduce\[track\]"
-    ):
+    with pytest.raises(TransduceError, match=r"WandbTracker needs the package wandb, .* 'transduce\[track\]'"):
         WandbTracker()
 
 

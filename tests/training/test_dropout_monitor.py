@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from transduce.model.feed_forward import Dropout
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.training.loop import Trainer, TrainResult
 from transduce.training.loss import Loss, StepTotals
 from transduce.training.loss_spikes import DropoutMonitor

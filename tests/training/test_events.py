@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from transduce.training.events import EventLog, ProgressDisplay, TrainEvent, ValidationEvent, format_duration
+from transduce.training.display import ProgressDisplay, format_duration
+from transduce.training.events import EventLog, TrainEvent, ValidationEvent
 
 
 def train_event(step: int) -> TrainEvent:

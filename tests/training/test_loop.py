@@ -22,7 +22,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop, schedule
 from transduce.training.checkpoint import Environment, average_weights, load_checkpoint, load_newest
-from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy

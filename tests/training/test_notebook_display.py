@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from transduce.training.events import (
+from transduce.training.display import (
     NotebookDisplay,
     ProgressDisplay,
-    TrainEvent,
-    ValidationEvent,
     draw_losses,
     is_in_notebook,
     make_display,
 )
+from transduce.training.events import TrainEvent, ValidationEvent
 
 
 def report(step: int, loss: float) -> TrainEvent:

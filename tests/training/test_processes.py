@@ -19,6 +19,7 @@ from transduce.kernels.select import kernels_for_training
 from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.process_environment import Ranks, launched_ranks
 from transduce.training import distributed
 from transduce.training.choices import choose_kernels
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
@@ -86,12 +87,15 @@ def test_one_process_sums_and_broadcasts_its_own_values() -> None:
 def test_without_torchrun_a_run_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join_processes("cpu").count == 1
+    monkeypatch.setenv("RANK", "1")  # which other programs set, too
+    assert launched_ranks() == Ranks()
 
 
-def test_an_incomplete_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("count", ["2", "two"])
+def test_an_incomplete_environment_is_an_error(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", count)
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(TransduceError, match=r"WORLD_SIZE is 2, but RANK, .* are not all numbers"):
+    with pytest.raises(TransduceError, match=rf"WORLD_SIZE is {count}, but RANK, .* are not all numbers"):
         join_processes("cpu")
 
 

@@ -162,11 +162,10 @@ def test_a_checkpoint_part_that_another_process_cannot_write_fails_in_all(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
+@pytest.mark.usefixtures("second_of_two_processes")
 def test_gpu_processes_reduce_cpu_tensors_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL alone takes nothing but the GPU's tensors, and the numbers of a step are the processor's."""
     asked: list[str] = []
-    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: asked.append(backend))
     assert join_processes("cuda").rank == 1

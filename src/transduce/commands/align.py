@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_computing, add_languages, check_writable, load_translator
+from transduce.commands.options import add_computing, add_languages, check_writable, load_translator, read_aligned_lines
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.ui_language import localized
@@ -130,12 +130,8 @@ def _read_pairs(options: argparse.Namespace) -> "Iterator[WordPair]":
     from transduce.inspection.alignment import word_pair
 
     files = [options.source, options.target, options.source_words, options.target_words]
-    lines = [None if file is None else list(read_lines(file)) for file in files]
-    counts = {file: len(each) for file, each in zip(files, lines, strict=True) if each is not None}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{file} has {count:,}" for file, count in counts.items())
-        raise TransduceError(f"Files of pairs must have the same number of lines, but {listed}: use files that match.")
-    columns: list[Iterable[str | None]] = [repeat(None) if each is None else each for each in lines]
+    lines = iter(read_aligned_lines(*(file for file in files if file is not None)))
+    columns: list[Iterable[str | None]] = [repeat(None) if file is None else next(lines) for file in files]
     named = " and ".join(file for file in files[2:] if file is not None)
     is_document = False  # empty lines separate the documents of models that read context
     for number, (source, target, source_words, target_words) in enumerate(zip(*columns, strict=False), 1):

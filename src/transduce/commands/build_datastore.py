@@ -10,6 +10,7 @@ import msgspec
 from transduce.commands.options import (
     LANGUAGE_OPTIONS,
     add_computing,
+    add_json,
     add_languages,
     check_writable,
     load_translator,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from transduce.inference.datastore import Datastore
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DatastoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report about a new datastore for kNN retrieval: its size, and its effect on the loss."""
 
     pairs: int
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--target", required=True, metavar="FILE", help="their translations, one per line")
     add("--output", required=True, metavar="FILE", help="write the datastore here")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     tuning = parser.add_argument_group("choice of the retrieval weight")
     tuning.add_argument(
         "--dev-source",
@@ -105,9 +106,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(datastore: "Datastore") -> Report:
+def _report(datastore: "Datastore") -> DatastoreReport:
     card = datastore.neighbors.card
-    return Report(
+    return DatastoreReport(
         pairs=card.pairs,
         left_out=datastore.left_out,
         positions=len(datastore.neighbors.tensors.labels),

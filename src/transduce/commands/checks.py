@@ -11,9 +11,11 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
     add_device,
+    add_json,
     add_settings,
     check_writable,
     loading_options,
+    option_of,
     write_report,
 )
 from transduce.commands.train import add_run, run_request
@@ -33,7 +35,7 @@ def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce check-install` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", help="a model folder: show what decodes this model, and why faster backends do not")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     add_computing(parser)
 
 
@@ -50,7 +52,7 @@ def run_check_install(options: argparse.Namespace) -> int:
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce verify` in its argparse parser."""
     parser.add_argument("folder", help="a model folder of `transduce train` or `transduce import`")
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(parser.add_argument)
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -65,7 +67,7 @@ def run_verify(options: argparse.Namespace) -> int:
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce verify-resume`: the options of `transduce train` that define a run."""
     add_run(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(parser.add_argument)
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
@@ -96,7 +98,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce doctor` in its argparse parser."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     corpus = parser.add_argument_group("corpus")
     corpus.add_argument(
         "--source",
@@ -157,9 +159,9 @@ def _check_options(options: argparse.Namespace) -> None:
         sources, targets = getattr(options, one), getattr(options, other)
         are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
         if bool(sources) != bool(targets) and not are_pairs:
-            names = [name.replace("_", "-") for name in (one, other)]
             raise TransduceError(
-                f"--{names[0]} and --{names[1]} belong together: pass both, or files of pairs such as .tsv and .csv."
+                f"{option_of(one)} and {option_of(other)} belong together: pass both, or files of pairs such as .tsv "
+                "and .csv."
             )
     if options.test_source and not options.source:
         raise TransduceError("--test-source is searched in the training text: pass --source and --target too.")

@@ -18,6 +18,7 @@ from transduce.commands.options import (
     add_computing,
     add_datastore,
     add_glossary,
+    add_json,
     add_languages,
     add_scoring,
     add_search,
@@ -25,12 +26,12 @@ from transduce.commands.options import (
     glossary_from,
     load_translator,
     loading_options,
-    option_of,
     read_aligned_lines,
     refuse_options,
     search_settings,
     write_lines,
     write_report,
+    write_results,
 )
 from transduce.errors import TransduceError, shell_word
 from transduce.text.files import count_noun
@@ -63,7 +64,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
     add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
     add("--output", metavar="FILE", help="write the model's translations here")
-    add("--json", metavar="PATH", help="write the scores as JSON; -: to standard output")
+    add_json(add, "the scores")
     add(
         "--variants",
         action="store_true",
@@ -98,7 +99,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     hypotheses = _translate(translator, sources, search, glossary)
     elapsed_seconds = time.monotonic() - started_at
     if options.output:
-        write_file(Path(options.output), "".join(f"{line}\n" for line in hypotheses).encode())
+        write_results((f"{line}\n" for line in hypotheses), options.output)
     counting = {
         "target_language": translator.target_language,
         "tokenize": options.tokenize,
@@ -169,16 +170,16 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     from transduce.inference.classifier import load_classifier
     from transduce.inference.evaluate import check_labels
 
-    for name in _TRANSLATION_OPTIONS:
-        if (value := vars(options)[name]) is not None and value is not False:
-            raise TransduceError(
-                f"`{option_of(name)}` is for translations, but {options.model} is a classifier: leave it out."
-            )
+    refuse_options(
+        options,
+        _TRANSLATION_OPTIONS,
+        f"`{{option}}` is for translations, but {options.model} is a classifier: leave it out.",
+    )
     classifier = load_classifier(options.model, **loading_options(options))
     check_labels(classifier, labels, f"{options.reference}:1")
     predicted = [each.label for each in classifier(texts)]
     if options.output:
-        write_file(Path(options.output), "".join(f"{label}\n" for label in predicted).encode())
+        write_results((f"{label}\n" for label in predicted), options.output)
     report = score_labels(predicted, labels)
     write_report(report, options.json)
     if options.json != "-":
@@ -229,7 +230,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="FILE", help="source sentences, one per line; required if A or B is a model")
     add("--reference", required=True, metavar="FILE", help="human translations of the source, one per line")
     add("--language", metavar="CODE", help="target language (default: the model's, or the reference's suffix)")
-    add("--json", metavar="PATH", help="write the comparison as JSON; -: to standard output")
+    add_json(add, "the comparison")
     tests = parser.add_argument_group("significance tests")
     tests.add_argument("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
     tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
@@ -372,11 +373,7 @@ class TextSummary(Summary, frozen=True, kw_only=True):
     """The negative log-probability of all lines in bits, per character without line feeds."""
 
     def __str__(self) -> str:
-        return (
-            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
-            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}, "
-            f"{self.bits_per_character:,.3f} bits per character"
-        )
+        return f"{super().__str__()}, {self.bits_per_character:,.3f} bits per character"
 
 
 def add_score_arguments(parser: argparse.ArgumentParser) -> None:
@@ -392,7 +389,7 @@ def add_score_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ALPHA",
         help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
-    add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_json(add, "the scores")
     add_languages(parser)
     add_computing(parser)
 
@@ -560,7 +557,7 @@ def add_estimate_quality_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write all lines with their warnings and probabilities: a table (.tsv, .csv) or JSON lines (.jsonl)",
     )
-    add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
+    add_json(add, "the warnings")
     add_glossary(parser)
     add_search(parser)
     add_languages(parser)
@@ -602,7 +599,7 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
         write_file(Path(options.output), write_table(lines))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
-        write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
+        write_results((f"{each.text}\n" for each in redecoded), options.redecode)
         remaining = _report(
             _reviewed(redecoded, estimate_quality(translator, redecoded, glossary=glossary), glossary), None
         )

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from transduce.commands.main import ListingFormatter
 from transduce.commands.options import (
+    LANGUAGE_OPTIONS,
     add_computing,
+    add_json,
+    add_languages,
     check_folder,
     check_writable,
     load_translator,
@@ -15,6 +18,7 @@ from transduce.commands.options import (
     option_of,
     print_bytes,
     read_aligned_lines,
+    refuse_options,
     write_report,
 )
 from transduce.errors import TransduceError
@@ -36,7 +40,7 @@ def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list the runs and their state, check settings and files, and do not train",
     )
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     add_computing(parser, int8=False)
 
 
@@ -45,20 +49,17 @@ def run_experiment(options: argparse.Namespace) -> int:
 
     With --dry-run, nothing is trained: the runs are listed, and 1 is returned if any could not start.
     """
-    from transduce.inspection.experiments import REPORT, experiment
-    from transduce.tasks.experiments import read_experiment
+    from transduce.inspection.experiments import REPORT, train_and_compare
+    from transduce.tasks.experiments import ExperimentOptions, read_experiment
 
     check_writable(report=options.json, inputs=[options.file])
+    experiment = read_experiment(options.file)
     if options.dry_run:
-        return _dry_run(read_experiment(options.file), options.device)
-    report = experiment(
-        options.file,
-        jobs=options.jobs,
-        **loading_options(options),
-    )
+        return _dry_run(experiment, options.device)
+    report = train_and_compare(experiment, ExperimentOptions(jobs=options.jobs, **loading_options(options)))
     write_report(report, options.json)
     if options.json != "-":
-        print(localized(f"The report is in {Path(read_experiment(options.file).out) / REPORT}."))
+        print(localized(f"The report is in {Path(experiment.out) / REPORT}."))
     return 1 if report.failures else 0
 
 
@@ -91,11 +92,11 @@ _RESULTS = {
 # The options of each result, besides those that all have.
 _OPTIONS_OF_RESULT: dict[str, tuple[str, ...]] = {
     "table1": ("lengths", "kernel", "radius"),
-    "table2": ("model", "source", "reference"),
+    "table2": ("model", "source", "reference", *LANGUAGE_OPTIONS),
     "table3": ("rows", "steps", "warmup_steps", "source", "target", "dev_source", "dev_target", "runs", "jobs"),
     "table4": ("steps", "trees", "runs"),
-    **dict.fromkeys(("figure3", "figure4"), ("model", "sentence", "layer", "word", "output")),
-    "figure5": ("model", "sentence", "layer", "output"),
+    **dict.fromkeys(("figure3", "figure4"), ("model", "sentence", "layer", "word", "output", *LANGUAGE_OPTIONS)),
+    "figure5": ("model", "sentence", "layer", "output", *LANGUAGE_OPTIONS),
 }
 
 
@@ -108,7 +109,7 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
         for name, purpose in _RESULTS.items()
     )
     parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))
-    parser.add_argument("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
+    add_json(parser.add_argument, "the result")
     layers = parser.add_argument_group("table1").add_argument
     layers("--lengths", type=int, nargs="+", metavar="N", help="numbers of positions (default: 16 32 64 128)")
     layers("--kernel", type=int, metavar="K", help="positions that a convolution reads (default: 3)")
@@ -137,17 +138,18 @@ def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     figures("--layer", type=int, metavar="N", help="layer, from 1 (default: the last but one)")
     figures("--word", metavar="WORD", help="the word that attends (default: chosen by its attention)")
     figures("--output", metavar="FILE", help="write a picture: .png, .svg or .pdf (default: draw in the terminal)")
+    add_languages(parser)
     add_computing(parser)
 
 
 def run_paper(options: argparse.Namespace) -> int:
     """Compute a table or figure of "Attention Is All You Need", print it with what the paper says, and return 0."""
-    allowed = _OPTIONS_OF_RESULT[options.result]
-    for name in {option for options_of in _OPTIONS_OF_RESULT.values() for option in options_of}:
-        if vars(options)[name] is not None and name not in allowed:
-            raise TransduceError(
-                f"`{option_of(name)}` does not apply to `transduce paper {options.result}`: leave it out."
-            )
+    of_any = {name for names in _OPTIONS_OF_RESULT.values() for name in names}
+    refuse_options(
+        options,
+        of_any - set(_OPTIONS_OF_RESULT[options.result]),
+        f"`{{option}}` does not apply to `transduce paper {options.result}`: leave it out.",
+    )
     check_writable(options.output, report=options.json, inputs=[options.model, options.source, options.reference])
     if options.result.startswith("figure"):
         return _figure(options)
@@ -185,12 +187,9 @@ def _table2(options: argparse.Namespace) -> Any:
 def _experiment(options: argparse.Namespace) -> Any:
     from transduce.tasks.experiments import ExperimentOptions
 
-    precision = options.precision
-    if precision == "int8":
+    if options.precision == "int8":
         raise TransduceError("`--precision int8` is for models that are trained already: use fp32 or bf16.")
-    return ExperimentOptions(
-        jobs=options.jobs or 1, device=options.device, threads=options.threads, precision=precision
-    )
+    return ExperimentOptions(jobs=options.jobs or 1, **loading_options(options))
 
 
 def _table3(options: argparse.Namespace) -> Any:

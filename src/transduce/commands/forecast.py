@@ -2,12 +2,19 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transduce.atomic_io import write_file
-from transduce.commands.options import add_device, check_writable, file_or_stream, loading_options, write_report
-from transduce.commands.translate import standard_output
+from transduce.commands.options import (
+    add_device,
+    add_json,
+    check_json,
+    check_writable,
+    file_or_stream,
+    loading_options,
+    refuse_options,
+    write_report,
+    write_results,
+)
 from transduce.errors import TransduceError
 
 if TYPE_CHECKING:
@@ -49,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --score: points of a season, for the seasonal baseline (default: the model's)",
     )
-    scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_json(scoring.add_argument, needs="--score")
     add_device(parser)("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
 
 
@@ -66,12 +73,7 @@ def run(options: argparse.Namespace) -> int:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
     forecast = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
-    lines = "".join(f"{line}\n" for line in table_lines(forecast))
-    if options.output:
-        write_file(Path(options.output), lines.encode())
-    else:
-        with standard_output() as output:
-            output.write(lines)
+    write_results((f"{line}\n" for line in table_lines(forecast)), options.output)
     return 0
 
 
@@ -80,11 +82,11 @@ def _seed(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("last", "season", "json"):
-        if getattr(options, name) is not None and not options.score:
-            raise TransduceError(f"`--{name}` needs `--score`: add that, or leave it out.")
-    if options.seed is not None and not options.samples:
-        raise TransduceError("`--seed` needs `--samples`: add that, or leave it out.")
+    check_json(options, "score")
+    if not options.score:
+        refuse_options(options, ("last", "season"), "`{option}` needs `--score`: add that, or leave it out.")
+    if not options.samples:
+        refuse_options(options, ["seed"], "`{option}` needs `--samples`: add that, or leave it out.")
     if options.score and options.output:
         raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
 

@@ -9,16 +9,20 @@ import msgspec
 from transduce.commands.options import (
     GENERATED_TOKENS,
     SAMPLING_OPTIONS,
+    SEARCH_OPTIONS,
     add_computing,
+    add_json,
     add_sampling,
+    add_settings,
     check_writable,
     loading_options,
     refuse_options,
     sampling_from,
+    search_from,
+    standard_output,
     text_argument,
     write_report,
 )
-from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from transduce.search.settings import SearchSettings
 
 _TEMPERATURE = 0.8
+_SEARCH_OPTIONS = ("no_repeated_ngrams", "repetition_penalty", "forbid")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +58,6 @@ class GenerationReports(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and options of `transduce generate` in its argparse parser."""
-
     add = parser.add_argument
     add("model", help="the folder of a language model")
     add(
@@ -71,30 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-length", type=int, default=GENERATED_TOKENS, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
     add("--one-line", action="store_true", help="end a text at its first line feed")
-    add(
-        "--no-repeated-ngrams",
-        type=int,
-        default=0,
-        metavar="N",
-        help="no n-gram of N tokens occurs twice; 0: no limit",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="greater than 1: tokens of the prompt and the text so far become less likely, as in transformers; "
-        "1: no effect",
-    )
-    add(
-        "--forbid",
-        action="append",
-        default=[],
-        type=text_argument,
-        metavar="TEXT",
-        help="no text contains this; can be repeated",
-    )
-    add("--json", metavar="PATH", help="write texts and probabilities as JSON; -: to standard output")
+    add_settings(add, *_SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+    add_json(add, "the texts with their probabilities")
     add_sampling(parser.add_argument_group("sampling").add_argument, temperature=_TEMPERATURE)
     search = parser.add_argument_group("search instead of sampling")
     search.add_argument("--greedy", action="store_true", help="always take the most likely token")
@@ -181,9 +163,7 @@ def search_from_options(options: argparse.Namespace) -> "SearchSettings":
         n_best=options.n_best,
         length_penalty=options.length_penalty or 0.0,
         max_length=options.max_length,
-        no_repeated_ngrams=options.no_repeated_ngrams,
-        repetition_penalty=options.repetition_penalty,
-        forbidden=tuple(options.forbid),
+        **search_from(options, _SEARCH_OPTIONS),
         sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling_from(options)) if samples else None,
     )
 

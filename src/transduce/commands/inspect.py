@@ -13,6 +13,7 @@ from transduce.commands.options import (
     ATTRIBUTION_METHODS,
     LANGUAGE_OPTIONS,
     add_computing,
+    add_json,
     add_languages,
     add_search,
     check_writable,
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default with --html: samples of the dev set)",
     )
     add("--html", metavar="PATH", help="write a self-contained page for a browser")
-    add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
+    add_json(add, "the content of the page")
     add(
         "--attribution",
         choices=ATTRIBUTION_METHODS,

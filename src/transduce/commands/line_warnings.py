@@ -236,6 +236,7 @@ def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
     is_spelled_in_bytes = cache(has_bytes)
 
     def find(text: str) -> UnknownLetters:
+        text = vocabulary.readable(text)
         unknown = vocabulary.unknown_characters(text)
         lacking = unknown.split() if isinstance(vocabulary, ImportedVocabulary) else list(unknown)
         # Tokens of several letters may have letters that are no tokens by themselves.

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, use_common_options
 from transduce.process_environment import handle_sigterm, stop_with_parent
-from transduce.ui_language import LANGUAGES, columns_of, labeled, localized, ui_language
+from transduce.ui_language import LANGUAGES, labeled, localized, ui_language, wrap
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
@@ -60,15 +60,13 @@ _SHARED_MODULES = {
     **dict.fromkeys(("demo", "train"), "train"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
-    **dict.fromkeys(("export", "import", "quantize"), "conversion"),
+    **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
     **dict.fromkeys(("experiment", "paper"), "experiments"),
     **dict.fromkeys(("check-install", "doctor", "verify", "verify-resume"), "checks"),
 }
 """Modules of several commands, whose functions are named after the command: `add_tag_arguments` and `run_tag`."""
 
 _UI_LANGUAGE = "--ui-language"
-# What stays on one line: a word or a Chinese character, with opening marks before it and closing marks after it.
-_UNIT = r"[（“]*(?:[!-\u2e7f]+|[\u2e80-\uffff])[，。；：、）”？！]*| +"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -107,12 +105,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return localized(action.help) + localized(text.removeprefix(action.help)).strip()
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return super()._split_lines(text, width) if ui_language() == "en" else wrapped(text, width)
+        return super()._split_lines(text, width) if ui_language() == "en" else wrap(" ".join(text.split()), width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if ui_language() == "en":
             return super()._fill_text(text, width, indent)
-        return "\n".join(indent + line for line in wrapped(text, width - len(indent)))
+        return "\n".join(indent + line for line in wrap(" ".join(text.split()), width - len(indent)))
 
 
 class ListingFormatter(HelpFormatter):
@@ -120,23 +118,6 @@ class ListingFormatter(HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - argparse's own interface
         return "\n".join(indent + line for line in text.split("\n"))
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Divide a help text in Chinese into lines of at most `width` columns, of which a Chinese character takes two.
-
-    A line can end at a space, and before or after a Chinese character, but no line begins with a closing mark. Longer
-    words stay whole, and line breaks in the text count as spaces.
-    """
-    lines, line, columns = [], "", 0
-    for unit in re.findall(_UNIT, " ".join(text.split())):
-        taken = columns_of(unit)
-        if line and columns + taken > width:
-            lines.append(line.rstrip())
-            line, columns = "", 0
-        if line or not unit.isspace():
-            line, columns = line + unit, columns + taken
-    return [*lines, line.rstrip()] if line else lines
 
 
 class Parser(argparse.ArgumentParser):

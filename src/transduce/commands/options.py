@@ -1,9 +1,13 @@
-"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
+"""Declare the options that several commands share, read them, check files, read standard input, and write results."""
 
 import argparse
+import codecs
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +15,9 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, json_bytes, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, utf16_name
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
@@ -54,6 +58,18 @@ def add_device(parser: argparse.ArgumentParser) -> Callable[..., object]:
     add("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
     add("--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)")
     return add
+
+
+def add_json(add: Callable[..., object], what: str = "the report", *, needs: str | None = None) -> None:
+    """Declare the option --json, which writes a command's result as JSON.
+
+    Args:
+        add: the `add_argument` of a command or a group.
+        what: noun for the result in the help.
+        needs: another option, without which --json has no effect; None: there is none.
+    """
+    text = f"write {what} as JSON; -: to standard output"
+    add("--json", metavar="PATH", help=text if needs is None else f"with {needs}: {text}")
 
 
 def option_of(name: str) -> str:
@@ -145,7 +161,7 @@ SEARCH_OPTIONS = {
     ),
     "forbid": SettingOption(
         "search.forbidden",
-        "no translation contains this word or text; can be repeated",
+        "a word or text that no output contains; can be repeated",
         {"action": "append", "type": text_argument, "metavar": "TEXT"},
     ),
     "batch_invariant": SettingOption(
@@ -155,14 +171,19 @@ SEARCH_OPTIONS = {
     ),
 }
 """The options that override the search settings in a model's folder, by their names in Python."""
-BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
-"""Search options that have no effect when translations are sampled."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Declare a command's options that override the search settings in a model's folder, such as --beam-size."""
     group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
     add_settings(group.add_argument, *SEARCH_OPTIONS, table=SEARCH_OPTIONS)
+
+
+def search_from(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the named search options that the user has set, by their names in `SearchSettings`."""
+    passed = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+    values = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -257,15 +278,27 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
     Args:
         options: the options of a command.
-        names: names of the options to refuse, which are None if they are not set.
+        names: names of the options to refuse, which are None, False or an empty list if they are not set.
         reason: the message, with `{option}` for the option.
 
     Raises:
         TransduceError: one of the options is set.
     """
     for name in names:
-        if vars(options)[name] is not None:
-            raise TransduceError(reason.format(option=option_of(name)))
+        value = vars(options)[name]
+        if value is not None and value is not False and value != []:
+            raise TransduceError(reason.replace("{option}", option_of(name)))
+
+
+def check_json(options: argparse.Namespace, needed: str) -> None:
+    """Refuse --json without the option named `needed`, which makes the report that --json writes.
+
+    Raises:
+        TransduceError: --json is set alone.
+    """
+    if not vars(options)[needed]:
+        reason = f"`{{option}}` writes the report of `{option_of(needed)}`: pass that too, or leave it out."
+        refuse_options(options, ["json"], reason)
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
@@ -302,27 +335,32 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
+@cache
+def _report_unused(name: str, value: float | str, folder: str) -> None:
+    """Report on standard error, once, that the options leave a search setting of a model's folder without effect."""
+    sys.stderr.write(localized(f"`{name}` ({value} in {folder}) has no effect with these options.\n"))
+
+
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
-    An option that only affects a beam search disables sampling, which the settings in the folder may specify. No model
-    is loaded.
+    An option that only affects a beam search disables sampling, which the settings in the folder may specify. A notice
+    on standard error names the settings in the folder that the options leave without effect. No model is loaded.
 
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
     """
     from transduce.inference.decoding import read_search_settings
+    from transduce.search.settings import override_search
 
-    passed = {name: vars(options)[name] for name in SEARCH_OPTIONS if vars(options)[name] is not None}
     base = read_search_settings(Path(folder))
-    if passed.keys() & set(BEAM_OPTIONS):
-        base = msgspec.structs.replace(base, sampling=None)
-    overrides = {SEARCH_OPTIONS[name].setting.removeprefix("search."): value for name, value in passed.items()}
-    if "forbid" in passed:
-        overrides["forbidden"] = tuple(passed["forbid"])
-    search = msgspec.structs.replace(base, **overrides)
-    if options.coverage_penalty and search.beam_size == 1:
-        raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    overrides = search_from(options, SEARCH_OPTIONS)
+    search = override_search(base, overrides)
+    if options.length_penalty is not None and search.beam_size == 1:
+        raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    for name in sorted(search.__struct_fields__):
+        if name not in overrides and getattr(search, name) != (value := getattr(base, name)):
+            _report_unused(name, value if isinstance(value, int | float) else "set", folder)
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."
@@ -469,3 +507,100 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path != "-":
         print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     sys.stderr.write(localized(f"{report}\n"))
+
+
+# --- standard input and output ---
+
+
+_MAX_DAMAGED = 5  # damaged lines that are reported individually
+_GZIP_START = b"\x1f\x8b"
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[io.TextIOWrapper]:
+    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
+    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
+    try:
+        yield output
+        output.flush()
+    finally:
+        output.detach()
+
+
+def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
+    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
+
+    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
+    stream.
+
+    Args:
+        is_any_text: do not check whether the first lines show a document, such as subtitles.
+
+    Raises:
+        TransduceError: the first bytes show another format.
+    """
+    from transduce.documents.formats import recognize_text
+
+    damaged, start = 0, b""
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        if number <= 2 and not is_any_text:
+            start += raw
+            recognize_text("Standard input", start)
+        line = raw.removesuffix(b"\n")
+        line = line.removesuffix(b"\r") if line != raw else line
+        if number == 1:
+            _refuse_other_content(line)
+            _refuse_other_ends(raw)
+            line = line.removeprefix(codecs.BOM_UTF8)
+        text = line.decode("utf-8", "replace")
+        if text.count("\ufffd") > line.count("\ufffd".encode()):
+            damaged += 1
+            if damaged <= _MAX_DAMAGED:
+                sys.stderr.write(
+                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                )
+        yield text
+    if damaged > _MAX_DAMAGED:
+        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
+    if damaged:
+        sys.stderr.write(localized("Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.\n"))
+
+
+def _refuse_other_content(line: bytes) -> None:
+    encoding = utf16_name(line)
+    if encoding or line.startswith(_GZIP_START):
+        raise TransduceError(
+            f"Standard input must be lines of UTF-8, but begins as {encoding} does: put it through `iconv -f "
+            f"{encoding} -t UTF-8`."
+            if encoding
+            else "Standard input must be lines of UTF-8, but begins as gzip does: put it through `zcat`."
+        )
+
+
+def _refuse_other_ends(raw: bytes) -> None:
+    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
+
+    Args:
+        raw: the bytes of the first line.
+    """
+    if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
+        raise TransduceError(
+            "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
+            "`tr '\\r' '\\n'`."
+        )
+
+
+def write_results(results: Iterable[str], output: str | None) -> None:
+    """Write results, which include their line breaks.
+
+    Args:
+        results: the results, each one or more lines.
+        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
+    """
+    if output:
+        write_file(Path(output), "".join(results).encode("utf-8", "replace"))
+        return
+    with standard_output() as stream:
+        for result in results:
+            stream.write(result)
+            stream.flush()

@@ -16,6 +16,7 @@ from transduce.commands.options import (
     load_translator,
     option_of,
     print_bytes,
+    refuse_options,
 )
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
@@ -131,11 +132,14 @@ def _check_options(options: argparse.Namespace) -> None:
     items, takes = _ARGUMENTS_OF_KIND[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
-    for name in {name for _, names in _ARGUMENTS_OF_KIND.values() for name in names}:
-        is_set = vars(options)[name] is not None
-        if is_set and name not in takes:
-            raise TransduceError(f"{option_of(name)} does not apply to `transduce plot {options.kind}`: leave it out.")
-        if not is_set:
+    of_any = dict.fromkeys(name for _, names in _ARGUMENTS_OF_KIND.values() for name in names)
+    refuse_options(
+        options,
+        of_any.keys() - set(takes),
+        f"`{{option}}` does not apply to `transduce plot {options.kind}`: leave it out.",
+    )
+    for name in of_any:
+        if vars(options)[name] is None:
             vars(options)[name] = defaults.get(name)
     if options.kind == "masks" and not padding_is_set:
         options.padding = min(options.padding, max(0, options.length - 1))

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from transduce.argument_checks import as_shard
 from transduce.commands.options import (
     PREPARED_KINDS,
+    add_json,
     add_settings,
     check_folder,
     check_writable,
-    option_of,
+    refuse_options,
     settings_from,
     write_report,
 )
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="any setting of [task], [data] and [tokenizer]; can be repeated",
     )
-    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_json(add)
     texts = parser.add_argument_group("texts").add_argument
     add_settings(texts, "source", "target", "dev_source", "dev_target")
     texts("--no-hold-out", action="store_true", help="hold out no training pairs for validation")
@@ -81,7 +83,10 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
     request = _request(options)
     if options.merge is not None:
-        _refuse_beside(options, "--merge", "settings", *OPTIONS, "set", *_PAIR_OPTIONS, "tokenizer_only", "no_hold_out")
+        if options.settings is not None:
+            raise TransduceError("`--merge` cannot be combined with a settings file: leave one of them out.")
+        declared = [name for name in OPTIONS if name in options]
+        _refuse_beside(options, "--merge", *declared, "set", *_PAIR_OPTIONS, "tokenizer_only", "no_hold_out")
         return merge_shards(options.merge, options.out)
     if options.tokenizer_only:
         _refuse_beside(options, "--tokenizer-only", *_PAIR_OPTIONS, "no_hold_out")
@@ -90,30 +95,18 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
 
 def _request(options: argparse.Namespace) -> "PrepareRequest":
-    from transduce.tasks.preparing import PrepareRequest, parse_shard
+    from transduce.tasks.preparing import PrepareRequest
 
     return PrepareRequest(
         settings=settings_from(options),
         out=Path(options.out),
         tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
-        shard=(1, 1) if options.shard is None else parse_shard(options.shard),
+        shard=(1, 1) if options.shard is None else as_shard(options.shard),
         workers=options.workers,
         hold_out=not options.no_hold_out,
     )
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse options that cannot be combined with another one.
-
-    Args:
-        options: the options of the command.
-        mode: the option that is set, such as `--merge`.
-        *others: names of the options (and of the settings file) that must not be set beside it.
-
-    Raises:
-        TransduceError: one of the others is set.
-    """
-    for other in others:
-        if getattr(options, other, None):
-            name = "a settings file" if other == "settings" else f"`{option_of(other)}`"
-            raise TransduceError(f"`{mode}` cannot be combined with {name}: leave one of them out.")
+    """Refuse the options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
+    refuse_options(options, others, f"`{mode}` cannot be combined with `{{option}}`: leave one of them out.")

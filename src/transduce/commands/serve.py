@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from transduce.commands.options import (
     option_of,
     search_settings,
 )
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, import_extra
 from transduce.inspection.page import render_live_page
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from transduce.serving.models import ServedGenerator, ServedModel
     from transduce.serving.service import Catalog
 
-_PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 # With more workers each would get too few sentences.
 _MAX_WORKERS = 4
 _MAX_SAMPLES, _MAX_SAMPLE_CHARACTERS = 4, 60
@@ -130,7 +129,8 @@ def run(options: argparse.Namespace) -> int:
     """Serve the models' translations over HTTP until a signal arrives, then return 0."""
     from transduce.serving.models import parse_model
 
-    _check_installed()
+    for package in _PACKAGES:
+        import_extra(package, "serve", "`transduce serve`")
     from transduce.serving.app import Application
     from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
     from transduce.serving.service import Catalog, Service
@@ -176,15 +176,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _leave(number: int, frame: object) -> None:  # noqa: ARG001
     raise SystemExit(0 if number == signal.SIGTERM else 128 + signal.SIGINT)
-
-
-def _check_installed() -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
-    if missing:
-        raise TransduceError(
-            f"`transduce serve` needs packages that are not installed ({', '.join(missing)}): "
-            "pip install 'transduce[serve]'."
-        )
 
 
 def serving_settings(options: argparse.Namespace) -> ServingSettings:

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
-from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
+from transduce.atomic_io import name_path_in_errors, open_atomically
 from transduce.commands.options import (
     add_computing,
+    add_json,
+    check_json,
     check_writable,
     file_or_stream,
     loading_options,
+    stdin_lines,
     text_argument,
     write_report,
+    write_results,
 )
-from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
 from transduce.text.tagged import is_tagged_file, read_tagged
@@ -59,22 +62,6 @@ def _input_lines(options: argparse.Namespace) -> Iterator[str]:
     return read_lines(options.text) if options.text else stdin_lines()
 
 
-def _write_results(results: Iterable[str], output: str | None) -> None:
-    """Write results, which include their line breaks.
-
-    Args:
-        results: the results, each one or more lines.
-        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
-    """
-    if output:
-        write_file(Path(output), "".join(results).encode())
-        return
-    with standard_output() as stream:
-        for result in results:
-            stream.write(result)
-            stream.flush()
-
-
 # --- classify ---
 
 
@@ -93,7 +80,7 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
     add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
-    add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
+    add_json(add, needs="--labels")
     add_computing(parser)
 
 
@@ -112,8 +99,7 @@ def run_classify(options: argparse.Namespace) -> int:
     from transduce.inference.classifier import load_classifier
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
-    if options.json and not options.labels:
-        raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
+    check_json(options, "labels")
     if options.probabilities and options.labels and not options.output:
         raise TransduceError(
             "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
@@ -124,7 +110,7 @@ def run_classify(options: argparse.Namespace) -> int:
         _report_labels(options, classifier)
         return 0
     found = _in_blocks(classifier, _input_lines(options), _BLOCK_LINES)
-    _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+    write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
     return 0
 
 
@@ -139,7 +125,7 @@ def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> Non
     check_labels(classifier, labels, f"{options.labels}:1")
     found = list(_in_blocks(classifier, texts, _BLOCK_LINES))
     if options.output:
-        _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+        write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
     write_report(score_labels([each.label for each in found], labels), options.json)
 
 
@@ -181,7 +167,7 @@ def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
         "--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags"
     )
     add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
-    add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_json(add, needs="--score")
     add_computing(parser)
 
 
@@ -193,8 +179,7 @@ def run_tag(options: argparse.Namespace) -> int:
     from transduce.inference.tagger import load_tagger
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
-    if options.json and not options.score:
-        raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
+    check_json(options, "score")
     if (options.score or options.columns) and not options.text:
         option = "--score" if options.score else "--columns"
         raise TransduceError(f"`{option}` needs a file of columns, but standard input has sentences: name a file.")
@@ -205,7 +190,7 @@ def run_tag(options: argparse.Namespace) -> int:
         _report_tags(options, tagger)
         return 0
     taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
-    _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
     return 0
 
 
@@ -242,7 +227,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:
-        _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+        write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
     report = score_tags([tagging.tags for tagging in taggings], [sentence.tags for sentence in sentences])
     write_report(report, options.json)
 
@@ -288,7 +273,7 @@ def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
     add("--output", metavar="FILE", type=file_or_stream, help="write the trees here (default: standard output)")
-    add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
+    add_json(add, needs="--reference")
     add_computing(parser)
 
 
@@ -297,8 +282,7 @@ def run_parse(options: argparse.Namespace) -> int:
     from transduce.inference.parser import load_parser
 
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
-    if options.json and not options.reference:
-        raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
+    check_json(options, "reference")
     if options.reference and options.text:
         raise TransduceError(f"--reference has its own sentences, but {options.text} is named too: leave one out.")
     if options.pretty and options.reference and not options.output:
@@ -313,7 +297,7 @@ def run_parse(options: argparse.Namespace) -> int:
         return 0
     sentences = ([unescape_word(word) for word in line.split()] for line in _input_lines(options))
     parses = _in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER)
-    _write_results((_format_parse(parse, options) for parse in parses), options.output)
+    write_results((_format_parse(parse, options) for parse in parses), options.output)
     return 0
 
 
@@ -329,7 +313,7 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
     sentences = (reference.words() for reference in references)
     parses = list(_in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER))
     if options.output:
-        _write_results((_format_parse(parse, options) for parse in parses), options.output)
+        write_results((_format_parse(parse, options) for parse in parses), options.output)
     brackets = score_trees([parse.tree for parse in parses], references, BracketSettings())
     all_lengths = brackets.all
     return ParsingReport(
@@ -380,7 +364,7 @@ def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text that contains [MASK] (<mask> for some imported models); -: read standard input, one text per line",
     )
     add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
-    add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
+    add_json(add, "the texts with their probabilities")
     add_computing(parser)
 
 

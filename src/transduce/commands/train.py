@@ -16,6 +16,7 @@ from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
     DEMO_STEPS,
     add_computing,
+    add_json,
     add_settings,
     check_folder,
     check_writable,
@@ -25,6 +26,7 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError, common_options, shell_word
+from transduce.process_environment import launched_ranks
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS, Callback
 from transduce.ui_language import localized
@@ -45,7 +47,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="print all choices with their reasons and a forecast of time and memory, and do not train",
     )
     add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
-    add("--json", metavar="PATH", help="write how the run ended, or the forecast, as JSON; -: to standard output")
+    add_json(add, "the result, or the forecast,")
     add(
         "--track",
         nargs="+",
@@ -115,9 +117,7 @@ def run_train(options: argparse.Namespace) -> int:
     request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
     result = train_in_stages(request)
     report = keeper.forecast if is_dry else result
-    if (
-        options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
-    ):  # only the first of several processes
+    if options.json is not None and report is not None and launched_ranks().rank == 0:
         write_json_report(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
@@ -210,7 +210,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")
     add("--seed", type=int, default=1, metavar="N", help="random seed of training")
     add("--again", action="store_true", help="remove an earlier demonstration in DIR and train again")
-    add("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
+    add_json(add, "the result")
     add_computing(parser, int8=False)
 
 

@@ -1,19 +1,18 @@
 """`transduce translate MODEL < in.txt > out.txt`: translate lines of text."""
 
 import argparse
-import codecs
 import contextlib
 import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from transduce.argument_checks import as_shard
 from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
-    BEAM_OPTIONS,
     SAMPLING_OPTIONS,
     add_computing,
     add_datastore,
@@ -28,12 +27,13 @@ from transduce.commands.options import (
     refuse_options,
     sampling_from,
     search_settings,
+    standard_output,
+    stdin_lines,
     text_argument,
     thread_count,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
-from transduce.documents.formats import recognize_text
-from transduce.errors import TransduceError, utf16_name
+from transduce.errors import TransduceError
 from transduce.inference.segmentation import join_wrapped_lines
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from transduce.commands.line_warnings import LineWarnings
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
     from transduce.inference.translator import Translator
-
-_MAX_DAMAGED = 5  # damaged lines that are reported individually
-_GZIP_START = b"\x1f\x8b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,12 +130,12 @@ def run(options: argparse.Namespace) -> int:
 
     Translations are printed, or written to --output. If the input is a terminal, the user is prompted for sentences.
     """
-    from transduce.inference.bulk_files import parse_line_shard, portion_size, portions
+    from transduce.inference.bulk_files import portion_size, portions
     from transduce.machine import detect_machine
 
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
-    shard = parse_line_shard(options.shard)
+    shard = as_shard(options.shard)
     check_options(options)
     check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.datastore])
     if file is None and sys.stdin.isatty() and not options.output:
@@ -223,20 +220,21 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
         TransduceError: an option is out of range, or has no effect.
     """
     from transduce.inference.bulk_files import Job
-    from transduce.search.settings import SamplingSettings
+    from transduce.search.settings import BEAM_SETTINGS, SamplingSettings, override_search
 
     if options.sample:
         refuse_options(
-            options, BEAM_OPTIONS, "`{option}` sets how to search, but --sample does not search: leave one of them out."
+            options,
+            BEAM_SETTINGS,
+            "`{option}` sets how to search, but --sample does not search: leave one of them out.",
         )
     search = search_settings(options, folder)
-    sampling, draws = search.sampling, options.sample or search.sampling is not None
+    sampling, draws = None, options.sample or search.sampling is not None
     if draws:
-        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **sampling_from(options))
+        sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **sampling_from(options))
     else:
         refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
-    n_best = search.n_best if options.n_best is None else options.n_best
-    search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
+    search = override_search(search, {"n_best": options.n_best, "sampling": sampling})
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
@@ -419,7 +417,9 @@ def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> byt
 
 def _digests(folder: Path) -> list[str]:
     """Return SHA-256 digests that identify the model in a folder: of its manifest or, without one, of all its files."""
-    manifest = folder / "manifest.json"
+    from transduce.model_folder.read import MANIFEST
+
+    manifest = folder / MANIFEST
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
 
@@ -427,78 +427,6 @@ def _digests(folder: Path) -> list[str]:
 def open_device(path: str) -> io.TextIOWrapper:
     """Open a device such as /dev/stdout to write UTF-8 text with line feeds, whatever the locale is."""
     return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
-
-
-@contextlib.contextmanager
-def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
-    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
-    try:
-        yield output
-        output.flush()
-    finally:
-        output.detach()
-
-
-def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
-
-    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
-    stream.
-
-    Args:
-        is_any_text: do not check whether the first lines show a document, such as subtitles.
-
-    Raises:
-        TransduceError: the first bytes show another format.
-    """
-    damaged, start = 0, b""
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        if number <= 2 and not is_any_text:
-            start += raw
-            recognize_text("Standard input", start)
-        line = raw.removesuffix(b"\n")
-        line = line.removesuffix(b"\r") if line != raw else line
-        if number == 1:
-            _refuse_other_content(line)
-            _refuse_other_ends(raw)
-            line = line.removeprefix(codecs.BOM_UTF8)
-        text = line.decode("utf-8", "replace")
-        if text.count("\ufffd") > line.count("\ufffd".encode()):
-            damaged += 1
-            if damaged <= _MAX_DAMAGED:
-                sys.stderr.write(
-                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
-                )
-        yield text
-    if damaged > _MAX_DAMAGED:
-        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
-    if damaged:
-        sys.stderr.write(localized("Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.\n"))
-
-
-def _refuse_other_content(line: bytes) -> None:
-    encoding = utf16_name(line)
-    if encoding or line.startswith(_GZIP_START):
-        raise TransduceError(
-            f"Standard input must be lines of UTF-8, but begins as {encoding} does: put it through `iconv -f "
-            f"{encoding} -t UTF-8`."
-            if encoding
-            else "Standard input must be lines of UTF-8, but begins as gzip does: put it through `zcat`."
-        )
-
-
-def _refuse_other_ends(raw: bytes) -> None:
-    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
-
-    Args:
-        raw: the bytes of the first line.
-    """
-    if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
-        raise TransduceError(
-            "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
-            "`tr '\\r' '\\n'`."
-        )
 
 
 def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:
@@ -515,6 +443,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
     from transduce.inference.quality_estimation import describe_wrong_language
     from transduce.inference.redecoding import redecode
 
+    shared: dict[str, Any] = {name: getattr(job, name) for name in ("prefix", "glossary", "text_settings")}
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
     while True:
@@ -528,36 +457,14 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
         if wrong is not None:
             sys.stderr.write(localized(f"warning: this {wrong}.\n"))
         if job.search.n_best == 1 and not job.redecode:
-            for text in translator.stream(
-                sentence,
-                job.search,
-                prefix=job.prefix,
-                phrases=job.phrases,
-                glossary=job.glossary,
-                text_settings=job.text_settings,
-            ):
+            for text in translator.stream(sentence, job.search, phrases=job.phrases, **shared):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
-            results = translator(
-                sentence,
-                search=job.search,
-                prefix=job.prefix,
-                phrases=job.phrases,
-                glossary=job.glossary,
-                text_settings=job.text_settings,
-            )
+            results = translator(sentence, search=job.search, phrases=job.phrases, **shared)
             if job.redecode:
-                (results,) = redecode(
-                    translator,
-                    [results],
-                    job.search,
-                    prefix=job.prefix,
-                    phrases=[job.phrases],
-                    glossary=job.glossary,
-                    text_settings=job.text_settings,
-                )
+                (results,) = redecode(translator, [results], job.search, phrases=[job.phrases], **shared)
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()
 

@@ -25,9 +25,10 @@ from transduce.documents.formats import (
 )
 from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, TermTally
+from transduce.text.languages import PLURAL_FORMS, lacking_plural_forms
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -73,20 +74,16 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-source",
         action="store_true",
-        default=None,
         help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
-    group.add_argument(
-        "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
-    )
+    group.add_argument("--overwrite", action="store_true", help="po and xliff: translate what has a translation, too")
     group.add_argument(
         "--overwrite-fuzzy",
         action="store_true",
-        default=None,
         help="po: translate entries that are flagged `fuzzy`, too, and remove the flag",
     )
     group.add_argument(
-        "--mark-fuzzy", action="store_true", default=None, help="po: give new translations the flag `fuzzy`, for review"
+        "--mark-fuzzy", action="store_true", help="po: give new translations the flag `fuzzy`, for review"
     )
     group.add_argument(
         "--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)"
@@ -168,18 +165,18 @@ def translate_file(
         format=format.name,
         columns=tuple(options.columns or ()),
         fields=tuple(options.fields or ()),
-        keep_source=bool(options.keep_source),
-        join_lines=bool(options.join_lines),
-        overwrite=bool(options.overwrite),
-        overwrite_fuzzy=bool(options.overwrite_fuzzy),
-        mark_fuzzy=bool(options.mark_fuzzy),
+        keep_source=options.keep_source,
+        join_lines=options.join_lines,
+        overwrite=options.overwrite,
+        overwrite_fuzzy=options.overwrite_fuzzy,
+        mark_fuzzy=options.mark_fuzzy,
         encoding=options.encoding,
         target_language=translator.target_language,
     )
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, job.search, glossary=job.glossary, text_settings=job.text_settings)
-    warnings = _UnitWarnings(translator, job.glossary)
+    warnings = _UnitWarnings(document, translator, job.glossary)
     with _progress_bar(document, Path(file).name) as advance:
 
         def observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -196,6 +193,8 @@ def translate_file(
     if output is not None:
         seconds = time.monotonic() - started_at
         sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
+    for note in _message_notes(document, translator.target_language):
+        sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:
         sys.stderr.write(
             localized(
@@ -204,6 +203,34 @@ def translate_file(
             )
         )
     return 0
+
+
+_MAX_SHOWN = 3  # messages that are listed
+_MAX_MESSAGE = 60  # characters of a message
+
+
+def _message_notes(document: Document, language: str | None) -> Iterator[str]:
+    """Yield lines with what a user must know about the branches of a document's ICU messages.
+
+    Args:
+        document: the document, after it was written.
+        language: code of the target language; None: unknown.
+    """
+    record = document.messages
+    if record is not None and record.kept:
+        count = count_noun(len(record.kept), "ICU message")
+        yield f"Kept, because the branches cannot be translated one by one: {count}."
+        for number, text in sorted(record.kept.items())[:_MAX_SHOWN]:
+            shown = " ".join(text.split())
+            shown = shown if len(shown) <= _MAX_MESSAGE else f"{shown[:_MAX_MESSAGE]}…"
+            yield f"  message in text {number}: {shown}"
+    missing = [lacking_plural_forms(forms, language) for forms in ([] if record is None else record.plural_forms)]
+    if any(missing):
+        names = shown_names([f"`{name}`" for name in PLURAL_FORMS if any(name in each for each in missing)])
+        yield (
+            f"{count_noun(sum(map(bool, missing)), 'plural')} in ICU messages without forms of the target language "
+            f"({names}): add these, since their numbers get the form `other` now."
+        )
 
 
 _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
@@ -240,7 +267,7 @@ class _UnitWarnings:
     `str` lists them.
     """
 
-    def __init__(self, translator: "Translator", glossary: Glossary | None) -> None:
+    def __init__(self, document: Document, translator: "Translator", glossary: Glossary | None) -> None:
         from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
         self._warnings = LineWarnings(
@@ -250,19 +277,20 @@ class _UnitWarnings:
             noun="text",
         )
         self._tally = None if glossary is None else TermTally(glossary, of_document=True)
+        self._kept = frozenset() if document.messages is None else document.messages.kept.keys()
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
         """Check the translations of the document's next texts, and collect the warnings about them.
 
-        In texts of the kind `html`, only glossary terms are checked.
+        In texts of the kind `html`, and in ICU messages that stay as they are, only glossary terms are checked.
         """
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
             pair = plain_text(unit.text, unit.kind), plain_text(translation, unit.kind)
             if self._tally is not None:
                 self._tally.add(self._count, *pair)
-            if unit.kind != "html":
+            if unit.kind != "html" and self._count not in self._kept:
                 self._warnings.add(self._count, *pair)
 
     def __str__(self) -> str:

@@ -225,6 +225,14 @@ class Plan(Protocol[AnyBatch_co]):
         """
 
 
+def pad_rows(rows: Sequence[NDArray[np.int64] | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
+    """Return B rows of ids as one array (B, longest) padded at the right, and the number of ids without padding."""
+    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded, sum(map(len, rows))
+
+
 class BatchPlan:
     """A plan of the batches of all epochs, which returns any of them on request.
 

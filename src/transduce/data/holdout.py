@@ -1,6 +1,7 @@
 """Select a dev set from training pairs, by a rule that processes can apply to parts of a corpus independently."""
 
 import heapq
+import unicodedata
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
@@ -207,14 +208,15 @@ def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
 def source_keys(sources: Sequence[str]) -> Keys:
     """Return a 64-bit hash of each source's letters, combining marks and digits, ignoring case.
 
-    So sources that differ only in spaces or punctuation have one key. A source without letters and digits is hashed as
-    it is.
+    So sources that differ only in spaces, punctuation or composition (Unicode NFC) have one key. A source without
+    letters and digits is hashed as it is.
     """
     if not sources:
         return np.zeros(0, np.uint64)
     text = "\n".join(sources)
     if text.count("\n") >= len(sources):  # texts with line feeds, which count as spaces
         text = "\n".join(source.replace("\n", " ") for source in sources)
+    text = unicodedata.normalize("NFC", text)
     # Few distinct characters are not part of words, so each is removed from all texts at once.
     for character in sorted(set(text) - {"\n"}):
         if not is_word_character(character):

@@ -5,7 +5,6 @@ stores what merging needs for the decisions that compare pairs.
 """
 
 import hashlib
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -68,8 +67,7 @@ class SentenceEncoder:
         has_line_feeds = text.count(_END) >= len(sentences)
         if self._words is None or "▁" in text or has_line_feeds:
             return self._encoded(self._vocabulary.encode_batch(sentences))
-        if self._vocabulary.nfc:
-            text = unicodedata.normalize("NFC", text)
+        text = self._vocabulary.normalize(text)
         # `_END` becomes a separate word.
         return self._words.cut(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
 

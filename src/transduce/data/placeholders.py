@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Corpus, Plan
+from transduce.data.batches import Batch, Corpus, Plan, pad_rows
 from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -372,14 +372,6 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
         state ^= state >> np.uint64(31)
     uniform: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) / 2.0**53
     return uniform
-
-
-def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return B rows of ids as one array (B, longest) padded at the right, and the number of ids without padding."""
-    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded, sum(map(len, rows))
 
 
 class PlaceholderPlan(Plan[Batch]):

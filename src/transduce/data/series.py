@@ -276,7 +276,8 @@ class WindowedSeries:
             horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
         """
-        self._values = np.concatenate(stretches)
+        self.values = np.concatenate(stretches)
+        """The points of all sections, (N, C)."""
         self._past, self._horizon = past, horizon
         self._starts = np.concatenate(list(_window_starts(stretches, past + horizon, stride)))
 
@@ -286,7 +287,7 @@ class WindowedSeries:
 
     def cut(self, windows: Indices) -> tuple[Numbers, Numbers]:
         """Return the past (B, S, C) and the future (B, T, C) of the windows with these indices."""
-        windowed = self._values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
+        windowed = self.values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
         return windowed[:, : self._past], windowed[:, self._past :]
 
     def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan
-from transduce.data.placeholders import pad_rows
+from transduce.data.batches import Batch, Plan, pad_rows
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from transduce.data.batches import Batch, Plan
-from transduce.data.placeholders import pad_rows
+from transduce.data.batches import Batch, Plan, pad_rows
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
@@ -147,8 +146,7 @@ class NoisyPlan(Plan[Batch]):
         if not changed:
             return batch
         (source, source_tokens), (target, target_tokens) = (
-            pad_rows([np.array(row, np.int64) for row in rows], vocabulary.pad_id)
-            for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
+            pad_rows(rows, vocabulary.pad_id) for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
         )
         return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from transduce.documents.limits import Archive, Limits, check_size
-from transduce.documents.units import Document, DocumentSettings, TextFile
+from transduce.documents.units import Document, DocumentSettings, TextFile, with_divided_messages
 from transduce.errors import TransduceError
 
 
@@ -293,6 +293,7 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
+    document = with_divided_messages(document, has_html=found.name in ("json", "jsonl"))
     if found.is_archive and not document.units:
         raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)

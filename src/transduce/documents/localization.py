@@ -307,6 +307,8 @@ class _Element:
     """The position after the `source` child, or after the `seg-source` element that follows."""
     target: tuple[int, int, str] | None = None
     """Start and end of the element's `target` child and its start tag; None if no such child was read."""
+    translation: tuple[int, int] | None = None
+    """The span inside the `target` child if it has a translation; None if it has none, or one that is to be made."""
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -381,15 +383,18 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
             is_open = not _UNTRANSLATED_STATES.isdisjoint(
                 each.attributes.get("state", "") for each in (element, parent)
             )
-            parent.attributes["target"] = "" if is_open else _XML_TOKEN.sub("", file.text[inner[0] : inner[1]]).strip()
+            parent.translation = inner if not is_open and _has_text(file.text[slice(*inner)]) else None
     if element.name not in ("trans-unit", "segment") or element.source is None or element.is_untranslated:
         return
-    if settings.overwrite or not element.attributes.get("target"):
-        edit = _edit_segment(file, element)
-        if any(has_letters(unit.text) for unit in edit.units):
-            if element.name == "segment":
-                yield from _state_edits(file, element)
-            yield edit
+    edit = _edit_segment(file, element, overwrite=settings.overwrite)
+    if edit.units:
+        if element.name == "segment":
+            yield from _state_edits(file, element)
+        yield edit
+
+
+def _has_text(content: str) -> bool:
+    return bool(_XML_TOKEN.sub(lambda match: match["data"] or "", content).strip())
 
 
 def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
@@ -403,19 +408,29 @@ def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
 _MAX_INDENTATION = 400  # columns
 
 
-def _edit_segment(file: TextFile, element: _Element) -> Edit:
+def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit:
     """Return the edit that writes the translation of an XLIFF segment's source into its `target`.
 
     A missing `target` is added after the source, with the same indentation. A target with the state `new` or
-    `needs-translation` gets the state `needs-review-translation`.
+    `needs-translation` gets the state `needs-review-translation`. Of a target that is divided into segments, those with
+    a translation stay.
+
+    Args:
+        file: the XLIFF file.
+        element: the `trans-unit` or `segment` element.
+        overwrite: replace a translation that the target has.
     """
     assert element.source is not None
     content = file.text[slice(*(element.segments or element.source))]
-    spans = _segment_spans(content) if element.segments else []
+    segments = _segments(content) if element.segments else []
+    if element.translation is not None and not overwrite:
+        return _edit_open_segments(file, element, content, segments)
+    spans = [(each.inner, each.inner_end) for each in segments]
     if not spans:
-        content, spans = file.text[slice(*element.source)], [(0, None)]
-    contents = [_inline_parts(content[slice(*span)], preserves_space=element.preserves_space) for span in spans]
-    inlines = [(InlineText(parts), sources) for parts, sources in contents]
+        content = file.text[slice(*element.source)]
+        spans = [(0, len(content))]
+    texts = [(*span, _inline_text(content[slice(*span)], element)) for span in spans]
+    texts = [each for each in texts if has_letters(each[2].text.plain)]
     line_start = file.text.rfind("\n", max(0, element.source[0] - _MAX_INDENTATION), element.source[0]) + 1
     indentation = re.match(r"[ \t]*(?=<)", file.text[line_start : element.source[0]]) if line_start else None
     between = "" if indentation is None else file.newline + indentation[0]
@@ -432,33 +447,117 @@ def _edit_segment(file: TextFile, element: _Element) -> Edit:
 
     def render(translations: Sequence[str]) -> str:
         written, position = start_tag, 0
-        for (inline, sources), (first, last), translation in zip(inlines, spans, translations, strict=True):
-            written += content[position:first] + "".join(
-                escape(xml_text(part), quote=False) if isinstance(part, str) else sources[part]
-                for part in inline.translated(translation)
-            )
-            position = len(content) if last is None else last
+        for (first, last, inline), translation in zip(texts, translations, strict=True):
+            written += content[position:first] + inline.written(translation)
+            position = last
         return f"{written}{content[position:]}</{name}>"
 
-    return Edit(start, end, [inline.unit for inline, _ in inlines], render, is_in_place=False)
+    return Edit(start, end, [inline.text.unit for *_, inline in texts], render, is_in_place=False)
 
 
-def _segment_spans(content: str) -> list[tuple[int, int | None]]:
-    """Return the spans inside the segments (`mrk` of the type `seg`) in the content of a `seg-source` element."""
-    spans: list[tuple[int, int | None]] = []
-    depth, start = 0, 0  # elements that are open, counted from a segment on
+class _InlineText(NamedTuple):
+    """A text of an XLIFF file with what its inline tags are in the file."""
+
+    text: InlineText
+    sources: dict[Tag, str]
+
+    def written(self, translation: str) -> str:
+        """Return a translation of the text as the content of an element."""
+        return "".join(
+            escape(xml_text(part), quote=False) if isinstance(part, str) else self.sources[part]
+            for part in self.text.translated(translation)
+        )
+
+
+def _inline_text(content: str, element: _Element) -> _InlineText:
+    parts, sources = _inline_parts(content, preserves_space=element.preserves_space)
+    return _InlineText(InlineText(parts), sources)
+
+
+class _Segment(NamedTuple):
+    """A segment (`mrk` of the type `seg`) in a `seg-source` or `target` element, as positions in its content."""
+
+    id: str
+    """What the segments of source and target have in common (`mid`)."""
+    start: int
+    inner: int
+    """The position after the start tag."""
+    inner_end: int
+    end: int
+    tag: str
+    """The start tag."""
+
+
+def _segments(content: str) -> list[_Segment]:
+    """Return the segments (`mrk` of the type `seg`) in the content of a `seg-source` or `target` element, in order."""
+    segments: list[_Segment] = []
+    depth, opening = 0, None  # elements that are open, counted from the start tag of a segment
     for match in _XML_TOKEN.finditer(content):
-        if not match["name"] or match["empty"]:
+        if not match["name"]:
             continue
         if match["end"]:
             depth -= depth > 0
-            if depth == 0 and start:
-                spans.append((start, match.start()))
-                start = 0
         elif depth or _attributes(match["attributes"]).get("mtype") == "seg":
-            start = start if depth else match.end()
-            depth += 1
-    return spans
+            opening = opening or match
+            depth += not match["empty"]
+        if opening is not None and not depth:
+            inner_end = max(opening.end(), match.start())
+            id = _attributes(opening["attributes"]).get("mid", "")
+            segments.append(_Segment(id, opening.start(), opening.end(), inner_end, match.end(), opening[0]))
+            opening = None
+    return segments
+
+
+def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit:
+    """Return the edit that adds translations to a `target`, in which some segments have one and stay.
+
+    Args:
+        file: the XLIFF file.
+        element: the `trans-unit` element.
+        source: the content of its `seg-source` element.
+        segments: the segments in `source`; the edit has no units without any, or if their numbers are not unique.
+    """
+    assert element.translation is not None
+    start, end = element.translation
+    target = file.text[start:end]
+    known = {each.id: each for each in _segments(target)}
+    ids = {each.id for each in segments}
+    is_divided = len(ids) == len(segments) and not known.keys().isdisjoint(ids)
+    additions: list[_Addition] = []
+    position = source_end = 0
+    for each in segments if is_divided else ():
+        found, content = known.get(each.id), source[each.inner : each.inner_end]
+        first, last, tag = (position, position, each.tag) if found is None else (found.start, found.end, found.tag)
+        if found is None or not _has_text(target[found.inner : found.inner_end]):
+            before = source[source_end : each.start] if found is None else ""
+            inline = _inline_text(content, element)
+            text = inline if has_letters(inline.text.plain) else content
+            opening = before + re.sub(r"\s*/>\Z", ">", tag)
+            additions.append(_Addition(first, last, opening, text, f"</{tag[1:].split()[0]}>"))
+        position, source_end = last, each.end
+    additions.sort(key=lambda each: each.start)  # a translator may have changed the order of the segments
+
+    def render(translations: Sequence[str]) -> str:
+        waiting, written, done = iter(translations), "", 0
+        for each in additions:
+            text = each.text if isinstance(each.text, str) else each.text.written(next(waiting))
+            written += target[done : each.start] + each.opening + text + each.closing
+            done = each.end
+        return written + target[done:]
+
+    units = [each.text.text.unit for each in additions if not isinstance(each.text, str)]
+    return Edit(start, end, units, render, is_in_place=False)
+
+
+class _Addition(NamedTuple):
+    """A segment to write into a `target` between two positions in its content, with the tags around the text."""
+
+    start: int
+    end: int
+    opening: str
+    text: _InlineText | str
+    """The text to translate, or a text without a letter as it is in the source."""
+    closing: str
 
 
 def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:

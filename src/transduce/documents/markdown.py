@@ -11,9 +11,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.text_formats import display_width, is_wide
+from transduce.documents.text_formats import line_joint
 from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, import_extra
+from transduce.text.languages import is_unspaced_or_punctuation
+from transduce.ui_language import columns_of
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 
@@ -166,7 +168,7 @@ class _Reader:
         has_text = has_letters(inline.plain)
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
         is_wrapped = len(lines) - 1 > len(parsed.breaks)
-        width = max(_MIN_WIDTH, *(display_width(line.text) for line in lines)) if is_wrapped else 0
+        width = max(_MIN_WIDTH, *(columns_of(line.text) for line in lines)) if is_wrapped else 0
         units = [*([inline.unit] if has_text else []), *(Unit(image.alt) for image in parsed.images)]
 
         def render(translations: Sequence[str]) -> str:
@@ -454,7 +456,7 @@ def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
     """Append the line break at a position of a Markdown block to its parsed parts.
 
-    It becomes a space, nothing between East Asian wide characters, or a tag after two spaces (a hard line break).
+    It becomes what joins two lines, or a tag after two spaces (a hard line break).
 
     Returns:
         The position after the line break and the indentation that follows.
@@ -468,8 +470,7 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
         return end
     if before:
         parsed.parts[-1] = before.rstrip(" ")
-    is_between_wide = is_wide(before.rstrip()[-1:]) and is_wide(content[end : end + 1])
-    parsed.parts.append("" if is_between_wide else " ")
+    parsed.parts.append(line_joint(before.rstrip(), content[end : end + 1]))
     return end
 
 
@@ -609,17 +610,22 @@ def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bo
         is_paragraph: escape the start of the text if Markdown would take it for another kind of block.
     """
     text = _escaped_start(words[0], is_alone=len(words) == 1) if is_paragraph and words else "".join(words[:1])
-    column = display_width(text)
+    column = columns_of(text)
     for word in words[1:]:
-        fits = column + display_width(word) <= width or not width
-        if fits or _LINE_START.match(word.lstrip()) or is_wide(word.lstrip()) or not word.strip():
+        fits = column + columns_of(word) <= width or not width
+        if (
+            fits
+            or _LINE_START.match(word.lstrip())
+            or is_unspaced_or_punctuation(word.lstrip()[:1])
+            or not word.strip()
+        ):
             text += word
-            column += display_width(word)
+            column += columns_of(word)
         else:
             text += between + word.lstrip()
-            column = display_width(word.lstrip())
+            column = columns_of(word.lstrip())
         if "\n" in word:
-            column = display_width(word.rpartition("\n")[2])
+            column = columns_of(word.rpartition("\n")[2])
     first, *others = text.split(between) if between else [text]
     return between.join([first, *(_escaped_start(line, is_alone=False) for line in others)])
 

@@ -13,9 +13,10 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.text_formats import Line, display_width, is_wide, join_wrapped, lines_of
+from transduce.documents.text_formats import Line, line_joint, lines_of
 from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, has_letters
 from transduce.errors import TransduceError
+from transduce.ui_language import columns_of
 
 _MIN_LINE = 42  # columns that a translated line may always have
 _MAX_GAP_SECONDS = 2.0  # between cues that share a sentence
@@ -209,7 +210,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
         texts = [group[0][1][len(prefix) :], *(text for _, text in group[1:])]
         start, end = group[0][0], group[-1][0] + len(group[-1][1])
         parts, sources = _parts(_join(texts, syntax), syntax)
-        width = max(_MIN_LINE, *(display_width(syntax.tags.sub("", text)) for text in texts))
+        width = max(_MIN_LINE, *(columns_of(syntax.tags.sub("", text)) for text in texts))
         segments.append(_Segment(cue, start, end, prefix, InlineText(parts), sources, width))
     return segments
 
@@ -249,14 +250,12 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
 def _join(lines: Sequence[str], syntax: Syntax) -> str:
     """Return the lines that one speaker says in a cue joined to one line, with their tags.
 
-    They are joined by spaces, but without a space between two East Asian wide characters. A span that ends at a line
-    break and starts again after it becomes one.
+    A span that ends at a line break and starts again after it becomes one.
     """
     joined = lines[0]
     for line in lines[1:]:
         before, after = syntax.tags.sub("", joined).rstrip(), syntax.tags.sub("", line).lstrip()
-        is_between_wide = is_wide(before[-1:]) and is_wide(after)
-        space = "" if is_between_wide or not before or not after else " "
+        space = line_joint(before, after) if before and after else ""
         joined, line = _without_reopening(joined.rstrip(), line.lstrip(), syntax)
         joined += space + line
     return joined
@@ -352,7 +351,7 @@ def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_sou
     }
 
     def render(translations: Sequence[str]) -> str:
-        widths = [display_width(segment.inline.plain) for segment in group]
+        widths = [columns_of(segment.inline.plain) for segment in group]
         shares = _divided(inline.translated(translations[0]), widths)
         written = ""
         for index, (segment, share) in enumerate(zip(group, shares, strict=True)):
@@ -385,13 +384,13 @@ def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
 def _combined(group: Sequence[_Segment]) -> InlineText:
     """Return the text of the cues that share a sentence as one text to translate.
 
-    The cues are joined by spaces except between East Asian wide characters, and each cue's tags get other numbers.
+    The cues are joined like lines, and each cue's tags get other numbers.
     """
     parts: list[Part] = []
     for index, segment in enumerate(group):
         if parts:
             before, after = "".join(part for part in parts if isinstance(part, str)), segment.inline.plain
-            parts.append(" " if join_wrapped([before[-1:], after[:1]]).count(" ") else "")
+            parts.append(line_joint(before, after) if before[-1:].strip() and after[:1].strip() else "")
         parts += _renumbered(segment.inline.core, index)
     return InlineText(parts)
 
@@ -410,13 +409,13 @@ def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
     return [list(parts) if not index else [text] for index in range(len(widths))] if cuts is None else cut(parts, cuts)
 
 
-_BREAK = re.compile(r"\s+|(?<=[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef])(?![\s、。，．！？：；）」』】》”’…])(?=.)")
+_BREAK = re.compile(r"\s+|(?<=[\u2e80-\u9fff\uff00-\uffef])(?![\s、。，．！？：；）」』】》”’…])(?=.)")
 
 
 def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
     """Return the positions (in characters) at which a text is cut into pieces with widths in a given proportion.
 
-    Cuts are between words, or between Chinese, Japanese and Korean characters; one after punctuation is preferred.
+    Cuts are between words, or between Chinese or Japanese characters; one after punctuation is preferred.
 
     Args:
         text: the text.
@@ -426,7 +425,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
         The positions in ascending order; None if the text has fewer words than pieces.
     """
     breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
-    columns = [0, *accumulate(map(display_width, text))]
+    columns = [0, *accumulate(map(columns_of, text))]
     if len(breaks) < len(widths) - 1:
         return None
     total, cuts, before = sum(widths) or 1, list[int](), 0
@@ -514,7 +513,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
         The strings and tags of each line.
     """
     text = "".join(part for part in parts if isinstance(part, str)).strip()
-    count = max(1, math.ceil(display_width(text) / width))
+    count = max(1, math.ceil(columns_of(text) / width))
     if count > _MAX_BALANCED:
         return [list(parts)]  # a player wraps what is longer than a screen
     while count > 1:
@@ -523,7 +522,7 @@ def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
         if cuts is None:
             count -= 1
             continue
-        if all(display_width(whole[a:b].strip()) <= width for a, b in pairwise([0, *cuts, len(whole)])) or count > 4:
+        if all(columns_of(whole[a:b].strip()) <= width for a, b in pairwise([0, *cuts, len(whole)])) or count > 4:
             return _joined_spans(cut(parts, cuts))
         count += 1
     return [list(parts)]

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape, unescape
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
 from urllib.parse import unquote
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
+from transduce.text.languages import is_unspaced_or_punctuation
+from transduce.ui_language import columns_of, wrap
 
 # --- lines ---
 
@@ -40,47 +41,17 @@ def lines_of(text: str) -> Iterator[Line]:
             yield Line(match.start(), match.end("text"), match["text"], match["end"])
 
 
-def display_width(text: str) -> int:
-    """Return the width of a text in columns; East Asian characters are two columns wide."""
-    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def is_wide(text: str) -> bool:
-    """Return whether a text begins with an East Asian wide character, before which no space is written.
-
-    False for an empty text.
-    """
-    return east_asian_width(text[:1] or " ") in "WF"
+def line_joint(before: str, after: str) -> str:
+    """Return what joins two lines of a text: a space, or nothing between characters of scripts without spaces."""
+    return "" if is_unspaced_or_punctuation(before[-1:]) and is_unspaced_or_punctuation(after[:1]) else " "
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the lines of a wrapped text joined to one line, without white space at their ends.
-
-    They are joined by spaces, but without a space between two East Asian wide characters.
-    """
+    """Return the lines of a wrapped text joined to one line, without white space at their ends."""
     joined = ""
     for line in map(str.strip, lines):
-        is_spaced = joined and line and not (is_wide(joined[-1:]) and is_wide(line))
-        joined += (" " if is_spaced else "") + line
+        joined += (line_joint(joined, line) if joined and line else "") + line
     return joined
-
-
-_CLOSING = "、。，．！？：；）」』】》”’"
-_WORD = re.compile(rf"\s*(?:[^\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+|\S)[{_CLOSING}]*")
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """Divide a text into lines of at most `width` columns, where East Asian characters are two columns wide.
-
-    Words longer than that stay whole. Chinese, Japanese and Korean are divided between characters, but not before
-    closing punctuation.
-    """
-    lines = [""]
-    for word in _WORD.findall(text):
-        if lines[-1] and display_width(lines[-1] + word) > width:
-            lines.append("")
-        lines[-1] += word if lines[-1] else word.lstrip()
-    return lines
 
 
 # --- plain text ---
@@ -135,7 +106,7 @@ def _indentation(text: str) -> int:
 def _edit_paragraph(file: TextFile, paragraph: Sequence[Line], *, keep_source: bool) -> Edit:
     first, last = paragraph[0], paragraph[-1]
     start, end = first.start + _indentation(first.text), last.start + len(last.text.rstrip())
-    width = max(display_width(line.text.rstrip()) for line in paragraph)
+    width = max(columns_of(line.text.rstrip()) for line in paragraph)
     text = join_wrapped([line.text for line in paragraph])
 
     def render(translations: Sequence[str]) -> str:

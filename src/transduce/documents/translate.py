@@ -1,15 +1,17 @@
 """Translate whole documents with a model, keeping their formatting: a user's own files, or untrusted uploads."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import msgspec
 import torch
 
-from transduce.atomic_io import lock_output, write_file
+from transduce.atomic_io import lock_output, name_path_in_errors, write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
@@ -89,7 +91,7 @@ def translate_content(
     for number, portion in enumerate(portions(document.units)):
         if number < len(finished):
             done: Sequence[str] = finished[number]
-            if isinstance(translate, ModelTexts):
+            if isinstance(translate, ContextTexts):
                 for unit, text in zip(portion, done, strict=True):
                     translate.remember([unit.text], [text], unit.kind)
         else:
@@ -123,7 +125,7 @@ def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[st
     Equal units are translated only once, and units of one kind together. If the model reads earlier sentences as
     context, all units are translated in the document's order instead.
     """
-    if isinstance(translate, ModelTexts) and translate.reads_context:
+    if isinstance(translate, ContextTexts) and translate.reads_context:
         return [
             text
             for kind, group in groupby(units, key=lambda unit: unit.kind)
@@ -138,11 +140,36 @@ def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[st
     return [translations[unit] for unit in units]
 
 
-class ModelTexts:
-    """Translates the plain, XML and HTML texts of one document by a `Translator`, as a callable (`TranslateTexts`).
+class ContextTexts:
+    """Stores the last texts of a document with their translations, for a model that reads them as context.
 
-    If the model reads earlier sentences as context, an instance stores the document's last texts and translations.
+    Subclasses translate the texts of the document, as a callable (`TranslateTexts`).
     """
+
+    def __init__(self, max_sentences: int) -> None:
+        """Start a document, for a model that reads at most this many earlier sentences; 0: none."""
+        self.max_sentences = max_sentences
+        self.before: list[tuple[str, str]] = []
+        """The last texts of the document with their translations."""
+
+    @property
+    def reads_context(self) -> bool:
+        """True if the model reads earlier sentences of a document as context for each sentence."""
+        return self.max_sentences > 0
+
+    def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
+        """Store texts and their translations, without tags, as context for the texts that are translated next.
+
+        Only as many of the last ones as the model reads are kept; for a model without context this does nothing.
+        """
+        if self.reads_context:
+            most = self.max_sentences
+            sides = ([_plain_text(text, kind) for text in side[-most:]] for side in (texts, translations))
+            self.before = [*self.before, *zip(*sides, strict=True)][-most:]
+
+
+class ModelTexts(ContextTexts):
+    """Translates the plain, XML and HTML texts of one document by a `Translator`, as a callable (`TranslateTexts`)."""
 
     def __init__(
         self,
@@ -156,27 +183,11 @@ class ModelTexts:
 
         None stands for the translator's own settings, and for no glossary.
         """
+        super().__init__(0 if translator.context is None else translator.context.before)
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary
         self.text_settings = text_settings
-        self._before: list[tuple[str, str]] = []
-        """The last texts of the document with their translations, for a model that reads earlier sentences."""
-
-    @property
-    def reads_context(self) -> bool:
-        """True if the model reads earlier sentences of a document as context for each sentence."""
-        return self.translator.context is not None
-
-    def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
-        """Store texts and their translations, without tags, as context for the texts that are translated next.
-
-        Only as many of the last ones as the model reads are kept; for a model without context this does nothing.
-        """
-        if self.translator.context is not None:
-            max_sentences = self.translator.context.before
-            sides = ([_plain_text(text, kind) for text in side[-max_sentences:]] for side in (texts, translations))
-            self._before = [*self._before, *zip(*sides, strict=True)][-max_sentences:]
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the model's translation of each text, in order; the texts of all calls are one document.
@@ -191,7 +202,7 @@ class ModelTexts:
                 self.search,
                 glossary=self.glossary,
                 text_settings=self.text_settings,
-                documents=Documents([bool(self._before), *(True for _ in texts[1:])][: len(texts)], self._before),
+                documents=Documents([bool(self.before), *(True for _ in texts[1:])][: len(texts)], self.before),
             )
             translations = [each.text for each in found]
         else:
@@ -202,7 +213,7 @@ class ModelTexts:
                 search=self.search,
                 glossary=self.glossary,
                 text_settings=self.text_settings,
-                before=self._before if self.reads_context else None,
+                before=self.before if self.reads_context else None,
             )
         self.remember(texts, translations, kind)
         return translations
@@ -325,11 +336,12 @@ def write_translated(
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 
-    Finished translations are stored in `PATH.partial` beside it, which is deleted at the end.
+    Finished translations are stored in `PATH.partial` beside it, which is deleted at the end, and after an error before
+    the first of them.
 
     Args:
         document: the document that was read.
-        path: the file to write.
+        path: the file to write; of a symbolic link, the file that it leads to is replaced.
         translate: translates texts.
         identity: bytes that represent all that determines the translation; a resumed translation needs equal ones.
         resume: continue an interrupted translation, if there is one.
@@ -339,8 +351,9 @@ def write_translated(
         TransduceError: there is an interrupted translation and `resume` is False, or it is of another document, or
             another process writes the file.
     """
-    with lock_output(path):
-        store = _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume)
+    path = path.resolve() if path.is_symlink() else path
+    identity += msgspec.json.encode(document.units)
+    with lock_output(path), _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume) as store:
         finished = list(store.portions)
 
         def store_and_observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -349,7 +362,6 @@ def write_translated(
                 observe(units, translations)
 
         write_file(path, translate_content(document, translate, observe=store_and_observe, finished=finished))
-        store.delete()
 
 
 class _Store:
@@ -363,20 +375,31 @@ class _Store:
         self.portions: list[list[str]] = []
         """The groups of translations that an interrupted run finished, in the document's order."""
         self._added = 0
-        if self.path.exists():
-            self._read(digest, resume=resume)
-        else:
-            self.path.write_bytes(msgspec.json.encode(digest) + b"\n")
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if b"\n" in content:
+            self._read(content, digest, resume=resume)
+        else:  # new, or cut short in its first line
+            write_file(self.path, msgspec.json.encode(digest) + b"\n")
 
-    def _read(self, digest: str, *, resume: bool) -> None:
+    def __enter__(self) -> Self:
+        """Return this store; the end of the block deletes its file, unless an error leaves translations in it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None or not (self._added or self.portions):
+            self.path.unlink(missing_ok=True)
+
+    def _read(self, content: bytes, digest: str, *, resume: bool) -> None:
         if not resume:
             raise TransduceError(
                 f"{self.path} has parts of an interrupted translation: pass --resume to continue, or delete it."
             )
-        content = self.path.read_bytes()
-        lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]  # without a line that was cut short
+        complete = content[: content.rfind(b"\n") + 1]  # without a line that was cut short
+        lines = complete.split(b"\n")[:-1]
         try:
-            stored = msgspec.json.decode(lines[0], type=str) if lines else ""
+            stored = msgspec.json.decode(lines[0], type=str)
             self.portions = [msgspec.json.decode(line, type=list[str]) for line in lines[1:]]
         except msgspec.MsgspecError as error:
             raise TransduceError(f"{self.path} cannot be read ({error}): delete it to start again.") from None
@@ -384,15 +407,11 @@ class _Store:
             raise TransduceError(
                 f"{self.path} was started with another document, model or settings: use the same, or delete it."
             )
-        self.path.write_bytes(b"".join(line + b"\n" for line in lines))
+        os.truncate(self.path, len(complete))
 
     def add(self, translations: Sequence[str]) -> None:
         """Append the translations of the next group of texts to the file, unless an interrupted run stored them."""
-        self._added += 1
-        if self._added > len(self.portions):
-            with self.path.open("ab") as file:
+        if self._added >= len(self.portions):
+            with name_path_in_errors(self.path), self.path.open("ab") as file:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
-
-    def delete(self) -> None:
-        """Delete the file with the finished translations (`PATH.partial`), if it exists."""
-        self.path.unlink(missing_ok=True)
+        self._added += 1

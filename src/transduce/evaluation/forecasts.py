@@ -3,6 +3,7 @@
 Legend: B windows, S points of the past, T points to come, C series.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,8 @@ Numbers = NDArray[np.float64]
 
 # The season is the shortest lag whose autocorrelation is nearly the highest; below the minimum there is no season.
 _UNLIKE, _NEARLY, _MIN_CORRELATION = 0.5, 0.9, 0.1
+# Of a season that is longer than what a model reads, at least three must be known, and the correlation must be clear.
+_MIN_SEASONS, _MIN_LONG_CORRELATION, _MIN_ERRORS = 3, 0.3, 4.0
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +92,33 @@ def find_season(values: Numbers, max_season: int) -> int:
         values: the points of C series, (N, C).
         max_season: the maximum length in points.
     """
-    correlation = _autocorrelation(_without_line(values), min(max_season, len(values) // 2))
+    return _season(_autocorrelation(_without_line(values), min(max_season, len(values) // 2)))
+
+
+def find_longer_season(values: Numbers, past: int) -> int | None:
+    """Return the length of a series' season in points if it is longer than the points that a model reads, else None.
+
+    At least three seasons must be known, and their autocorrelation must be at least 0.3 and four times the standard
+    error of that of noise.
+
+    Args:
+        values: the points of C series, (N, C).
+        past: the number of points that the model reads.
+    """
+    longest = len(values) // _MIN_SEASONS
+    if longest <= past:
+        return None
+    # As many products as there are at each lag: otherwise long seasons would seem weaker.
+    correlation = _autocorrelation(_without_line(values), longest) / (1.0 - np.arange(longest + 1) / len(values))
+    season = _season(correlation)
+    enough = max(_MIN_LONG_CORRELATION, _MIN_ERRORS / math.sqrt(len(values)))
+    # A random walk correlates less and less, without a peak.
+    is_peak = correlation[:season].min() < _UNLIKE * correlation[season]
+    return season if season > past and is_peak and correlation[season] >= enough else None
+
+
+def _season(correlation: Numbers) -> int:
+    """Return the shortest lag from 2 at which an autocorrelation has nearly its highest value; 1 if there is none."""
     # Neighboring points correlate in any wave: the season is a later peak, after the correlation has dropped.
     unlike = np.flatnonzero(correlation < _UNLIKE)
     later = correlation[unlike[0] :] if len(unlike) else correlation[:0]
@@ -125,8 +154,10 @@ def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
     if not changing.any():
         return np.zeros(max_season + 1)
     scaled = values[:, changing] / np.sqrt(power[changing])
-    count = len(scaled)
-    return np.array([(scaled[lag:] * scaled[: count - lag]).sum(axis=0).mean() for lag in range(max_season + 1)])
+    length = 2 * len(scaled)  # with as many zeros behind the values, no lag wraps around
+    spectrum = np.abs(np.fft.rfft(scaled, length, axis=0)) ** 2
+    correlation: Numbers = np.fft.irfft(spectrum.mean(axis=1), length)[: max_season + 1]
+    return correlation
 
 
 def score_forecasts(

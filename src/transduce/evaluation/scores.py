@@ -16,9 +16,10 @@ from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
+from transduce.text import languages
 from transduce.text.files import count_noun
-from transduce.text.languages import CHINESE, JAPANESE, KOREAN, SOUTHEAST_ASIAN, TIBETAN, base_code, is_word_character
 from transduce.text.tagged import describe_spans, spans_of
+from transduce.text.vocabulary import compose
 from transduce.ui_language import column, columns_of, labeled, localized, padded
 
 # --- sacreBLEU's tokenizer of a language ---
@@ -55,20 +56,20 @@ def fitting_tokenizer(language: str | None) -> TokenizerChoice:
 
     It is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean without their segmenter.
     """
-    code = base_code(language or "")
-    if code in CHINESE:
+    code = languages.base_code(language or "")
+    if code in languages.CHINESE:
         return TokenizerChoice("zh")
-    if code in JAPANESE:
+    if code in languages.JAPANESE:
         return _mecab_or_characters("ja", "Japanese")
-    if code in KOREAN:
+    if code in languages.KOREAN:
         return _mecab_or_characters("ko", "Korean")
     # sacreBLEU has no segmenter for the other languages without spaces between words.
-    return TokenizerChoice("char" if code in (*SOUTHEAST_ASIAN, *TIBETAN) else "13a")
+    return TokenizerChoice("char" if code in (*languages.SOUTHEAST_ASIAN, *languages.TIBETAN) else "13a")
 
 
 def is_language_code(language: str) -> bool:
     """Return whether a text looks like a language code: two or three letters before any `_` or `-`, as in `zh_CN`."""
-    return re.fullmatch("[a-z]{2,3}", base_code(language)) is not None
+    return re.fullmatch("[a-z]{2,3}", languages.base_code(language)) is not None
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
@@ -129,15 +130,6 @@ def _advice(tokenize: str, target_language: str | None) -> str:
 # --- scores ---
 
 
-# First and last code point of the letters of scripts without spaces between words.
-UNSPACED_SCRIPTS = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x0F00, 0x109F),  # Tibetan, Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x3040, 0x30FF),  # hiragana, katakana
-    (0x3400, 0x9FFF),  # Chinese characters
-    (0x20000, 0x3FFFF),  # rarer Chinese characters
-)
 SCRIPT_SAMPLE_LINES = 200
 # sacreBLEU's threshold for "this looks tokenized"; a small set is judged by the share of its lines.
 TOKENIZED_LINES = 100
@@ -226,9 +218,9 @@ def score(
 ) -> ScoreReport:
     """Score hypotheses against one reference each: BLEU (Papineni et al. 2002) and chrF (Popović 2015).
 
-    The values equal those of the `sacrebleu` command on the same lines. BLEU's tokenizer follows `target_language`
-    unless `tokenize` is set; `tokenize="none", lowercase=True` is for test sets that are tokenized and lowercased
-    already.
+    The values equal those of the `sacrebleu` command on the same lines in composed form (Unicode NFC). BLEU's tokenizer
+    follows `target_language` unless `tokenize` is set; `tokenize="none", lowercase=True` is for test sets that are
+    tokenized and lowercased already.
 
     Args:
         hypotheses: translations.
@@ -265,6 +257,13 @@ def score(
     )
 
 
+class _Composed:
+    """The part of sacreBLEU's metrics that composes lines (Unicode NFC), so that equivalent ones count as equal."""
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return super()._preprocess_segment(compose(sent))  # type: ignore[misc,no-any-return]
+
+
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
     """Return sacreBLEU's objects that compute BLEU, with this tokenizer, and chrF, both ignoring case if `lowercase`.
 
@@ -272,9 +271,10 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
     passes references.
     """
     cached = None if references is None else [references]
+    bleu, chrf = (type(kind.__name__, (_Composed, kind), {}) for kind in (BLEU, CHRF))
     # `force` silences its log about tokenized text, which `find_warnings` replaces.
-    bleu = BLEU(tokenize=tokenizer, lowercase=lowercase, force=True, references=cached)
-    return bleu, CHRF(lowercase=lowercase, references=cached)
+    counted = bleu(tokenize=tokenizer, lowercase=lowercase, force=True, references=cached)
+    return counted, chrf(lowercase=lowercase, references=cached)
 
 
 def mean_words_per_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
@@ -340,7 +340,8 @@ def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowerca
     Pairs of two empty lines do not count.
     """
     fold = str.lower if lowercase else str
-    return sum(fold(a.strip()) == fold(b.strip()) != "" for a, b in zip(hypotheses, references, strict=True))
+    pairs = zip(map(compose, hypotheses), map(compose, references), strict=True)
+    return sum(fold(a.strip()) == fold(b.strip()) != "" for a, b in pairs)
 
 
 def _count_scored(*systems: Sequence[str]) -> int:
@@ -350,11 +351,8 @@ def _count_scored(*systems: Sequence[str]) -> int:
 
 def lines_sha256(lines: Sequence[str]) -> str:
     """Return the SHA-256 (hexadecimal) of a UTF-8 file of these lines, with a line feed after each."""
-    digest = hashlib.sha256()
-    for line in lines:
-        # A file cannot contain a lone surrogate, but text from JSON may.
-        digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
+    # A file cannot contain a lone surrogate, but text from JSON may.
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def find_warnings(
@@ -376,6 +374,7 @@ def find_warnings(
         or _shortness_warning(references, choice.name, target_language),
         *(_tokenized_warning(name, lines, choice.name) for name, lines in named.items()),
         *(_empty_warning(name, lines, scored) for name, lines in named.items()),
+        *(_composed_warning(name, lines) for name, lines in named.items()),
     ]
     return tuple(sentence for sentence in warnings if sentence is not None)
 
@@ -410,8 +409,9 @@ def _shortness_warning(references: Sequence[str], tokenizer: str, target_languag
 def is_written_without_spaces(lines: Sequence[str]) -> bool:
     """Return whether most letters of the first 200 lines belong to scripts without spaces; False without letters."""
     sample = "".join(lines[:SCRIPT_SAMPLE_LINES])
-    letters = [ord(character) for character in sample if character.isalpha()]
-    unspaced = sum(any(first <= letter <= last for first, last in UNSPACED_SCRIPTS) for letter in letters)
+    letters = list(filter(str.isalpha, sample))
+    tibetan = sum("\u0f00" <= letter <= "\u0fff" for letter in letters)
+    unspaced = tibetan + sum(map(languages.is_unspaced_character, letters))
     return 2 * unspaced > len(letters)
 
 
@@ -429,6 +429,12 @@ def _empty_warning(name: str, lines: Sequence[str], scored: int) -> str | None:
     """Return a warning about empty lines; those that are empty in all files are not among the `scored` ones."""
     count = scored - sum(bool(line.strip()) for line in lines)
     return f"Empty lines among {_the(name)}: {count:,} of {scored:,}." if count else None
+
+
+def _composed_warning(name: str, lines: Sequence[str]) -> str | None:
+    count = sum(compose(line) != line for line in lines)
+    found = f"{count_noun(count, 'line')} of {_the(name)}, whose letters and accents are separate characters."
+    return f"Composed for scoring (Unicode NFC), which sacreBLEU does not do: {found}" if count else None
 
 
 def _the(name: str) -> str:
@@ -676,16 +682,13 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     """
     hypotheses, references = aligned_lines({"hypotheses": hypotheses, "references": references})
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
-    return RougeReport(
-        texts=len(pairs),
-        rouge_1=_mean([_overlap(one, other, 1) for one, other in pairs]),
-        rouge_2=_mean([_overlap(one, other, 2) for one, other in pairs]),
-        rouge_l=_mean([_f1(_longest_common(one, other), len(one), len(other)) for one, other in pairs]),
-    )
+    values = {f"rouge_{size}": [_overlap(one, other, size) for one, other in pairs] for size in (1, 2)}
+    values["rouge_l"] = [_f1(_longest_common(one, other), len(one), len(other)) for one, other in pairs]
+    return RougeReport(texts=len(pairs), **{name: 100.0 * sum(each) / len(each) for name, each in values.items()})
 
 
 def _words(text: str) -> list[str]:
-    return "".join(letter if is_word_character(letter) else " " for letter in text.lower()).split()
+    return "".join(letter if languages.is_word_character(letter) else " " for letter in compose(text).lower()).split()
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
@@ -706,10 +709,6 @@ def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
 
 def _f1(common: int, ours: int, theirs: int) -> float:
     return 2.0 * common / (ours + theirs) if common else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return 100.0 * sum(values) / len(values)
 
 
 # --- BLEU under other settings ---

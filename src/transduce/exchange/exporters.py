@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from typing_extensions import override
@@ -53,7 +53,6 @@ from transduce.model_folder.write import (
     write_model_folder,
     write_original_tokenizer,
 )
-from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 
 # --- README of an exported folder: it describes the model and shows how to run it ---
@@ -180,27 +179,15 @@ _LINE_END = "the end of a line (`eos_id`)"
 _RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
-def readme(
-    export_format: str,
-    kind: Kind,
-    tokenizer: Tokenizer,
-    languages: tuple[str | None, str | None],
-    measured: str,
-    longest: int,
-    *,
-    context: str = "",
-) -> str:
+def _readme(export_format: str, original: Original, measured: str) -> str:
     """Return the text of an export's README.md, which says how to run the model in the other toolkit.
 
     Args:
         export_format: "ctranslate2" or "onnx".
-        kind: the kind of model.
-        tokenizer: the model's tokenizer.
-        languages: source and target language; None if unknown.
+        original: the model.
         measured: the report that compares the export with the model.
-        longest: the maximum number of tokens of a text.
-        context: a paragraph on the earlier sentences that the model reads; empty if it reads none.
     """
+    kind, tokenizer, languages = original.config.kind, original.tokenizer, original.languages
     is_imported = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
@@ -218,14 +205,15 @@ def readme(
     tokenization = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
     templates = _USES | _IMPORTED_USES if is_imported else _USES
     use = templates[export_format, kind].format(**words, tokenization=tokenization)
-    composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
+    composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.composes else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
     title, description = titles.get(kind, (pair, "A translation model"))
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
         f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest:,} tokens.\n\n{context}{'' if kind in titles else _LIMITS}"
+        f"{composed}A text can have {original.longest:,} tokens.\n\n{_describe_context(original.folder)}"
+        f"{'' if kind in titles else _LIMITS}"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )
 
@@ -251,17 +239,20 @@ def opening_sentence(config: ModelConfig) -> str:
 _DOCUMENTS = ("README.md", SETTINGS_FILE, CONTEXT)
 
 
-class Exporter(Protocol):
+class Exporter(ABC):
     """An export of one model to one format: it writes the files, loads them again and writes the README.md."""
 
-    @property
-    def title(self) -> str:
-        """The name of the export format in messages."""
+    name: str
+    """The name of the export format in commands and in Python, one of `FORMATS`."""
+    title: str
+    """The name of the export format in messages."""
+    quantizations: Sequence[str] = ("float32",)
+    """The storage types of weights that the format supports, such as `int8`; the first is float32."""
 
-    @property
-    def quantizations(self) -> Sequence[str]:
-        """The storage types of weights that the format supports, such as `int8`; the first is float32."""
+    def __init__(self, original: Original) -> None:
+        self.original = original
 
+    @abstractmethod
     def write(self, folder: Path, quantization: str) -> None:
         """Write all files of the export to an empty folder, except the README.md.
 
@@ -273,6 +264,7 @@ class Exporter(Protocol):
             TransduceError: a package is not installed, or the format does not support a setting of the model.
         """
 
+    @abstractmethod
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
         """Load the written export to run it.
 
@@ -291,16 +283,16 @@ class Exporter(Protocol):
             folder: the folder that was written.
             measured: how the export compares with the original, as lines of text.
         """
+        text = _readme(self.name, self.original, measured)
+        (folder / "README.md").write_text(text, encoding="utf-8", newline="\n")
 
 
 class CTranslate2Exporter(Exporter):
-    """Exports a model to CTranslate2: model.bin, config.json, vocabularies and tokenizer files."""
+    """An exporter to CTranslate2: model.bin, config.json, vocabularies and tokenizer files."""
 
+    name = "ctranslate2"
     title = "CTranslate2"
     quantizations = QUANTIZATIONS
-
-    def __init__(self, original: Original) -> None:
-        self.original = original
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
@@ -319,19 +311,12 @@ class CTranslate2Exporter(Exporter):
             )
         return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
-    @override
-    def describe(self, folder: Path, measured: str) -> None:
-        _write_readme("ctranslate2", self.original, folder, measured)
-
 
 class OnnxExporter(Exporter):
-    """Exports a model to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and tokenizer files."""
+    """An exporter to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and tokenizer files."""
 
+    name = "onnx"
     title = "ONNX"
-    quantizations = ("float32",)
-
-    def __init__(self, original: Original) -> None:
-        self.original = original
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
@@ -350,22 +335,15 @@ class OnnxExporter(Exporter):
             return OnnxLanguageModel(folder, threads=threads, unknown_id=self.original.tokenizer.target.unk_id)
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
-    @override
-    def describe(self, folder: Path, measured: str) -> None:
-        _write_readme("onnx", self.original, folder, measured)
-
 
 class HuggingFaceExporter(Exporter):
-    """Exports a model to Hugging Face: as a model folder without the other files of the training run.
+    """An exporter to Hugging Face: a model folder without the other files of the training run.
 
     The folder is written anew, because an older version may have written the model before its class was supported.
     """
 
+    name = "huggingface"
     title = "Hugging Face"
-    quantizations = ("float32",)
-
-    def __init__(self, original: Original) -> None:
-        self.original = original
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
@@ -465,10 +443,8 @@ class HuggingFaceExporter(Exporter):
         card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
-_EXPORTERS: dict[str, Callable[[Original], Exporter]] = {
-    "ctranslate2": CTranslate2Exporter,
-    "onnx": OnnxExporter,
-    "huggingface": HuggingFaceExporter,
+_EXPORTERS: dict[str, type[Exporter]] = {
+    each.name: each for each in (CTranslate2Exporter, OnnxExporter, HuggingFaceExporter)
 }
 FORMATS = tuple(_EXPORTERS)
 _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "huggingface": huggingface_obstacles}
@@ -585,16 +561,3 @@ def _describe_context(folder: Path) -> str:
         return ""
     translations = _OWN_TRANSLATIONS if context.sides == "both" else ""
     return _CONTEXT.format(before=context.before, separator=f"`{CONTEXT_SEPARATOR}`", translations=translations)
-
-
-def _write_readme(export_format: str, original: Original, folder: Path, measured: str) -> None:
-    text = readme(
-        export_format,
-        original.config.kind,
-        original.tokenizer,
-        original.languages,
-        measured,
-        original.longest,
-        context=_describe_context(original.folder),
-    )
-    (folder / "README.md").write_text(text, encoding="utf-8", newline="\n")

@@ -13,10 +13,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import select_decoder
+from transduce.acceleration import encode_fast, select_decoder
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.inference.translation import Translation, empty_alternative, join_parts, without_incomplete_character
 from transduce.model.build import EncoderDecoder
+from transduce.model.transformer import Encoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
@@ -267,7 +268,7 @@ def pair_histories(
             continue
         if not continues:
             memory.clear()
-        (ids,) = tokenizer.source.encode_batch([source])
+        ids = tokenizer.source.encode(tokenizer.source.readable(source))
         part = memory.add_history(Part(source, 0, 0, tokenizer.source.with_special_tokens(ids)))
         yield History(part.history, part.target_history)
         memory.append(part, target)
@@ -311,8 +312,8 @@ def cut_long_sentence(
         gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need
             the context; models trained on sentences translate single sentences best.
     """
-    # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
-    is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
+    # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
+    is_short = not vocabulary.may_lengthen and len(vocabulary.normalize(sentence).encode("utf-8", "replace")) < longest
     if is_short or not sentence.strip():
         return [sentence]
     used = set(sentence) if protected else ()
@@ -541,6 +542,22 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         batch.append(index)
     if batch:
         yield batch
+
+
+_ENCODED_TOKENS = 8_192
+
+
+@torch.inference_mode()
+def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Encode texts in batches of similar lengths, and yield each batch: indices, token ids (B, S), states (B, S, D).
+
+    Args:
+        model: an encoder.
+        rows: the token ids of each text, with special tokens.
+    """
+    for batch in batches_by_length([len(row) for row in rows], _ENCODED_TOKENS):
+        ids = pad([rows[index] for index in batch], model.config.pad_id, model.source_weight.device)
+        yield batch, ids, encode_fast(model, ids)
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:

@@ -84,22 +84,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return _glossary(self.terms) if self.terms else None
 
 
-class Shard(msgspec.Struct, frozen=True):
-    """One of several equal shares of the lines of a file, so that several machines can translate one file.
-
-    It has the lines `number`, `number + count`, `number + 2 * count`, …, counted from 1.
-    """
-
-    number: int = 1
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.count:
-            raise TransduceError(
-                f"A shard must be I/N with I from 1 to N, such as 1/4, but is {self.number}/{self.count}."
-            )
-
-
 class Portion(msgspec.Struct, frozen=True):
     """A group of input lines that are translated together, with phrases that their translations must contain."""
 
@@ -123,7 +107,7 @@ def portion_size(device: str) -> int:
 def portions(
     lines: Iterable[str],
     *,
-    shard: Shard | None = None,
+    shard: tuple[int, int] = (1, 1),
     phrases: Iterable[str] | None = None,
     size: int | None = None,
     context: int = 0,
@@ -132,7 +116,8 @@ def portions(
 
     Args:
         lines: all lines of the input.
-        shard: the share of the lines to yield; None: all lines.
+        shard: the number of the shard, from 1, and the count N of shards: shard I has the lines I, I + N, I + 2 N, …,
+            so that several machines can translate one file.
         phrases: for each line of the input, the phrases that its translation must contain, separated by tabs; None: no
             phrases.
         size: lines in a portion (the last may have fewer); None: PORTION_LINES.
@@ -141,10 +126,10 @@ def portions(
     Raises:
         TransduceError: the numbers of input lines and of lines of phrases differ.
     """
-    share, size = shard or Shard(), size or PORTION_LINES
+    (number, count), size = shard, size or PORTION_LINES
     portion = Portion([], [], [])
     for index, (line, terms) in enumerate(_pairs(lines, phrases)):
-        if index % share.count != share.number - 1:
+        if index % count != number - 1:
             continue
         portion.indices.append(index)
         portion.lines.append(line)
@@ -242,18 +227,6 @@ def translate_portions(translator: Translator, job: Job, portions: Iterable[Port
         translations = text.split("\n")[:-1]
 
 
-def parse_line_shard(text: str) -> Shard:
-    """Parse "I/N", such as "1/4", as a shard: the Ith of N equal shares of a file's lines.
-
-    Raises:
-        TransduceError: the text is not a shard.
-    """
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal()):
-        raise TransduceError(f"A shard must be I/N with I from 1 to N, such as 1/4, but is {text}.")
-    return Shard(int(number), int(count))
-
-
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
     """Return the first `done` lines of the input, which are already translated, and an iterator over the others.
 
@@ -348,6 +321,7 @@ class ResumableFile:
         except (OSError, msgspec.MsgspecError) as error:
             raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
         if not resume:
+            self._hold_lock().close()  # an unfinished file may be one that another process writes just now
             raise TransduceError(
                 f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
                 f"continue, or delete {self.side} to start again."
@@ -384,10 +358,7 @@ class ResumableFile:
         Raises:
             TransduceError: another process writes the file, or has changed its progress since it was read.
         """
-        try:
-            self._lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
-        except BlockingIOError:
-            raise self._locked_error() from None
+        self._lock = self._hold_lock()
         stored = self.side.read_bytes() if self.side.exists() else None
         if stored != (self._encoded() if self.progress.lines else None):  # another process made progress meanwhile
             raise self._locked_error()
@@ -425,6 +396,19 @@ class ResumableFile:
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
         self._lock.close()
+
+    def _hold_lock(self) -> ExitStack:
+        """Return a context that holds the lock of this file until it is closed.
+
+        Raises:
+            TransduceError: another process, or another instance, holds the lock.
+        """
+        lock = ExitStack()
+        try:
+            lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
+            raise self._locked_error() from None
+        return lock
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(self.progress) + b"\n"

@@ -11,10 +11,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.batching import batches_by_length, pad
+from transduce.inference.batching import encode_by_length
 from transduce.machine import Precision
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
@@ -22,8 +21,6 @@ from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import special_tokens_of
-
-_BATCH_TOKENS = 8_192
 
 
 class Classification(msgspec.Struct, frozen=True):
@@ -83,20 +80,16 @@ class Classifier:
     def probabilities(self, texts: Sequence[str]) -> Tensor:
         """Return the probability of each class for each text, (B, C), float32 on the CPU, in the order of `labels`."""
         texts = as_texts(texts)
-        rows = self.encode(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
-        for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
-            probabilities[batch] = self._logits([rows[index] for index in batch]).softmax(dim=-1).cpu()
+        for batch, _, states in encode_by_length(self.model, self.encode(texts)):
+            probabilities[batch] = self.model.classify(states).float().softmax(dim=-1).cpu()
         return probabilities
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
-        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
-
-    def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        config = self.model.config
-        states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
-        return self.model.classify(states).float()
+        vocabulary = self.tokenizer.source
+        encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
+        return [self._marks.frame(ids, self.length) for ids in encoded]
 
     def _classification(self, text: str, probabilities: Tensor) -> Classification:
         order = probabilities.argsort(descending=True, stable=True).tolist()

@@ -37,15 +37,15 @@ from transduce.search.rules import (
     Renormalize,
     RepetitionPenalty,
     Rule,
-    length_penalty_of,
+    ranking_of,
 )
 from transduce.search.scorer import (
     Hypothesis,
     LengthPenalty,
+    Ranking,
     Scorer,
     Search,
     SequenceLimits,
-    length_power,
     run_search,
 )
 
@@ -63,7 +63,7 @@ class CompiledSearch:
         search: BatchSearch,
         limits: SequenceLimits,
         beam: BeamOptions,
-        divisor: LengthPenalty,
+        ranking: Ranking,
         *,
         samples: bool = False,
         reserved: ReservedCapacity | None = None,
@@ -74,13 +74,13 @@ class CompiledSearch:
             search: the compiled search.
             limits: the end symbol, and the maximum lengths.
             beam: the options of the beam; in sampling, its size is the number of samples of a sentence.
-            divisor: the function of a length that log-probabilities are divided by (length penalty).
+            ranking: the ranking of hypotheses.
             samples: True if tokens are drawn at random, not ranked.
             reserved: the capacity for prompts that join the search later; None: only that of the first prompts.
         """
         self.search = search
         self.reserved = reserved
-        self.divisor = divisor
+        self.ranking = ranking
         self.samples = samples
         self.beam = beam
         self.eos_id = limits.eos_id
@@ -127,11 +127,7 @@ class CompiledSearch:
                 self._abandoned[active[row]] = [self._hypothesis(each) for each in live]
                 continue
             results = [*self.search.finished(active[row], self.beam.beam_size), *live]
-            hypotheses = [self._hypothesis(each) for each in results]
-            by_score = self.divisor is length_power  # in `generate`, it does not count whether a hypothesis ended
-            self._abandoned[active[row]] = sorted(
-                hypotheses, key=lambda each: (not by_score and not each.ended, -each.score)
-            )
+            self._abandoned[active[row]] = sorted(map(self._hypothesis, results), key=self.ranking.key)
 
     def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence of the batch; an empty list for those still being decoded."""
@@ -163,7 +159,8 @@ class CompiledSearch:
             ended = self.eos_id in tokens
             length = tokens.index(self.eos_id) + 1 if ended else len(tokens)
             tokens, values = tokens[:length], values[:length]
-        return make_hypothesis(tokens, values, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
+        divisor = self.ranking.length_penalty
+        return make_hypothesis(tokens, values, ended=ended, alpha=self.beam.alpha, divisor=divisor)
 
 
 _REFILL = 4  # new sentences join once a quarter of the batch is finished: reading them costs less together
@@ -244,11 +241,10 @@ def find_compiled_search(
     longest: list[int] = limits.max_lengths.tolist()
     if isinstance(scorer, DecoderOnlyScorer) and max(longest) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
-    ranking = "paper" if generate is None else generate.stop
     compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, limits.eos_id, draws=draw is not None)
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
-    divisor = length_penalty_of(generate)
+    ranking = ranking_of(generate)
     kept: ReservedCapacity | None = None
     greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
     options = BatchSearchOptions(
@@ -258,8 +254,8 @@ def find_compiled_search(
         max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=_penalties(divisor, beam.alpha, 1 + (greatest + 2) // 64),
-        rules=compiled_rules._replace(ranking=ranking),
+        penalties=_penalties(ranking.length_penalty, beam.alpha, 1 + (greatest + 2) // 64),
+        rules=compiled_rules._replace(ranking="paper" if generate is None else generate.stop),
         sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
         reserved=reserved,
     )
@@ -270,7 +266,7 @@ def find_compiled_search(
         kept = reserved
     if search is None:
         return None
-    return CompiledSearch(search, limits, beam, divisor, samples=draw is not None, reserved=kept)
+    return CompiledSearch(search, limits, beam, ranking, samples=draw is not None, reserved=kept)
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:

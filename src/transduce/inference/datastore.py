@@ -143,7 +143,7 @@ def _usable_pairs(
     histories = (translator.histories(sources, targets) if document else None) or [History()] * len(sources)
     pairs = []
     for source_ids, target_ids, history in zip(
-        source.encode_batch(sources), target.encode_batch(targets), histories, strict=True
+        source.encode_batch(list(map(source.readable, sources))), target.encode_batch(targets), histories, strict=True
     ):
         own = source.with_special_tokens(source_ids), target.with_special_tokens(target_ids)
         if all(1 < len(ids) <= MAX_TOKENS for ids in own):

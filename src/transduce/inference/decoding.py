@@ -21,6 +21,7 @@ from transduce.inference.scorers import (
     common_padded_length,
 )
 from transduce.machine import explain_out_of_memory
+from transduce.model.batch_search import ReservedCapacity
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
@@ -32,16 +33,17 @@ from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
     Forbid,
     ForcedPrefix,
+    GenerateSettings,
     MinimumLength,
     NoRepeatedNgrams,
     RepetitionPenalty,
     Rule,
     check_ids,
     generate_rules,
-    length_penalty_of,
+    ranking_of,
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
-from transduce.search.selection import BestSelection, DiverseSelection, Selection
+from transduce.search.selection import DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.glossary import contains_phrase
@@ -77,6 +79,10 @@ def read_search_settings(folder: Path) -> SearchSettings:
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
+    if table.get("sampling") is not None:  # penalties without effect, which earlier versions stored
+        table = {**table, "coverage_penalty": 0.0, "diverse_groups": 1}
+    elif table.get("beam_size") == 1:
+        table = {**table, "coverage_penalty": 0.0}
     try:
         return msgspec.convert(table, SearchSettings)
     except msgspec.ValidationError as error:
@@ -181,30 +187,61 @@ def start_search(
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         beam = BeamOptions(beam_size=width, n_best=width, alpha=0.0)
-    if not attentive and not any(batch.phrases):
-        compiled = find_compiled_search(scorer, limits, beam, rules=rules, generate=search.generate, draw=draw)
+    selection = None if draw is not None else _selection(search, batch.phrases, longest, width, vocabulary)
+    coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
+    return make_search(
+        scorer,
+        limits,
+        beam,
+        rules=rules,
+        generate=search.generate,
+        draw=draw,
+        selection=selection,
+        coverage=coverage,
+    )
+
+
+def make_search(
+    scorer: Scorer,
+    limits: SequenceLimits,
+    beam: BeamOptions,
+    *,
+    rules: Sequence[Rule],
+    generate: GenerateSettings | None = None,
+    draw: Draw | None = None,
+    selection: Selection | None = None,
+    coverage: Coverage | None = None,
+    reserved: ReservedCapacity | None = None,
+) -> Search:
+    """Return a search before its first step: compiled if kernels support it, else greedy, sampling or with a beam.
+
+    Args:
+        scorer: the scorer, which has run no step.
+        limits: start and end symbol, and the maximum lengths.
+        beam: the options of the beam, of which a size of 1 is greedy search; in sampling, the size is the number of
+            samples.
+        rules: rules applied to the logits in turn.
+        generate: the settings of a search as in Hugging Face's `generate`; None: the paper's search.
+        draw: draws tokens; None: hypotheses are searched.
+        selection: chooses the continuations that a beam keeps; None: the best ones.
+        coverage: a penalty on hypotheses that leave source tokens untranslated; None: no penalty.
+        reserved: the capacity for prompts that join the search later, if it is compiled; None: no later prompts.
+    """
+    if selection is None and coverage is None:
+        compiled = find_compiled_search(
+            scorer, limits, beam, rules=rules, generate=generate, draw=draw, reserved=reserved
+        )
         if compiled is not None:
             return compiled
-    scorer = scored_for(scorer, rules, generates=search.generate is not None, is_beam=width > 1 and draw is None)
-    if width == 1 or draw is not None:
-        return _greedy_search(scorer, limits, search, rules, draw)
-    selection = _selection(search, batch.phrases, longest, width, vocabulary)
-    coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
-    if search.generate is not None:
-        return GenerateSearch(
-            scorer, limits, beam, search.generate, rules=rules, selection=selection, coverage=coverage
-        )
+    is_beam = beam.beam_size > 1 and draw is None
+    scorer = scored_for(scorer, rules, generates=generate is not None, is_beam=is_beam)
+    if not is_beam:
+        width, divisor = 1 if draw is None else beam.beam_size, ranking_of(generate).length_penalty
+        choose = draw or take_argmax
+        return GreedySearch(scorer, limits, choose, width=width, alpha=beam.alpha, divisor=divisor, rules=rules)
+    if generate is not None:
+        return GenerateSearch(scorer, limits, beam, generate, rules=rules, selection=selection, coverage=coverage)
     return BeamSearch(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
-
-
-def _greedy_search(
-    scorer: Scorer, limits: SequenceLimits, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
-) -> GreedySearch:
-    """Return a `GreedySearch` (without a beam) that takes the likeliest token or, with `draw`, samples tokens."""
-    if draw is not None:
-        return GreedySearch(scorer, limits, draw, width=search.n_best, rules=rules)
-    divisor = length_penalty_of(search.generate)
-    return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
@@ -356,7 +393,8 @@ def _selection(
     longest: Sequence[int],
     width: int,
     vocabulary: Vocabulary,
-) -> Selection:
+) -> Selection | None:
+    """Return the selection of a beam for phrases or diverse groups; None for neither, which takes the best ones."""
     eos_id = vocabulary.eos_id
     if any(phrases):
         continuations = word_continuations(vocabulary)
@@ -364,7 +402,7 @@ def _selection(
             phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, continuations=continuations
         )
     if search.diverse_groups == 1:
-        return BestSelection(beam_size=width, eos_id=eos_id)
+        return None
     return DiverseSelection(
         beam_size=width, groups=search.diverse_groups, penalty=search.diversity_penalty, eos_id=eos_id
     )

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.batching import batches_by_length, pad
+from transduce.inference.batching import encode_by_length
 from transduce.machine import Precision
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
@@ -22,8 +21,6 @@ from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import special_tokens_of
-
-_BATCH_TOKENS = 8_192
 
 
 class TokenStates(msgspec.Struct, frozen=True):
@@ -80,43 +77,28 @@ class Embedder:
     def vectors(self, rows: list[list[int]]) -> Tensor:
         """Return one pooled vector for each text, (B, D), float32 on the CPU, from token ids that `encode` returned."""
         vectors = torch.empty(len(rows), self.model.config.d_model)
-        for batch, ids, states in self._encoded_batches(rows):
-            vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
+        for batch, ids, states in encode_by_length(self.model, rows):
+            vectors[batch] = self._pooled(states.float().cpu(), (ids != self.model.config.pad_id).cpu())
         return vectors
 
     def token_states(self, texts: Sequence[str]) -> list[TokenStates]:
         """Return the tokens of each text, special tokens included, with the encoder's output state of each token."""
         texts = as_texts(texts)
         rows, found = self.encode(texts), dict[int, TokenStates]()
-        for batch, _, states in self._encoded_batches(rows):
-            for index, row in zip(batch, states, strict=True):
+        for batch, _, states in encode_by_length(self.model, rows):
+            for index, row in zip(batch, states.float().cpu(), strict=True):
                 tokens = tuple(self.tokenizer.source.tokens(rows[index]))
                 found[index] = TokenStates(tokens, row[: len(tokens)].clone())
         return [found[index] for index in range(len(texts))]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts, and return the token ids of each with special tokens, truncated to `length` tokens."""
-        return self.frame(self.tokenizer.source.encode_batch(as_texts(texts)))
+        vocabulary = self.tokenizer.source
+        return self.frame(vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts)))))
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the token ids of each text with special tokens added, truncated to `length` tokens."""
         return [self._marks.frame(ids, self.length) for ids in rows]
-
-    @torch.inference_mode()
-    def _encoded(self, ids: Tensor) -> Tensor:
-        """Return the encoder's output for padded token ids, (B, S) to (B, S, D), float32 on the CPU."""
-        return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
-
-    def _encoded_batches(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Encode all texts in batches of similar length, which need little padding, and return the batches.
-
-        Each batch is the indices of its texts, their padded token ids, (B, S), and token states, (B, S, D).
-        """
-        found = []
-        for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
-            ids = pad([rows[index] for index in batch], self.model.config.pad_id, torch.device("cpu"))
-            found.append((batch, ids, self._encoded(ids)))
-        return found
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
         """Pool token states to one vector per text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""

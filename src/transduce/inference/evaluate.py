@@ -24,7 +24,7 @@ from transduce.inference.translator import Translator
 from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.upkeep import quantize_folder
 from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
-from transduce.search.settings import SearchSettings, checked_search
+from transduce.search.settings import SearchSettings, checked_search, override_search
 
 
 @overload
@@ -150,7 +150,15 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 # --- proof of 8-bit weights ---
 
 
-def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[str] | None = None) -> Int8Proof:
+def prove_int8(
+    folder: str | Path,
+    sources: Sequence[str],
+    references: Sequence[str] | None = None,
+    *,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    tag: str | None = None,
+) -> Int8Proof:
     """Quantize a translator, measure how often it translates as in float32, and store the result beside the weights.
 
     Every sentence is translated greedily and with the folder's own search settings. In each search at least 99 % of at
@@ -162,6 +170,9 @@ def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[
         sources: source sentences that are typical of what the model will translate, such as those of a dev set; a model
             with `data.context_before` reads them as documents, which an empty source ends.
         references: a human translation of each source; None: BLEU is not compared.
+        source_language: source language of a multilingual model, as in `load`.
+        target_language: target language of a multilingual model, as in `load`; the proof counts for all others, too.
+        tag: tag of the texts, as in `load`.
 
     Returns:
         The measurement.
@@ -176,9 +187,16 @@ def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[
     outputs: list[dict[SearchSettings, list[str]]] = []
     language, documents = None, Documents.of_lines(sources)
     for precision in ("fp32", "int8"):
-        translator = open_translator(folder, precision=precision, device="cpu")  # refuses other kinds of models
+        translator = open_translator(  # refuses other kinds of models
+            folder,
+            precision=precision,
+            device="cpu",
+            source_language=source_language,
+            target_language=target_language,
+            tag=tag,
+        )
         own = msgspec.structs.replace(translator.search, n_best=1)
-        greedy = msgspec.structs.replace(own, beam_size=1, diverse_groups=1, sampling=None)
+        greedy = override_search(own, {"beam_size": 1})
         searches = dict.fromkeys((greedy, own))
         translations = {search: translator.translate(sources, search, documents=documents) for search in searches}
         outputs.append({search: [each.text for each in found] for search, found in translations.items()})

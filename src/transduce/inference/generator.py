@@ -20,8 +20,8 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.compiled_search import CompiledSearch, find_compiled_search, run_joining
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory, scored_for
+from transduce.inference.compiled_search import CompiledSearch, run_joining
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translation import without_incomplete_character
 from transduce.machine import Precision
@@ -31,8 +31,8 @@ from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import SETTINGS_FILE, read_decoder_folder, read_run_setting
-from transduce.search.beam import BeamOptions, BeamSearch
-from transduce.search.greedy import Draw, GreedySearch, take_argmax
+from transduce.search.beam import BeamOptions
+from transduce.search.greedy import Draw
 from transduce.search.rules import ExtraEndTokens
 from transduce.search.scorer import Hypothesis, Observer, Search, SequenceLimits, length_penalty, run_search
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
@@ -433,20 +433,14 @@ class Generator:
         if vocabulary.ends[1:]:
             ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
             rules.insert(int(search.penalizes_repetition), ends)  # penalties come first
+        beam, draw = BeamOptions(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty), None
         if search.sampling is not None:
             # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
             seeds = [prompt.seed for prompt in prompts]
             draw = Draw(search.sampling, [0] * count, samples=search.n_best, seeds=seeds)
             beam = BeamOptions(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
-            compiled = find_compiled_search(scorer, limits, beam, rules=rules, draw=draw, reserved=reserved)
-            return compiled or GreedySearch(scorer, limits, draw, width=search.n_best, alpha=0.0, rules=rules)
-        beam = BeamOptions(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         with torch.inference_mode():
-            if (compiled := find_compiled_search(scorer, limits, beam, rules=rules, reserved=reserved)) is not None:
-                return compiled
-        if search.beam_size == 1:
-            return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, rules=rules)
-        return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), limits, beam, rules=rules)
+            return make_search(scorer, limits, beam, rules=rules, draw=draw, reserved=reserved)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
         """Return an observer that ends the search after the first line, or None if that is not needed.

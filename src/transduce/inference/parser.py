@@ -14,16 +14,15 @@ import torch
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, pad
-from transduce.inference.decoding import read_search_settings
+from transduce.inference.decoding import make_search, read_search_settings
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.machine import Precision
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_model_folder
-from transduce.search.beam import BeamOptions, BeamSearch
+from transduce.search.beam import BeamOptions
 from transduce.search.constraints import BalancedBrackets, BracketToken
-from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Hypothesis, Search, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
@@ -148,10 +147,8 @@ class Parser:
         longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
         limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
-        if search.beam_size == 1:
-            return GreedySearch(scorer, limits, take_argmax, alpha=search.length_penalty, rules=rules)
         beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)
-        return BeamSearch(scorer, limits, beam, rules=rules)
+        return make_search(scorer, limits, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
         tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])

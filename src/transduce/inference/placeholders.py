@@ -25,7 +25,7 @@ from transduce.text.languages import is_unspaced_character, is_unspaced_language
 from transduce.text.protected import PLACEHOLDER_TOKENS, is_inline_tag, merge_spans
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import Vocabulary, fallback_ids
-from transduce.text.word_spans import Span, token_spans
+from transduce.text.word_spans import Span, encode_with_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
 _SPACE = "▁"
@@ -85,15 +85,15 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
     Rare characters of an unspaced script that the vocabulary otherwise covers are excluded if they are encoded as
-    bytes. A rare Chinese character is an ordinary word, which the model has learned to read. If the vocabulary
-    normalizes the text, its tokens cannot be located in it, and no span is returned.
+    bytes. A rare Chinese character is an ordinary word, which the model has learned to read.
     """
-    odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
-    if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
+    odd = _odd_ids(vocabulary)
+    ids, token_spans = encode_with_spans(vocabulary, text)
+    if odd.isdisjoint(ids):
         return []
     spans = [
         span
-        for id, span in zip(ids, token_spans(vocabulary.token_texts(ids), text), strict=True)
+        for id, span in zip(ids, token_spans, strict=True)
         if id in odd
         and span.start < span.end
         and (id == vocabulary.unk_id or not _is_rare_word(text[span.start : span.end], vocabulary))
@@ -442,10 +442,10 @@ class Placeholders:
             return meets_word or (side.spaced and _is_unspaced_script(side.source))
         if side.clings:
             return False
+        if side.comes_before and side.target in _SENTENCE_MARKS:
+            return True
         attached = bool(side.source) and not side.spaced and not _is_unspaced_script(side.source)
-        if attached and (side.source == side.target or side.source.isalnum() == side.target.isalnum()):
-            return side.source in _SENTENCE_MARKS and side.comes_before
-        return True
+        return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
         """Return whether spaces are written before and after a protected inline tag: as in the source.
@@ -603,7 +603,7 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the character spans of a text's words; in a script without spaces, those of its tokens."""
     spans: list[Span] = []
-    for start, end in token_spans(vocabulary.token_texts(vocabulary.encode(text)), text):
+    for start, end in encode_with_spans(vocabulary, text)[1]:
         if not any(map(is_word_character, text[start:end])):
             continue
         joins = spans and spans[-1].end == start and is_spaced_word_character(text[start - 1])
@@ -614,14 +614,15 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 def _at_edge(request: _Request) -> int:
     """Return the character offset for protected spans that precede the first or follow the last word of the source.
 
-    This is the start of the translation or the end of its last word; the end of the text if punctuation stands between
-    last word and span.
+    This is the start of the translation or the end of its last word; the end of the text if a mark that ends a sentence
+    or clause, or a closing bracket, stands between last word and span.
     """
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())
-    follows_punctuation = before[_last_word(before) :].strip()
-    return len(text) if follows_punctuation else _last_word(text)
+    between = before[_last_word(before) :]
+    follows_mark = any(each in _SENTENCE_MARKS or unicodedata.category(each) in ("Pe", "Pf") for each in between)
+    return len(text) if follows_mark else _last_word(text)
 
 
 def _last_word(text: str) -> int:

@@ -15,14 +15,13 @@ from warnings import warn
 import msgspec
 
 from transduce.errors import WrongLanguageWarning
-from transduce.inference.translation import Translation
+from transduce.inference.translation import ComposedTranslation, Translation, is_composed
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
-    NAMES,
     SCRIPTS,
-    base_code,
     detect_other_language,
+    english_name,
     is_unspaced_character,
     is_word_character,
     main_script,
@@ -47,7 +46,15 @@ _WRITTEN = re.compile(
     r"|(?P<clock>(?:[01]?\d|2[0-4])[:.][0-5]\d)(?!\d|[.,:]\d)"
     # 1 234 567,8, or three numbers
     r"|(?P<groups>\d{1,3}(?: \d{3})+(?!\d)(?:[.,]\d+)?)"
-    r"|\d+(?:[.,:'\u2009\u00a0\u202f]\d+)*"
+    r"|\d+(?:[.,:'’\u2009\u00a0\u202f]\d+)*"
+)
+# A minus before a number, also before its currency, but not a hyphen behind a word or in a range.
+_MINUS = re.compile(r"(?<![^\W_\u3040-\u9fff])(?<![)\].°%])[-−–][$£€¥]?$")
+_ANY_MINUS = re.compile(r"[-−–－][$£€¥]? ?$")
+_MINUS_WORD = re.compile(
+    "minus|mínus|miinus|mínusz|moins|menos|meno|eksi|negativ|below|sub-?zero|under|unter|sous|sotto|bajo|abaixo|poniżej"
+    "|pod |минус|мінус|ниже|нижче|零下|负|負|マイナス|氷点下|영하|마이너스|تحت|ناقص|سالب|ऋण|शून्य",
+    re.IGNORECASE,
 )
 
 
@@ -60,6 +67,8 @@ class _Number(NamedTuple):
     """The kind of number: "date", "clock" (time of day), "groups" (numbers separated by spaces), or None (plain)."""
     scaled: bool
     """True if the next character multiplies the number, as in 3万 (30,000)."""
+    before: str
+    """Up to three characters before the number, which may end with a minus."""
 
     @property
     def digits(self) -> str:
@@ -96,16 +105,22 @@ def missing_numbers(source: str, target: str) -> list[str]:
     """Return the numbers of a source that its translation lacks, as the source writes them.
 
     Numbers up to twenty, often written as words, and those before a character that multiplies them (3万) do not count.
-    Dates and times may be written in another notation.
+    Dates and times may be written in another notation. A negative number whose translation has lost the minus counts.
     """
     target_numbers = _numbers(target)
     digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
-    return [
-        part
-        for number in _numbers(source)
-        if not number.scaled
-        for part in _missing_parts(number, target_numbers, digits)
-    ]
+    has_word = _MINUS_WORD.search(target) is not None
+    missing = []
+    for number in _numbers(source):
+        if number.scaled:
+            continue
+        minus = _MINUS.search(number.before)
+        same = [other for other in target_numbers if other.digits == number.digits]
+        if minus and same and not has_word and not any(_ANY_MINUS.search(other.before) for other in same):
+            missing.append(minus[0] + number.text)
+        else:
+            missing += _missing_parts(number, target_numbers, digits)
+    return missing
 
 
 def is_date_or_clock(number: str) -> bool:
@@ -125,6 +140,8 @@ def _missing_parts(number: _Number, target_numbers: Sequence[_Number], digits: S
     ]
     if number.kind is None or similar or (number.kind == "clock" and not number.is_sure_clock):
         return [number.text]
+    if number.kind == "groups" and (_digits(number.parts[0]) not in digits or "0" in [p[0] for p in number.parts[1:]]):
+        return [number.text]  # which are not two numbers: its first digits are not in the translation
     missing = [part for part in number.parts if not _is_among(_digits(part), digits)]
     if number.kind == "groups" and any(not _is_small(part) and part not in missing for part in number.parts):
         return missing
@@ -141,7 +158,12 @@ def _is_small(number: str) -> bool:
 
 def _numbers(text: str) -> list[_Number]:
     return [
-        _Number(match.group(), match.lastgroup, text[match.end() : match.end() + 1] in tuple(_SCALES))
+        _Number(
+            match.group(),
+            match.lastgroup,
+            text[match.end() : match.end() + 1] in tuple(_SCALES),
+            text[max(0, match.start() - 3) : match.start()],
+        )
         for match in _WRITTEN.finditer(text)
     ]
 
@@ -233,6 +255,8 @@ def find_quality_warnings(
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
     """
+    if not is_composed(translation):
+        translation = ComposedTranslation.of(translation).translation
     if translation.sentences:
         found = [
             find_quality_warnings(
@@ -323,7 +347,7 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     other = None if source_language is None else detect_other_language(source, source_language)
     if source_language is None or other is None:
         return None
-    expected = NAMES.get(base_code(source_language), source_language)
+    expected = english_name(source_language)
     is_description = other.endswith(("letters", "language"))
     return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
 

@@ -46,13 +46,13 @@ def estimate_quality(
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
-    unknown_characters, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
+    vocabulary, terms = translator.tokenizer.source, as_glossary(glossary)
     return [
         find_quality_warnings(
             each,
             source_language=source,
             target_language=target,
-            unknown_characters=unknown_characters(each.source),
+            unknown_characters=vocabulary.unknown_characters(vocabulary.readable(each.source)),
             glossary=terms,
         )
         for each in translations

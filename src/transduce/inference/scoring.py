@@ -20,7 +20,7 @@ from transduce.inference.batching import History, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.search.rules import GenerateSettings, length_penalty_of
+from transduce.search.rules import GenerateSettings, ranking_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -99,7 +99,7 @@ def score_translations(
         TooLongError: a text is too long.
     """
     sources, targets = as_pairs(sources, targets)
-    open_ids = tokenizer.source.encode_batch(sources)
+    open_ids = tokenizer.source.encode_batch(list(map(tokenizer.source.readable, sources)))
     _check_uncut(open_ids, longest)
     source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]
     forced = _forced_tokens(tokenizer.target, generate)
@@ -119,7 +119,7 @@ def score_translations(
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 own = log_probabilities[len(contexts[number].target) :]
                 values[number] = (*(0.0 for _ in forced), *own[len(forced) :])
-    divisor = length_penalty_of(generate)
+    divisor = ranking_of(generate).length_penalty
     return [
         Score(
             source=source,

@@ -5,6 +5,7 @@ and lines without a letter. It is copied to the translation unchanged.
 """
 
 import re
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -14,7 +15,8 @@ from transduce.text.languages import CJK
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
-from transduce.text.word_spans import Span, span_in_full_text
+from transduce.text.vocabulary import compose
+from transduce.text.word_spans import NormalizedText, Span, normalized_text, span_in_full_text
 
 
 class Sentence(NamedTuple):
@@ -52,6 +54,10 @@ class SegmentedText(NamedTuple):
     """The layout before each sentence, and after the last one; one item more than there are sentences."""
     protected: Sequence[Span] = ()
     """Character spans of the source that translation must not change, in order and disjoint."""
+    original: str = ""
+    """The source as the caller passed it, before composition (NFC)."""
+    origin: NormalizedText | None = None
+    """The origin of the source's characters in `original`; None: both are equal."""
 
     def protected_in_gap(self, number: int) -> list[Span]:
         """Return the protected spans in the layout with this number, as character offsets in the text of the layout.
@@ -144,6 +150,8 @@ class Segmenter:
         source_language: str | None,
         passes_wordless: bool,
         reads_line_feeds: bool = False,
+        composes: bool = False,
+        read: Callable[[str], str] = str,
         cut: Callable[[str, Sequence[Span]], list[str]],
     ) -> None:
         """Create a segmenter for one model.
@@ -155,6 +163,8 @@ class Segmenter:
             source_language: code of the source language; None: unknown.
             passes_wordless: True if texts without a letter are copied instead of translated.
             reads_line_feeds: True if the model reads line feeds, so that a text with several lines is translated whole.
+            composes: True if texts outside of protected spans are composed (Unicode NFC), as the model reads them.
+            read: returns a sentence as the model reads it, such as `Vocabulary.readable`.
             cut: splits a sentence that is too long for the model into parts, given its protected spans, and returns the
                 parts.
         """
@@ -164,6 +174,8 @@ class Segmenter:
         self._source_language = source_language
         self._passes_wordless = passes_wordless
         self._keeps_lines = reads_line_feeds and settings.lines == "separate" and settings.split_sentences != "always"
+        self._composes = composes
+        self._read = read
         self._cut = cut
 
     def __call__(self, text: str, protected: Sequence[Span] | None = None) -> SegmentedText:
@@ -174,12 +186,20 @@ class Segmenter:
             protected: spans that translation must not change, in order and disjoint; None: those that `find_protected`
                 finds.
         """
+        origin = None
+        if self._composes and not unicodedata.is_normalized("NFC", text):
+            if protected is None:
+                whole = normalized_text(text, compose)
+                protected = list(map(whole.original_span, find_protected(whole.text, self.settings.protect)))
+            origin = normalized_text(text, compose, protected)
+            protected = list(map(origin.normalized_span, protected))
+        original, text = text, text if origin is None else origin.text
         spans = find_protected(text, self.settings.protect) if protected is None else protected
-        collector = _Collector(text, spans, self._separator)
+        collector = _Collector(text, spans, self._separator, self._read)
         lines = _lines(text, spans, _LINE_END_BUT_FEED if self._keeps_lines else _LINE_END)
         for line in _paragraphs(lines) if self.settings.lines == "join" else lines:
             self._add_line(line, collector)
-        return collector.finish()
+        return collector.finish()._replace(original=original, origin=origin)
 
     def _add_line(self, line: "_Line", collector: "_Collector") -> None:
         text, offsets = line
@@ -402,8 +422,11 @@ _NARROW_MARKS = str.maketrans("。！？", ".!?")
 class _Collector:
     """A collector of a text's sentences, in order, which derives the layout between them from the source text."""
 
-    def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
+    def __init__(
+        self, source: str, protected: Sequence[Span], separator: str, read: Callable[[str], str] = str
+    ) -> None:
         self.protected = protected
+        self._read = read
         self._source = source
         self._separator = separator
         self._end = 0
@@ -426,7 +449,12 @@ class _Collector:
         self._gaps.append(gap)
         self._end = offsets[-1]
         self._is_new_cell = self._is_wordless_after = self._is_wordless_before = False
-        self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
+        protected = _local_spans(self.protected, offsets)
+        if self._read(text) != text:
+            read = normalized_text(text, self._read, protected)
+            text, offsets = read.text, [offsets[start] for start in read.starts]
+            protected = list(map(read.normalized_span, protected))
+        self._sentences.append(Sentence(text, offsets, tuple(protected)))
 
     def skip_wordless(self, *, clings: bool = False) -> None:
         """Record that text without a letter (emoji, numbers, list marks) is here, which is copied, not translated.

@@ -10,13 +10,13 @@ import numpy as np
 
 from transduce.errors import TransduceError
 from transduce.inference.scoring import Score
-from transduce.inference.translation import Translation
+from transduce.inference.translation import ComposedTranslation, Translation, is_composed
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
 from transduce.text.languages import is_word_character
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, overlap, span_in_full_text, token_spans
+from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_full_text
 
 # --- attribution by occlusion ---
 # A part is removed from the source, and the translation is scored again; words that depend on the part become less
@@ -90,12 +90,9 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 
     The words are character spans; the scores are of the full source and of that without the part. A word's loss is the
     sum over its tokens. If a token covers several words, as in scripts without spaces, each of these words gets the
-    token's whole loss. If the vocabulary normalizes the text, all losses are 0.
+    token's whole loss.
     """
-    if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
-        return [0.0] * len(words)
-    ids = vocabulary.encode(text)
-    spans = token_spans(vocabulary.token_texts(ids), text)
+    ids, spans = encode_with_spans(vocabulary, text)
     pairs = zip(full_score.token_log_probabilities, without.token_log_probabilities, strict=True)
     # drops forced first tokens and the end symbol
     token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
@@ -403,10 +400,27 @@ def align_spans(
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """
+    checked = [_checked_spans(marked, each.source) for each, marked in zip(translations, spans, strict=True)]
+    if not translator.tokenizer.source.composes or all(map(is_composed, translations)):
+        return _align_spans(translator, translations, checked, glossary)
+    composed = list(map(ComposedTranslation.of, translations))
+    moved = [
+        [each.source.normalized_span(span) for span in marked] for each, marked in zip(composed, checked, strict=True)
+    ]
+    found = _align_spans(translator, [each.translation for each in composed], moved, glossary)
+    return [[each.target.original_span(span) for span in own] for each, own in zip(composed, found, strict=True)]
+
+
+def _align_spans(
+    translator: PairScorer,
+    translations: Sequence[Translation],
+    spans: Sequence[Sequence[Span]],
+    glossary: Glossary | None,
+) -> list[list[Span]]:
+    """Return the spans of `align_spans` for texts in the form that the model reads, and for spans that are checked."""
     parts: list[MarkedSentence] = []
     owners: list[tuple[int, int, list[int], _Stripped]] = []
-    for number, (each, marked) in enumerate(zip(translations, spans, strict=True)):
-        checked = _checked_spans(marked, each.source)
+    for number, (each, checked) in enumerate(zip(translations, spans, strict=True)):
         for part in _parts(each):
             inner = [
                 n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
@@ -435,7 +449,7 @@ def align_spans(
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
     return [
         [
-            _with_copies(each, Span(*source), span or Span(len(each.text), len(each.text)))
+            _with_copies(each, source, span or Span(len(each.text), len(each.text)))
             for source, span in zip(marked, own, strict=True)
         ]
         for each, marked, own in zip(translations, spans, targets, strict=True)

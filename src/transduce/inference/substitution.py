@@ -28,7 +28,7 @@ from transduce.text.glossary import (
     is_spaced_word_character,
     normalize_for_comparison,
 )
-from transduce.text.languages import unspaced_characters
+from transduce.text.languages import short_code, unspaced_characters
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -164,8 +164,9 @@ def substitute(
         min_loss: minimum loss of a word that stands for a term, as in `insert_terms`.
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
+    is_english = short_code(model.target_language or "") == "en"
     variants = [
-        list(_variants(text, found or [], is_english=model.target_language == "en"))
+        list(_variants(text, found or [], is_english=is_english))
         for (_, text), found in zip(pairs, positions, strict=True)
     ]
     candidates = [

@@ -11,11 +11,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
 from transduce.data.batches import WordTokens
 from transduce.errors import TransduceError
-from transduce.inference.batching import batches_by_length, pad
+from transduce.inference.batching import encode_by_length
 from transduce.machine import Precision
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
@@ -24,8 +23,6 @@ from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tagged import Span, spans_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary, special_tokens_of
-
-_BATCH_TOKENS = 8_192
 
 
 class Tagging(msgspec.Struct, frozen=True):
@@ -100,8 +97,8 @@ class Tagger:
         tags = [[""] * len(words) for words in sentences]
         probabilities = [[0.0] * len(words) for words in sentences]
         rows = encode_words(self.tokenizer.source, sentences, self.length)
-        for batch in batches_by_length([len(row.ids) for row in rows], _BATCH_TOKENS):
-            best, labels = self._probabilities([rows[index].ids for index in batch]).max(dim=-1)  # (B, S) each
+        for batch, _, states in encode_by_length(self.model, [row.ids for row in rows]):
+            best, labels = self._probabilities(states).max(dim=-1)  # (B, S) each
             for number, row in enumerate(rows[index] for index in batch):
                 for word, position in enumerate(row.positions, row.first_word):
                     tags[row.sentence][word] = self.tags[int(labels[number, position])]
@@ -112,10 +109,8 @@ class Tagger:
         ]
 
     @torch.inference_mode()
-    def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the probability of each tag at each token, (B, S, C), float32 on the CPU; `rows` are token ids."""
-        config = self.model.config
-        states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
+    def _probabilities(self, states: Tensor) -> Tensor:
+        """Return the probability of each tag at each token, (B, S, D) to (B, S, C), float32 on the CPU."""
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
 
 
@@ -129,7 +124,8 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
     marks, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))
     prefix = _word_prefix(vocabulary)
-    ids_of = dict(zip(distinct, vocabulary.encode_batch([prefix + word for word in distinct]), strict=True))
+    read = [prefix + vocabulary.readable(word) for word in distinct]
+    ids_of = dict(zip(distinct, vocabulary.encode_batch(read), strict=True))
     rows = []
     for sentence, words in enumerate(sentences):
         ids, positions, first = list[int](), list[int](), 0

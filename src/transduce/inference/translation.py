@@ -1,20 +1,22 @@
 """Define the results of translation: complete translations, and texts that grow during search."""
 
 import html
+import unicodedata
 from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.rules import length_penalty_of
+from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span
+from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.word_spans import NormalizedText, Span, normalized_text
 
 # --- streamed translations ---
 # Legend: W hypotheses of one sentence, t tokens so far.
@@ -146,6 +148,37 @@ class Translation(msgspec.Struct, frozen=True):
         return f"<table><caption>{html.escape(self.source)}</caption>{rows}</table>"
 
 
+class ComposedTranslation(NamedTuple):
+    """A translation whose source and best text are in canonical composition (NFC), with the origin of both texts."""
+
+    translation: Translation
+    source: NormalizedText
+    target: NormalizedText
+
+    @classmethod
+    def of(cls, translation: Translation) -> "ComposedTranslation":
+        """Compose the source and the best text of a translation."""
+        source, target = (normalized_text(text, compose) for text in (translation.source, translation.text))
+
+        def moved(pairs: Sequence[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
+            return tuple((source.normalized_span(one), target.normalized_span(other)) for one, other in pairs)
+
+        best = msgspec.structs.replace(translation.alternatives[0], text=target.text)
+        composed: Translation = msgspec.structs.replace(
+            translation,
+            source=source.text,
+            alternatives=(best, *translation.alternatives[1:]),
+            positions=moved(translation.positions),
+            protected=moved(translation.protected),
+        )
+        return cls(composed, source, target)
+
+
+def is_composed(translation: Translation) -> bool:
+    """Return whether the source and the best text of a translation are in canonical composition (NFC)."""
+    return all(unicodedata.is_normalized("NFC", text) for text in (translation.source, translation.text))
+
+
 def empty_alternative(*, ended: bool = True) -> Alternative:
     """Return an alternative with empty text and score 0, for an empty sentence or one stopped before its start."""
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
@@ -157,18 +190,17 @@ def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings)
     Args:
         hypothesis: what search found, which starts with these tokens.
         tokens: their number.
-        search: the settings of the search, whose length penalty scores the rest.
+        search: the settings of the search, whose length penalty scores the rest. The coverage penalty, of the whole
+            document context, stays.
     """
     if not tokens:
         return hypothesis
-    values = hypothesis.token_log_probabilities[tokens:]
-    divisor = length_penalty_of(search.generate)
-    return msgspec.structs.replace(
-        hypothesis,
-        ids=hypothesis.ids[tokens:],
-        token_log_probabilities=values,
-        score=sum(values) / divisor(max(1, len(values)), search.length_penalty),
-    )
+    everything, values = hypothesis.token_log_probabilities, hypothesis.token_log_probabilities[tokens:]
+    divisor, alpha = ranking_of(search.generate).length_penalty, search.length_penalty
+    score = sum(values) / divisor(len(values), alpha)
+    if search.coverage_penalty > 0.0:
+        score += hypothesis.score - sum(everything) / divisor(len(everything), alpha)
+    return msgspec.structs.replace(hypothesis, ids=hypothesis.ids[tokens:], token_log_probabilities=values, score=score)
 
 
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
@@ -204,26 +236,31 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
     combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
     alternatives = [_join(segmented, parts, indices) for indices in combinations]
     best, spans, copied = alternatives[0]
-    positions = tuple(
+    positions = [
         (Span(sentence.offsets[0], sentence.offsets[-1]), span)
         for sentence, span in zip(segmented.sentences, spans, strict=True)
-    )
-    translated = [
+    ]
+    protected = copied + [
         (sentence.source_span(source), Span(span.start + target.start, span.start + target.end))
         for sentence, span, part in zip(segmented.sentences, spans, parts, strict=True)
         for source, target in part.protected
     ]
+    if segmented.origin is not None:
+        positions, protected = (
+            [(segmented.origin.original_span(source), target) for source, target in pairs]
+            for pairs in (positions, protected)
+        )
     is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
     is_split = len(parts) > 1
     return Translation(
-        segmented.source,
+        segmented.original,
         tuple(alternative for alternative, _, _ in alternatives),
         parts=max(1, len(parts)),
         joined=tuple((part.source, part.text) for part in parts) if is_split else (),
         stopped=any(part.stopped for part in parts),
         sentences=tuple(parts) if is_split else (),
-        positions=() if is_whole else positions,
-        protected=tuple(sorted(translated + copied)),
+        positions=() if is_whole else tuple(positions),
+        protected=tuple(sorted(protected)),
     )
 
 

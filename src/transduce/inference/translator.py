@@ -659,6 +659,8 @@ class Translator:
             source_language=self.source_language,
             passes_wordless=knows_languages if lines is None else lines.has_words,
             reads_line_feeds=self.tokenizer.writes_line_feeds,
+            composes=self.tokenizer.source.composes,
+            read=self.tokenizer.source.readable,
             cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
         )
         spans = protected or [None] * len(texts)

@@ -31,7 +31,7 @@ from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_between_words
 from transduce.model.attention import AttentionTrace
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, compose
 from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
 
 # --- features and regression ---
@@ -530,9 +530,9 @@ def _fit_statistics(
 
 
 def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
-    """Return the words of one side of a sentence pair as texts."""
+    """Return the words of one side of a sentence pair as texts in canonical composition (NFC)."""
     text, spans = (pair.source, pair.source_words) if side == "source" else (pair.target, pair.target_words)
-    return [text[span.start : span.end] for span in spans]
+    return [compose(text[span.start : span.end]) for span in spans]
 
 
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:

@@ -434,8 +434,20 @@ def experiment(
         TransduceError: settings are wrong, or no run has finished.
     """
     content = make_experiment(settings) if isinstance(settings, Mapping) else read_experiment(settings)
+    return train_and_compare(
+        content, ExperimentOptions(jobs=jobs, device=device, threads=threads, precision=precision), say
+    )
+
+
+def train_and_compare(
+    content: ExperimentSettings, options: ExperimentOptions, say: Callable[[str], None] | None = None
+) -> ExperimentReport:
+    """Run an experiment as `experiment` does, and return the report.
+
+    Raises:
+        TransduceError: settings of variants are wrong, or no run has finished.
+    """
     runs = expand(content)
-    options = ExperimentOptions(jobs=jobs, device=device, threads=threads, precision=precision)
     failures = run_all(
         content, runs, options, say or (lambda line: print(localized(line), file=sys.stderr, flush=True))
     )

@@ -1,6 +1,5 @@
 """Charts as data, and their rendering: as pictures with matplotlib, and as block characters for a terminal."""
 
-import importlib.util
 import io
 import math
 import warnings
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transduce.atomic_io import write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import unspaced_characters
 from transduce.ui_language import columns_of, localized, padded, ui_language
 
@@ -161,10 +160,6 @@ _SMALL_PANEL_INCHES = (3.1, 3.1)  # for more than three panels
 _MAX_NAMES = 60  # more are illegible next to a heat map
 _MAX_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
-_NO_MATPLOTLIB = (
-    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or omit --output to "
-    "draw in the terminal."
-)
 
 
 def check_picture(path: Path) -> None:
@@ -177,8 +172,11 @@ def check_picture(path: Path) -> None:
         raise TransduceError(
             f"A picture's name must end in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
         )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TransduceError(_NO_MATPLOTLIB)
+    _import_matplotlib()
+
+
+def _import_matplotlib() -> Any:
+    return import_extra("matplotlib", "plot", "A picture in a file")
 
 
 def save_chart(chart: Chart, path: Path) -> None:
@@ -198,11 +196,9 @@ def render_chart(chart: Chart, format: str) -> bytes:
     Raises:
         TransduceError: matplotlib is missing, or no font has the Chinese characters.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise TransduceError(_NO_MATPLOTLIB) from None
+    mpl = _import_matplotlib()
+    from matplotlib.figure import Figure
+
     if ui_language() != "en" and _chinese_font() is not None:  # English titles can be drawn everywhere
         chart = localized_chart(chart)
     settings: dict[Any, object] = {

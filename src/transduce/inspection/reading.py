@@ -221,7 +221,8 @@ def _read_pair(translator: Translator, source: str, target: str | Sequence[int] 
     if target is None:
         target = translator(source).text
     ids = vocabulary.encode(target) if isinstance(target, str) else list(target)
-    source_ids = translator.tokenizer.source.with_special_tokens(translator.tokenizer.source.encode(source))
+    reader = translator.tokenizer.source
+    source_ids = reader.with_special_tokens(reader.encode(reader.readable(source)))
     check_length(len(source_ids), translator.max_scored_tokens)
     return _encoder_decoder(
         translator, translator.model, source, source_ids, vocabulary.with_special_tokens(ids), vocabulary.decode(ids)
@@ -383,7 +384,7 @@ def _read_masked(filler: Filler, text: str) -> Reading:
 def _read_classified(classifier: Classifier, text: str) -> Reading:
     """Read a text with a classifier, whose only prediction is the class of the text."""
     model, vocabulary = classifier.model, classifier.tokenizer.source
-    framed = _frame(vocabulary, vocabulary.encode(text), classifier.length)
+    framed = _frame(vocabulary, vocabulary.encode(vocabulary.readable(text)), classifier.length)
 
     def head(states: Tensor) -> Tensor:
         return model.classify(states)[:, None]
@@ -416,7 +417,7 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
     """Read a text with an embedder, an encoder without predictions."""
     vocabulary = embedder.tokenizer.source
-    framed = _frame(vocabulary, vocabulary.encode(text), embedder.length)
+    framed = _frame(vocabulary, vocabulary.encode(vocabulary.readable(text)), embedder.length)
     answer = f"a vector of {embedder.model.config.d_model} numbers"
     return _encoder_reading(embedder, text, answer, framed, _Predictions())
 

@@ -331,7 +331,8 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             "Only a model with `model.kind` = transformer has attention heads to inspect, "
             f"but this one is `{config.kind}`."
         )
-    ids = translator.tokenizer.source.encode(source)
+    vocabulary = translator.tokenizer.source
+    ids = vocabulary.encode(vocabulary.readable(source))
     if not ids or not source.strip():
         raise TransduceError("The sentence to inspect is empty: pass some words.")
     if len(ids) > translator.longest_source:
@@ -339,7 +340,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
             "pass a shorter one."
         )
-    return translator.tokenizer.source.with_special_tokens(ids)
+    return vocabulary.with_special_tokens(ids)
 
 
 def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[int]) -> tuple[Step, ...]:

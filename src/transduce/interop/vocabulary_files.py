@@ -41,8 +41,8 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     with_pieces,
 )
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Symbol, Vocabulary
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
+from transduce.text.vocabulary import Symbol, Vocabulary, compose
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
@@ -157,7 +157,7 @@ def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) ->
         return _of_words(_numbered(source, "the list"), "the list", notes)
     path = Path(source)
     if path.is_dir():
-        if (path / "tokenizer_settings.json").exists() or (path / IMPORTED_TOKENIZER_FILE).exists():
+        if (path / TOKENIZER_CARD).exists() or (path / IMPORTED_TOKENIZER_FILE).exists():
             return load_tokenizer(path)
         names = ("tokenizer.json", *SENTENCEPIECE_NAMES)
         inside = next((path / name for name in names if (path / name).is_file()), None)
@@ -311,8 +311,8 @@ def _numbered(tokens: object, location: str, *, may_be_space: bool = False) -> d
             raise TransduceError(
                 f'{location} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
             )
-        if not 0 <= min(values) <= max(values) < _MAX_SIZE:
-            raise TransduceError(f"{location} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
+        if (wrong := next((id for id in values if not 0 <= id < _MAX_SIZE), None)) is not None:
+            raise TransduceError(f"{location} has the id {wrong:,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
         numbered = list(ids.items())
     elif isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(each, str) for each in tokens):
         numbered = [(token, id) for id, token in enumerate(tokens)]
@@ -452,7 +452,7 @@ def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, sy
 def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
     splitter, counts = WordSplitter([Symbol(each) for each in symbols], marked=True), Counter[str]()
     for text in texts:
-        counts.update(splitter.split(text))
+        counts.update(splitter.split(compose(text)))
     special: list[str | None] = [None, None, None]
     special[PAD_ID], special[EOS_ID], special[UNK_ID] = "<pad>", "</s>", "<unk>"
     first = [*special, *symbols, _SPACE]

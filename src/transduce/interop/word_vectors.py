@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, is_utf8, not_utf8, utf16_name
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, compose
 
 _SPACE = "▁"
 _FLOAT_BYTES = 4
@@ -130,7 +130,7 @@ def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> Match
         word_count += 1
         if len(vector) != width:
             raise _wrong_width(path, len(vector), width)
-        for row, order in rows_by_spelling.get(word, ()):
+        for row, order in rows_by_spelling.get(compose(word), ()):
             if row not in best or order < best[row][0]:
                 best[row] = (order, vector)
     tokens = len({row for rows in rows_by_spelling.values() for row, _ in rows})

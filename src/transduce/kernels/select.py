@@ -162,7 +162,7 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
         return model.project
-    if why_no_kernels(torch.get_num_threads()) is not None:
+    if not has_kernels():
         return model.project
     from transduce.kernels.cpu.gemm.decode import INPUT_MULTIPLE, BFloat16Vocabulary
 
@@ -237,15 +237,22 @@ class DecoderChoice(NamedTuple):
     refused: dict[str, str]
     """For each faster backend, a clause with the reason why it does not decode the model; empty if there is none."""
 
+    @classmethod
+    def of(cls, backend: str, reason: str | None) -> "DecoderChoice":
+        """Return the choice of a backend, or of the reference with the reason why the backend is refused."""
+        return cls(backend, {}) if reason is None else cls("reference", {backend: reason})
+
 
 def select_decoder(model: nn.Module) -> DecoderChoice:
     """Return which backend decodes a model (or encodes with it, if it is encoder-only), and why a faster one does not.
 
     The answer may change when a hook is added to the model or a module is replaced.
     """
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    backend, reason = ("triton", _why_not_triton(model)) if on_gpu else ("compiled", _why_not_compiled(model))
-    return DecoderChoice(backend, {}) if reason is None else DecoderChoice("reference", {backend: reason})
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        return DecoderChoice.of("triton", _why_not_triton(model, str(device)))
+    compiled = _find_compiled(model)
+    return DecoderChoice.of("compiled", compiled if isinstance(compiled, str) else None)
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
@@ -257,23 +264,17 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedTransformer)
         return NativeState(prepacked, kernels, source_ids)
-    if _why_not_triton(model) is None:
+    if _why_not_triton(model, str(model.source_weight.device)) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
         return GpuState(cast(Transformer, model), source_ids)
     return model.start(source_ids)
 
 
-def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
     """Return an encoder-only model's state of each token, (B, S) to (B, S, D), by the fastest backend that supports it.
 
-    Args:
-        model: the model, in evaluation mode.
-        ids: token ids, padded at the right, (B, S).
-        token_types: the segment of each token, (B, S), for models that have token types.
-
-    Returns:
-        The states; those of padding are unspecified.
+    The model is in evaluation mode, and the ids are padded at the right. States of padding are unspecified.
     """
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
@@ -281,10 +282,10 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
 
         prepacked, kernels = compiled
         assert isinstance(prepacked, PrepackedEncoder)
-        states = encode_texts(prepacked, kernels, ids, token_types)
+        states = encode_texts(prepacked, kernels, ids)
         if states is not None:
             return states.to(model.source_weight.dtype)  # that of the heads
-    return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
+    return decoded_model(model).encode(ids)[0].to(model.source_weight.dtype)
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
@@ -313,12 +314,6 @@ def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | st
     return compiled if isinstance(compiled, str) else (prepacked, compiled)
 
 
-def _why_not_compiled(model: nn.Module) -> str | None:
-    """Return a clause that says why compiled kernels do not decode a model, or None if they do."""
-    compiled = _find_compiled(model)
-    return compiled if isinstance(compiled, str) else None
-
-
 def _why_not_packed(model: nn.Module) -> str | None:
     """Return a clause that says why a model cannot have a prepacked copy for compiled kernels, or None if it can."""
     if isinstance(graph := graph_of(model), Unsupported):
@@ -344,22 +339,15 @@ def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice
     The model may be on the meta device, so its weights need not be read.
     """
     if device == "cpu":
-        if (reason := _why_not_compilable(model)) is None:
-            return DecoderChoice("compiled", {})
-        return DecoderChoice("reference", {"compiled": reason})
-    if (reason := why_no_triton(device)) is None:
-        from transduce.kernels.cuda.decode_graph import why_not_triton
-
-        reason = why_not_triton(model)
-    return DecoderChoice("triton", {}) if reason is None else DecoderChoice("reference", {"triton": reason})
+        return DecoderChoice.of("compiled", _why_not_compilable(model))
+    return DecoderChoice.of("triton", _why_not_triton(model, device))
 
 
-def _why_not_triton(model: nn.Module) -> str | None:
-    """Return a clause that says why Triton kernels do not decode a model on a GPU, or None if they do."""
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        return f"the model is on {device.type}"
-    if (reason := why_no_triton(str(device))) is not None:
+def _why_not_triton(model: nn.Module, device: str) -> str | None:
+    """Return a clause that says why Triton kernels do not decode a model on a device, or None if they do."""
+    if not device.startswith("cuda"):
+        return f"the model is on {device}"
+    if (reason := why_no_triton(device)) is not None:
         return reason
     from transduce.kernels.cuda.decode_graph import why_not_triton
 

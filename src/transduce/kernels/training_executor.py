@@ -26,7 +26,7 @@ from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForwar
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
-from transduce.model.norms import LayerNorm, RMSNorm, normalize
+from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, Rotation
 from transduce.model.transformer import Transformer
 
@@ -275,10 +275,7 @@ def _residual(
     if arguments is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
     x, normalized = kernels.residual_norm(x, *arguments)
-    y = sublayer(normalized)
-    if module.is_sandwich:
-        return module.dropout(normalize(module.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
-    return normalize(module.norm_after, module.dropout(y, residual=x), present)
+    return module.complete(x, sublayer(normalized), present)
 
 
 # --- attention ---

@@ -527,16 +527,7 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention by this module's score function: queries, keys and values to outputs (B, H, Q, V).
-
-        Args:
-            query: (B, H, Q, K).
-            key: (B, H, L, K).
-            value: (B, H, L, V).
-            mask: the keys that each query may attend to, broadcastable to (B, H, Q, L); None: all.
-            dropout: applied to the weights.
-            weights_out: a list that receives the weights, (B, H, Q, L).
-        """
+        """Compute attention by this module's score function; its arguments are those of every `AttentionFunction`."""
         if isinstance(mask, Tensor):
             mask = as_attention_mask(mask)
         if self.vector is None:

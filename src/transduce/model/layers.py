@@ -41,7 +41,10 @@ class Residual(Component):
 
         `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
-        y = sublayer(normalize(self.norm_before, x, present))
+        return self.complete(x, sublayer(normalize(self.norm_before, x, present)), present)
+
+    def complete(self, x: Tensor, y: Tensor, present: Tensor | None) -> Tensor:
+        """Apply dropout and norm to a sub-layer's output y, and add x, in the configured order: to (B, T, D)."""
         if self.is_sandwich:
             return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
         return normalize(self.norm_after, self.dropout(y, residual=x), present)
@@ -203,6 +206,7 @@ class StackPositions(nn.Module):
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
         self.causal = causal
+        self.num_layers = config.num_decoder_layers if causal else config.num_encoder_layers
         self.radius = config.attention_window
         self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
         # Model folders name the weights of every bias `relative`.
@@ -287,3 +291,43 @@ def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
     """Yield the `count` layers of a stack in the order of computation; one with shared weights is repeated."""
     return islice(cycle(layers), count)
+
+
+def run_stack(
+    stack: StackPositions,
+    layers: nn.ModuleList,
+    norm: nn.Module,
+    x: Tensor,
+    mask: AttentionMask | None,
+    *inputs: Tensor,
+    positions: Tensor | None = None,
+    cache: DecoderCache | None = None,
+    present: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """Compute all layers of a stack in turn, then the norm after the last one: (B, T, D) to (B, T, D).
+
+    Args:
+        stack: makes the mask and the positions that the layers share.
+        layers: the layers, as `build_layers` returns them.
+        norm: the norm after the last layer.
+        x: the embedded inputs.
+        mask: as in `StackPositions`.
+        *inputs: further inputs of every layer, such as the encoder's output.
+        positions: as in `StackPositions`.
+        cache: the keys and values of past positions; None: there are none.
+        present: the positions that a BatchNorm counts, (B, T); None: all.
+        **options: other keyword arguments of every layer.
+    """
+    self_mask, position_effect = stack(x, mask, positions, cache)
+    for number, layer in enumerate(each_layer(layers, stack.num_layers)):
+        x = layer(
+            x,
+            *inputs,
+            mask=self_mask,
+            position_effect=position_effect,
+            present=present,
+            cache=None if cache is None else cache.layers[number],
+            **options,
+        )
+    return normalize(norm, x, present)

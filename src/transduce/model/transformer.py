@@ -17,9 +17,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel, check_ids
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
-from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, each_layer
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, run_stack
 from transduce.model.masks import AttentionMask, ancestry_mask, padding_mask, present_positions
-from transduce.model.norms import LayerNorm, build_final_norm, normalize
+from transduce.model.norms import LayerNorm, build_final_norm
 
 # --- encoder and decoder (section 3.1) ---
 
@@ -54,11 +54,8 @@ class EncoderDecoderLayers(nn.Module):
             present: the positions that a BatchNorm counts, (B, S); None: all.
             trace: receives the attention weights.
         """
-        self_mask, position_effect = self.encoder_positions(x, mask)
-        weights_out = None if trace is None else trace.encoder
-        for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
-            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
-        return normalize(self.encoder_norm, x, present)
+        stack = self.encoder_positions, self.encoder_layers, self.encoder_norm
+        return run_stack(*stack, x, mask, present=present, weights_out=None if trace is None else trace.encoder)
 
     def decode_embedded(
         self,
@@ -77,20 +74,18 @@ class EncoderDecoderLayers(nn.Module):
         Without a `mask`, self-attention has the look-ahead mask. Other arguments are those of `Transformer.decode`;
         `present` marks the positions that a BatchNorm counts, (B, T).
         """
-        self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
-        for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
-            layer_cache = None if cache is None else cache.layers[number]
-            x = layer(
-                x,
-                memory,
-                mask=self_mask,
-                memory_mask=memory_mask,
-                position_effect=position_effect,
-                present=present,
-                cache=layer_cache,
-                trace=trace,
-            )
-        return normalize(self.decoder_norm, x, present)
+        stack = self.decoder_positions, self.decoder_layers, self.decoder_norm
+        return run_stack(
+            *stack,
+            x,
+            mask,
+            memory,
+            memory_mask=memory_mask,
+            positions=positions,
+            cache=cache,
+            present=present,
+            trace=trace,
+        )
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache for the method `decode_embedded`."""
@@ -402,11 +397,8 @@ class Encoder(VocabularyModel):
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
-        self_mask, position_effect = self.positions(x, mask)
-        weights_out = None if trace is None else trace.encoder
-        for layer in each_layer(self.layers, self.config.num_encoder_layers):
-            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
-        return normalize(self.norm, x, present), mask
+        stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.encoder
+        return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
     def hidden(self, states: Tensor) -> Tensor:
         """Return the input of the output projection for any of the encoder's states: (…, D) to (…, D).
@@ -495,19 +487,9 @@ class Decoder(VocabularyModel):
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
         x = self.embedding(ids, self.source_weight, positions, present=present)
-        self_mask, position_effect = self.positions(x, mask, positions, cache)
-        weights_out = None if trace is None else trace.decoder
-        for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
-            layer_cache = None if cache is None else cache.layers[number]
-            x = layer(
-                x,
-                self_mask,
-                position_effect=position_effect,
-                present=present,
-                cache=layer_cache,
-                weights_out=weights_out,
-            )
-        return self.finish(normalize(self.norm, x, present))
+        stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.decoder
+        hidden = run_stack(*stack, x, mask, positions=positions, cache=cache, present=present, weights_out=weights_out)
+        return self.finish(hidden)
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache for the method `decode`."""

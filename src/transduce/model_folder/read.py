@@ -41,7 +41,7 @@ from transduce.model_folder.safety import (
 )
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, VerifiedFiles
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 
 M = TypeVar("M", bound=Model)
 S = TypeVar("S")
@@ -49,7 +49,6 @@ Built = TypeVar("Built", bound=AnyModel)
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
-TOKENIZER_CARD = "tokenizer_settings.json"
 VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKENIZER_FILE)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"

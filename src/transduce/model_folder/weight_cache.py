@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import msgspec
 from torch import Tensor
 
 from transduce.acceleration import PackedLayers
-from transduce.atomic_io import exclusive_lock, file_sha256, replace_file, write_file
+from transduce.atomic_io import create_partial, exclusive_lock, file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
@@ -73,21 +72,20 @@ def _is_of_another_user(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _new_file(location: Path, folder: Path) -> Iterator[Path]:
-    """Yield the path of a new, empty file in a model folder's cache folder; the file is removed unless it is renamed.
+def _partial_file(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the path of an empty file beside `path`, a file in a model folder's cache; it is removed unless renamed.
 
-    `location` is the cache folder, which is created if it is missing.
+    The cache folder is created if it is missing.
     """
+    location = path.parent
     location.mkdir(mode=0o755 if location.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=location, prefix=".partial-")
-    os.close(handle)
-    path = Path(name)
+    partial = create_partial(path, mode=0o600)
     try:
         with contextlib.suppress(OSError):
-            shutil.copymode(folder / "config.json", path)  # users who may read the model may read its cache
-        yield path
+            shutil.copymode(folder / "config.json", partial)  # users who may read the model may read its cache
+        yield partial
     finally:
-        path.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 # --- verified files ---
@@ -190,9 +188,10 @@ class VerifiedFiles:
     def _write(self) -> None:
         """Write the records of verified files to the first cache folder that can be written to, if there is one."""
         for location in cache_folders(self._folder):
-            with contextlib.suppress(OSError), _new_file(location, self._folder) as partial:
+            path = location / _RECORDS
+            with contextlib.suppress(OSError), _partial_file(path, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
-                os.replace(partial, location / _RECORDS)
+                os.replace(partial, path)
                 return
 
 
@@ -304,7 +303,7 @@ class PrepackedCache:
             BlockingIOError: another process writes the file.
             OSError: the file cannot be written, or the disk would have less than 1 GiB left.
         """
-        with _new_file(location, self._folder) as partial:
+        with _partial_file(location / name, self._folder) as partial:
             if shutil.disk_usage(location).free < size + _SPARE_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is nearly full", str(location))
             with exclusive_lock(location / f".{name}.lock"):

@@ -7,6 +7,7 @@ Legend: B sentences still in the batch, W hypotheses of each in G groups, V voca
 
 from collections.abc import Collection, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -14,12 +15,13 @@ from typing_extensions import override
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import GenerateSettings, Rule
 from transduce.search.scorer import (
+    GENERATE_RANKING,
+    PAPER_RANKING,
     AttentiveScorer,
     Hypothesis,
+    Ranking,
     Scorer,
     SequenceLimits,
-    length_penalty,
-    length_power,
     run_search,
 )
 from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Selection, Step, log_sum_exp
@@ -87,7 +89,6 @@ def beam_search(
     beam_size: int,
     n_best: int = 1,
     alpha: float = 0.6,
-    rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
     """Return the `n_best` best hypotheses of each sentence, best first, found by the paper's beam search.
 
@@ -99,23 +100,21 @@ def beam_search(
         beam_size: W, the number of hypotheses kept at each step.
         n_best: hypotheses returned for each sentence, at most W.
         alpha: exponent of the length penalty.
-        rules: rules applied to the logits in turn.
 
     Returns:
         N lists of at most `n_best` hypotheses.
     """
     beam = BeamOptions(beam_size=beam_size, n_best=n_best, alpha=alpha)
-    return run_search(BeamSearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), beam, rules=rules))
+    return run_search(BeamSearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), beam))
 
 
-class BeamOptions:
+class BeamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a beam: hypotheses kept, groups that search separately, results returned, and length penalty."""
 
-    def __init__(self, *, beam_size: int, n_best: int = 1, alpha: float = 0.6, groups: int = 1) -> None:
-        self.beam_size = beam_size
-        self.n_best = n_best
-        self.alpha = alpha
-        self.groups = groups
+    beam_size: int
+    n_best: int = 1
+    alpha: float = 0.6
+    groups: int = 1
 
     @property
     def group_size(self) -> int:
@@ -125,6 +124,9 @@ class BeamOptions:
 
 class BeamSearch:
     """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence."""
+
+    ranking: Ranking = PAPER_RANKING
+    """The order of finished hypotheses, and the length penalty of their scores."""
 
     def __init__(
         self,
@@ -164,10 +166,10 @@ class BeamSearch:
         # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
         self.max_penalty = torch.tensor(
-            [[length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
+            [[self.ranking.length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
         )
-        self._thresholds = [[IMPOSSIBLE] * beam.groups for _ in range(sentences)]
-        self.thresholds = torch.tensor(self._thresholds, device=device).view(sentences, beam.groups)
+        self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
+        self.max_finished = beam.beam_size  # of a group
         # The best finished hypotheses of each sentence's groups.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
@@ -233,7 +235,7 @@ class BeamSearch:
 
         The group with the best hypothesis comes first.
         """
-        groups = sorted(filter(None, self.finished[sentence]), key=lambda group: _rank(group[0]))
+        groups = sorted(filter(None, self.finished[sentence]), key=lambda group: self.ranking.key(group[0]))
         waiting = [iter(group) for group in groups]
         taken: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
         while waiting and len(taken) < count:
@@ -243,7 +245,7 @@ class BeamSearch:
                     waiting.remove(group)
                 elif len(taken) < count:
                     taken[new.ids, new.ended] = new
-        return sorted(taken.values(), key=_rank)
+        return sorted(taken.values(), key=self.ranking.key)
 
     def _continue_with(self, live: Candidates) -> None:
         """Replace the live hypotheses by the selected candidates, in the beam and in the scorer's caches."""
@@ -268,7 +270,15 @@ class BeamSearch:
         for (row, number, parent), *history in candidates:
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, (history[0], history[1]), ended=True)
-        self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
+        thresholds = [[self._threshold(group) for group in self.finished[sentence]] for sentence in self.sentences]
+        self.thresholds = torch.tensor(thresholds, device=self.rows.device)
+
+    def _threshold(self, finished: list[Hypothesis]) -> float:
+        """Return the score of the n-th best finished hypothesis of a group, or minus infinity if there are fewer.
+
+        Duplicates between groups count once, so any one group may have to provide all of the n best.
+        """
+        return finished[self.beam.n_best - 1].score if len(finished) >= self.beam.n_best else IMPOSSIBLE
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
         """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
@@ -278,26 +288,29 @@ class BeamSearch:
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
-        scores = ended.totals / length_penalty(self.length + 1, self.beam.alpha)
+        scores = ended.totals / self.ranking.length_penalty(self.length + 1, self.beam.alpha)
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
         """Add the live hypotheses of the sentence at batch index `row` to its finished ones, marked as not ended."""
         for hypothesis in range(self.scores.shape[1]):
-            if float(self.scores[row, hypothesis]) > IMPOSSIBLE:
+            group, rank = divmod(hypothesis, self.beam.group_size)
+            if rank < self._max_cut(row, group) and float(self.scores[row, hypothesis]) > IMPOSSIBLE:
                 history = (self.tokens[row, hypothesis].tolist(), self.log_probabilities[row, hypothesis].tolist())
-                self._finish(row, hypothesis, hypothesis // self.beam.group_size, history, ended=False)
+                self._finish(row, hypothesis, group, history, ended=False)
+
+    def _max_cut(self, row: int, group: int) -> int:  # noqa: ARG002
+        """Return how many live hypotheses of a sentence's group may finish when the sentence is cut, the best first."""
+        return self.beam.group_size
 
     def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the `beam_size` best."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the `max_finished` best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
-        finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
-        finished.sort(key=_rank)
-        del finished[self.beam.beam_size :]
-        # Duplicates between groups count once, so any one group may have to provide all of the n best.
-        if len(finished) >= self.beam.n_best:
-            self._thresholds[row][group] = finished[self.beam.n_best - 1].score
+        divisor = self.ranking.length_penalty
+        finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=divisor))
+        finished.sort(key=self.ranking.key)
+        del finished[self.max_finished :]
 
     def _undecided(self) -> list[int]:
         """Return the batch indices of sentences in which a live hypothesis can still enter the n best.
@@ -325,7 +338,6 @@ class BeamSearch:
         self.max_lengths, self.sentences = (
             [values[row] for row in staying] for values in (self.max_lengths, self.sentences)
         )
-        self._thresholds = [self._thresholds[row] for row in staying]
         self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.max_penalty, self.thresholds = self.max_penalty[rows], self.thresholds[rows]
         self.tokens, self.log_probabilities = self.tokens[rows], self.log_probabilities[rows]
@@ -333,11 +345,6 @@ class BeamSearch:
         self.scorer.keep_sentences(rows)
         if self.coverage is not None:
             self.coverage.keep_sentences(rows)
-
-
-def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """Return a sort key that puts finished hypotheses with an end symbol first, then those with higher scores."""
-    return (not hypothesis.ended, -hypothesis.score)
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
@@ -389,6 +396,8 @@ class LogProbabilities(Scorer):
 class GenerateSearch(BeamSearch):
     """A beam search with the ranking and stopping rules of Hugging Face's `generate`, for models tuned with it."""
 
+    ranking = GENERATE_RANKING
+
     def __init__(
         self,
         scorer: Scorer,
@@ -400,42 +409,19 @@ class GenerateSearch(BeamSearch):
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Create a search with one hypothesis per sentence, which contains only the start symbol.
+        """Create a search as a `BeamSearch`, from a scorer whose `step` returns log-probabilities.
 
-        Args:
-            scorer: the model, at the start of a batch of N sentences; its `step` returns log-probabilities.
-            limits: start and end symbol, and the maximum lengths.
-            beam: the options of the beam.
-            settings: the model's settings for `generate`, of which `stop` decides when a sentence is finished.
-            rules: rules applied to the log-probabilities in turn.
-            selection: chooses the continuations to keep at each step; None for the best ones.
-            coverage: a penalty on hypotheses that leave source tokens untranslated; None: no penalty.
+        `settings.stop` decides when a sentence is finished.
         """
         super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
+        self.max_finished = beam.group_size
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
+    @override
     def abandon(self, sentences: Collection[int]) -> None:
-        """Stop decoding sentences, by index in the input, and count all their live hypotheses as finished ones.
-
-        These are marked as not ended.
-        """
         self._ended_now = [[0] * self.beam.groups for _ in self.rows]
         super().abandon(sentences)
-
-    def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return a sentence's `count` best finished hypotheses of all groups by score, whether or not they ended."""
-        return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
-
-    def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to its group's finished ones, of which as many of the best stay as the group is wide."""
-        penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
-        finished = self.finished[self.sentences[row]][group]
-        finished.append(
-            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=length_power)
-        )
-        finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
         """Add the candidates that end to the finished hypotheses of their groups, and note their number by group."""
@@ -448,17 +434,13 @@ class GenerateSearch(BeamSearch):
             self._ended_now = [self._ended_now[row] for row in staying]
         super()._keep_sentences(staying)
 
-    def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of the sentence at batch index `row` to its finished ones, marked as not ended.
+    @override
+    def _may_be_returned(self, ended: Candidates) -> Tensor:
+        return ended.totals > IMPOSSIBLE  # even one that is none of the n best decides when a group is full
 
-        These compete with the hypotheses that ended in the same step: only the W best of both count.
-        """
-        size = self.beam.group_size
-        for hypothesis in range(self.scores.shape[1]):
-            group, rank = divmod(hypothesis, size)
-            if rank < size - self._ended_now[row][group] and float(self.scores[row, hypothesis]) > IMPOSSIBLE:
-                history = (self.tokens[row, hypothesis].tolist(), self.log_probabilities[row, hypothesis].tolist())
-                self._finish(row, hypothesis, group, history, ended=False)
+    def _max_cut(self, row: int, group: int) -> int:
+        """Return how many live hypotheses compete with those that ended in the same step: only the W best of both."""
+        return self.beam.group_size - self._ended_now[row][group]
 
     def _undecided(self) -> list[int]:
         """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
@@ -470,7 +452,8 @@ class GenerateSearch(BeamSearch):
         undecided = []
         for row, sentence in enumerate(self.sentences):
             length = self.max_lengths[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
-            bounds = (best / length**self.beam.alpha for best in best_live[row])
+            penalty = self.ranking.length_penalty(length, self.beam.alpha)
+            bounds = (best / penalty for best in best_live[row])
             groups = zip(self.finished[sentence], bounds, strict=True)
             if any(self._may_improve(finished, bound) for finished, bound in groups):
                 undecided.append(row)

@@ -20,15 +20,7 @@ from transduce.search.settings import SamplingSettings
 Choose = Callable[[Tensor, Tensor], Tensor]
 
 
-def greedy_search(
-    scorer: Scorer,
-    *,
-    start_id: int,
-    eos_id: int,
-    max_lengths: Tensor,
-    alpha: float = 0.0,
-    rules: Sequence[Rule] = (),
-) -> list[list[Hypothesis]]:
+def greedy_search(scorer: Scorer, *, start_id: int, eos_id: int, max_lengths: Tensor) -> list[list[Hypothesis]]:
     """Return one hypothesis for each sentence, which takes the most probable token at every step.
 
     Args:
@@ -36,15 +28,11 @@ def greedy_search(
         start_id: the first input of the decoder.
         eos_id: the end symbol.
         max_lengths: the maximum length of each hypothesis in tokens, including the end symbol, int64 (N,).
-        alpha: exponent of the length penalty, which affects only the reported score.
-        rules: rules applied to the logits in turn.
 
     Returns:
-        N lists of one hypothesis.
+        N lists of one hypothesis, whose score is its log-probability.
     """
-    return run_search(
-        GreedySearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules)
-    )
+    return run_search(GreedySearch(scorer, SequenceLimits(start_id, eos_id, max_lengths), take_argmax))
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.search.scorer import LengthPenalty, length_penalty, length_power
+from transduce.search.scorer import GENERATE_RANKING, PAPER_RANKING, Ranking
 from transduce.search.selection import IMPOSSIBLE
 
 
@@ -205,9 +205,9 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 raise TransduceError(f"`search.generate.{name}` must be a token id, at least 0, but is {id!r}.")
 
 
-def length_penalty_of(generate: GenerateSettings | None) -> LengthPenalty:
-    """Return the length penalty of a search: that of `generate` for such settings, otherwise the paper's."""
-    return length_penalty if generate is None else length_power
+def ranking_of(generate: GenerateSettings | None) -> Ranking:
+    """Return how a search ranks hypotheses: as `generate` does for such settings, otherwise as in the paper."""
+    return PAPER_RANKING if generate is None else GENERATE_RANKING
 
 
 def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:

@@ -106,8 +106,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
         return sum(self.token_log_probabilities)
 
 
-# --- length penalties ---
-# The divisors of a hypothesis's log-probability: the paper's, and that of Hugging Face's `generate`.
+# --- ranking of hypotheses: the paper's, and that of Hugging Face's `generate` ---
 
 
 LengthPenalty = Callable[[int, float], float]
@@ -123,8 +122,25 @@ def length_penalty(length: int, alpha: float) -> float:
 
 
 def length_power(length: int, alpha: float) -> float:
-    """Return |Y|^alpha, the length penalty of Hugging Face's `generate`; |Y| counts the end symbol."""
-    return float(length**alpha)
+    """Return |Y|^alpha, the length penalty of Hugging Face's `generate`; |Y|, at least 1, counts the end symbol."""
+    return float(max(1, length) ** alpha)
+
+
+class Ranking(NamedTuple):
+    """A ranking of hypotheses by their log-probabilities over a length penalty."""
+
+    length_penalty: LengthPenalty
+    """The function of a length by which log-probabilities are divided."""
+    ended_first: bool
+    """True if hypotheses that ended rank before all that were cut, whatever their scores."""
+
+    def key(self, hypothesis: Hypothesis) -> tuple[bool, float]:
+        """Return the sort key of a hypothesis, with which the best hypothesis comes first."""
+        return self.ended_first and not hypothesis.ended, -hypothesis.score
+
+
+PAPER_RANKING = Ranking(length_penalty, ended_first=True)
+GENERATE_RANKING = Ranking(length_power, ended_first=False)
 
 
 # --- search loop ---

@@ -58,6 +58,18 @@ def _check_ranges(settings: "SearchSettings") -> None:
             raise TransduceError(f"`{name}` must be at most {limit:,}, but is {getattr(settings, name):,}.")
 
 
+def _check_beam(settings: "SearchSettings") -> None:
+    """Raise an error if a setting of a beam would have no effect, because there is none."""
+    if settings.coverage_penalty > 0.0 and settings.sampling is None and settings.beam_size == 1:
+        raise TransduceError("`coverage_penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
+    for name, is_set in (
+        ("coverage_penalty", settings.coverage_penalty > 0.0),
+        ("diverse_groups", settings.diverse_groups > 1),
+    ):
+        if is_set and settings.sampling is not None:
+            raise TransduceError(f"`{name}` is for a beam, but `sampling` draws translations: leave one of them out.")
+
+
 def _check_penalties(settings: "SearchSettings") -> None:
     """Raise an error if a penalty of repeated tokens is out of range.
 
@@ -183,6 +195,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "set `max_length`, in tokens."
             )
         _check_penalties(self)
+        _check_beam(self)
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
@@ -223,31 +236,65 @@ def checked_search(search: object) -> SearchSettings:
     return search
 
 
+BEAM_SETTINGS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
+"""Search settings that have no effect when translations are sampled."""
+BY_SOURCE = ("max_length_factor", "max_length_extra")
+"""Search settings that have no effect beside `max_length`."""
+
+
 def override_search(
-    search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None]
+    search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None] | None = None
 ) -> SearchSettings:
     """Return search settings with the options that are not None; any sampling option makes search sample.
 
+    An option of beam search turns stored sampling off. Other stored settings that an option leaves without effect, or
+    that contradict it, give way: with `beam_size` 1, for example, `n_best` is 1, too.
+
     Args:
-        search: the settings to start from.
+        search: the stored settings to start from.
         options: fields of `SearchSettings` with their new values; None: unchanged.
         sampling: fields of `SamplingSettings` with their new values; None: unchanged. A temperature of 0 means greedy
             search.
 
     Raises:
-        TransduceError: an option is out of range, or beam search and sampling are requested together.
+        TransduceError: an option is out of range, or would have no effect beside another.
     """
     changes = {name: value for name, value in options.items() if value is not None}
-    draws = {name: value for name, value in sampling.items() if value is not None}
-    named = [name for name in ("beam_size", "length_penalty") if name in changes]
-    if draws and named:
+    draws = {name: value for name, value in (sampling or {}).items() if value is not None}
+    named = [name for name in BEAM_SETTINGS if name in changes]
+    if named and (draws or "sampling" in changes):
         raise TransduceError(
-            f"`{named[0]}` sets how to search, but `{next(iter(draws))}` samples instead: leave one of them out."
+            f"`{named[0]}` sets how to search, but `{next(iter(draws), 'sampling')}` samples instead: leave one of them"
+            " out."
         )
     if draws.get("temperature") == 0 and not isinstance(draws["temperature"], bool):
-        return msgspec.structs.replace(
-            search, **({"n_best": 1} | changes), beam_size=1, diverse_groups=1, sampling=None
-        )
-    if draws:
+        changes |= {"beam_size": 1, "sampling": None}
+    elif draws:
         changes["sampling"] = msgspec.structs.replace(search.sampling or SamplingSettings(), **draws)
-    return msgspec.structs.replace(search, **changes)
+    elif named:
+        changes["sampling"] = None
+    by_source = [name for name in BY_SOURCE if name in changes]
+    if by_source and "max_length" in changes:
+        raise TransduceError(f"`{by_source[0]}` has no effect beside `max_length`: leave one of them out.")
+    if by_source:
+        changes["max_length"] = None
+    return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
+
+
+def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return new values, by name, for stored settings that changes leave without effect or contradict."""
+    samples = changes.get("sampling", search.sampling) is not None
+    beam_size = changes.get("beam_size", search.beam_size)
+    neutral = dict[str, Any]()
+    if not samples and isinstance(beam_size, int):
+        neutral["n_best"] = max(1, min(search.n_best, beam_size))
+    if samples or (isinstance(beam_size, int) and beam_size % search.diverse_groups):
+        neutral["diverse_groups"] = 1
+    if samples or beam_size == 1:
+        neutral["coverage_penalty"] = 0.0
+    max_length, min_length = changes.get("max_length"), changes.get("min_length")
+    if isinstance(max_length, int) and search.min_length >= max_length:
+        neutral["min_length"] = max(0, max_length - 1)
+    if isinstance(min_length, int) and search.max_length is not None and min_length >= search.max_length:
+        neutral["max_length"] = None
+    return {name: value for name, value in neutral.items() if name not in changes}

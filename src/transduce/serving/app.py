@@ -1,6 +1,6 @@
 """The server as an ASGI application: the handler of each address, and the conversion of errors into responses."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,13 +11,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from transduce.errors import TransduceError
-from transduce.serving import deepl, inspection_api, libretranslate, ollama, openai
 from transduce.serving.batching import ClientGoneError, shutdown_error
 from transduce.serving.completions import Completions
 from transduce.serving.deepl import DeepLHandlers
 from transduce.serving.inspection_api import InspectionHandlers, InspectionViews
 from transduce.serving.libretranslate import LibreTranslateHandlers
-from transduce.serving.messages import Health, Operation, RequestError, document
+from transduce.serving.messages import Handler, Health, Operation, RequestError, document, operations_of
 from transduce.serving.metrics import CONTENT_TYPE
 from transduce.serving.ollama import OllamaHandlers
 from transduce.serving.openai import OpenAIHandlers
@@ -25,15 +24,6 @@ from transduce.serving.responses import ResponseMiddleware, error_response, json
 from transduce.serving.service import RequestChecks, Service
 from transduce.serving.uploads import DocumentStore
 
-OPERATIONS = (
-    *libretranslate.OPERATIONS,
-    *deepl.OPERATIONS,
-    *openai.OPERATIONS,
-    *ollama.OPERATIONS,
-    Operation("get", "/health", "Return 200 while the server can translate.", Health),
-    Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True),
-    Operation("get", "/spec", "This document.", "application/json"),
-)
 _SENTENCES = {
     404: "There is nothing at this address: GET /spec lists what there is.",
     405: "This address takes another method: GET /spec lists which.",
@@ -47,8 +37,6 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _CLIENT_GONE = 499  # nginx's status for a client that has disconnected; only the metrics show it
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
@@ -66,10 +54,12 @@ class Application:
         self.checks = RequestChecks(service)
         self.is_draining = False
         """True once the server is shutting down, when every new request is refused."""
-        operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
+        self.operations = self._all_operations()
+        """The methods and addresses of all APIs, each with its handler."""
+        operations = [operation for operation, _ in self.operations]
         self._spec = msgspec.json.encode(document(operations, service.settings))
         starlette = Starlette(
-            routes=self._routes(),
+            routes=[Route("/", self.page, methods=["GET"]), *_routes(self.operations)],
             exception_handlers={
                 RequestError: _answer_error,
                 HTTPException: _answer_error,
@@ -96,53 +86,17 @@ class Application:
     def _refuse(self) -> RequestError | None:
         return shutdown_error() if self.is_draining else None
 
-    def _routes(self) -> list[Route]:
-        documents = DocumentStore(self.service)
-        libre_handlers = LibreTranslateHandlers(self.checks, documents)
-        deepl_handlers = DeepLHandlers(self.checks, documents)
-        completions = Completions(self.service)
-        openai_handlers = OpenAIHandlers(self.checks, completions)
-        ollama_handlers = OllamaHandlers(self.checks, completions)
-        return [
-            _get("/", self.page),
-            _post("/translate", libre_handlers.translate),
-            _post("/detect", libre_handlers.detect),
-            _get("/languages", libre_handlers.languages),
-            _get("/frontend/settings", libre_handlers.frontend_settings),
-            _post("/translate_file", libre_handlers.translate_file),
-            _get("/download_file/{key}/{name}", libre_handlers.download_file),
-            _post("/suggest", libre_handlers.suggest),
-            _post("/v2/translate", deepl_handlers.translate),
-            Route("/v2/languages", deepl_handlers.languages, methods=["GET", "POST"]),
-            _get("/v2/glossary-language-pairs", deepl_handlers.glossary_pairs),
-            Route("/v2/glossaries", deepl_handlers.glossaries, methods=["GET", "POST"]),
-            Route("/v2/glossaries/{id}", deepl_handlers.glossary, methods=["GET", "DELETE"]),
-            _get("/v2/glossaries/{id}/entries", deepl_handlers.glossary_entries),
-            _post("/v2/document", deepl_handlers.document),
-            _post("/v2/document/{id}", deepl_handlers.document_status),
-            _post("/v2/document/{id}/result", deepl_handlers.document_result),
-            Route("/v2/usage", deepl_handlers.usage, methods=["GET", "POST"]),
-            _post("/v1/chat/completions", openai_handlers.chat),
-            _post("/v1/completions", openai_handlers.text),
-            _get("/v1/models", openai_handlers.models),
-            _get("/v1/models/{id}", openai_handlers.model),
-            _post("/api/chat", ollama_handlers.chat),
-            _post("/api/generate", ollama_handlers.generate),
-            _get("/api/tags", ollama_handlers.tags),
-            _get("/api/ps", ollama_handlers.tags),
-            _post("/api/show", ollama_handlers.show),
-            _get("/api/version", ollama_handlers.version),
-            _get("/health", self.health),
-            _get("/metrics", self.metrics),
-            _get("/spec", self.spec),
-            *self._inspection_routes(),
+    def _all_operations(self) -> list[tuple[Operation, Handler]]:
+        documents, completions = DocumentStore(self.service), Completions(self.service)
+        apis = [
+            LibreTranslateHandlers(self.checks, documents),
+            DeepLHandlers(self.checks, documents),
+            OpenAIHandlers(self.checks, completions),
+            OllamaHandlers(self.checks, completions),
+            self,
         ]
-
-    def _inspection_routes(self) -> list[Route]:
-        if self.views is None:
-            return []
-        handlers = InspectionHandlers(self.checks, self.views)
-        return [_post("/inspect", handlers.inspect), _post("/intervene", handlers.intervene)]
+        inspection = [] if self.views is None else InspectionHandlers(self.checks, self.views).operations()
+        return [*(each for api in apis for each in operations_of(api)), *inspection]
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /` with the web page, or with one line of text if there is no page or no translation model."""
@@ -150,12 +104,14 @@ class Application:
             return Response(_WITHOUT_PAGE, media_type="text/plain")
         return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
 
+    @Operation("get", "/health", "Return 200 while the server can translate.", Health)
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /health` with the status `ok`, or with status 503 if a decoding thread has ended."""
         if not self.service.engine.workers.all_alive:
             raise RequestError(503, "The server cannot translate any more: start it again.")
         return json_response(Health())
 
+    @Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True)
     async def metrics(self, request: Request) -> Response:
         """Answer `GET /metrics`, which needs a key, with the server's counters and gauges in Prometheus' format."""
         self.checks.check_key(request)
@@ -166,17 +122,17 @@ class Application:
         }
         return Response(self.service.metrics.render(gauges), headers={"Content-Type": CONTENT_TYPE})
 
+    @Operation("get", "/spec", "This document.", "application/json")
     async def spec(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /spec` with the OpenAPI document of the served routes, as JSON."""
         return Response(self._spec, media_type="application/json")
 
 
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, handler, methods=["GET"])
-
-
-def _post(path: str, handler: Handler) -> Route:
-    return Route(path, handler, methods=["POST"])
+def _routes(operations: Iterable[tuple[Operation, Handler]]) -> list[Route]:
+    methods: dict[tuple[str, Handler], list[str]] = {}
+    for operation, handler in operations:
+        methods.setdefault((operation.path, handler), []).append(operation.method.upper())
+    return [Route(path, handler, methods=found) for (path, handler), found in methods.items()]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -430,9 +430,14 @@ class _PromptDecoder(ContinuousDecoder):
 # --- stop sequences and maximum lengths ---
 
 
+def _composed(text: str) -> str:
+    """Return a stop sequence in composed form (Unicode NFC), as models write texts."""
+    return unicodedata.normalize("NFC", text)
+
+
 def _find_stop(text: str, stops: Sequence[str]) -> int | None:
     """Return the character offset at which the first stop sequence in a text begins; None without one."""
-    return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+    return min((position for stop in map(_composed, stops) if (position := text.find(stop)) >= 0), default=None)
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
@@ -440,6 +445,7 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
 
     Those before the first stop sequence are, or else all except an end that a stop sequence begins with.
     """
+    stops = list(map(_composed, stops))
     position = _find_stop(text, stops)
     if position is not None:
         return position

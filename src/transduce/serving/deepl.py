@@ -215,36 +215,6 @@ _SPLITTING = {
     "nonewlines": TextSettings(split_sentences="auto", lines="join"),
 }
 
-OPERATIONS = (
-    Operation(
-        "post", "/v2/translate", "Translate texts, for DeepL's clients.", DeepLResponse, DeepLRequest, needs_key=True
-    ),
-    Operation("get", "/v2/languages", "Source or target languages.", list[DeepLLanguage], DeepLLanguagesRequest),
-    Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True),
-    Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs),
-    Operation("get", "/v2/glossaries", "List your glossaries.", DeepLGlossaries, needs_key=True),
-    Operation(
-        "post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True, status=201
-    ),
-    Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True),
-    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True, status=204),
-    Operation(
-        "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
-    ),
-    Operation("post", "/v2/document", "Upload a document.", DeepLDocumentHandle, DeepLDocumentRequest, needs_key=True),
-    Operation(
-        "post", "/v2/document/{id}", "State of a document.", DeepLDocumentStatus, DeepLDocumentKey, needs_key=True
-    ),
-    Operation(
-        "post",
-        "/v2/document/{id}/result",
-        "Download a translated document, which is then deleted.",
-        "application/octet-stream",
-        DeepLDocumentKey,
-        needs_key=True,
-    ),
-)
-
 
 class DeepLHandlers:
     """Handlers of the addresses under `/v2`, which answer DeepL's clients."""
@@ -256,6 +226,9 @@ class DeepLHandlers:
 
     # --- texts ---
 
+    @Operation(
+        "post", "/v2/translate", "Translate texts, for DeepL's clients.", DeepLResponse, DeepLRequest, needs_key=True
+    )
     async def translate(self, request: Request) -> Response:
         """Answer `POST /v2/translate` with the translation of each text.
 
@@ -313,6 +286,8 @@ class DeepLHandlers:
             )
         return self.service.glossaries.glossary(stored)
 
+    @Operation("get", "/v2/languages", "Source or target languages.", list[DeepLLanguage], DeepLLanguagesRequest)
+    @Operation("post", "/v2/languages", "Source or target languages.", list[DeepLLanguage], DeepLLanguagesRequest)
     async def languages(self, request: Request) -> Response:
         """Answer `GET` or `POST /v2/languages` with the source languages or the target languages.
 
@@ -331,6 +306,8 @@ class DeepLHandlers:
             ]
         )
 
+    @Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True)
+    @Operation("post", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True)
     async def usage(self, request: Request) -> Response:
         """Answer `GET` or `POST /v2/usage` with the number of characters translated since the server's start."""
         self.checks.check_key(request)
@@ -339,6 +316,7 @@ class DeepLHandlers:
 
     # --- glossaries ---
 
+    @Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs)
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
         pairs = sorted({(base(source), base(target)) for source, target in self.service.routes.pairs})
@@ -350,6 +328,10 @@ class DeepLHandlers:
             )
         )
 
+    @Operation("get", "/v2/glossaries", "List your glossaries.", DeepLGlossaries, needs_key=True)
+    @Operation(
+        "post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True, status=201
+    )
     async def glossaries(self, request: Request) -> Response:
         """Answer `GET /v2/glossaries` with descriptions of the client's glossaries, and `POST` by creating one.
 
@@ -378,6 +360,8 @@ class DeepLHandlers:
             raise invalid_request(str(error)) from None
         return json_response(_describe(stored), 201)
 
+    @Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True)
+    @Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True, status=204)
     async def glossary(self, request: Request) -> Response:
         """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it.
 
@@ -389,6 +373,9 @@ class DeepLHandlers:
             return Response(status_code=204)
         return json_response(_describe(self.service.glossaries.get(id, owner)))
 
+    @Operation(
+        "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
+    )
     async def glossary_entries(self, request: Request) -> Response:
         """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms: per line a term, a tab, its translation.
 
@@ -400,6 +387,7 @@ class DeepLHandlers:
 
     # --- documents ---
 
+    @Operation("post", "/v2/document", "Upload a document.", DeepLDocumentHandle, DeepLDocumentRequest, needs_key=True)
     async def document(self, request: Request) -> Response:
         """Answer `POST /v2/document` at once with the id and secret key of the document, whose translation starts."""
         message = await self.checks.read_upload(request, DeepLDocumentRequest)
@@ -421,6 +409,9 @@ class DeepLHandlers:
         translation = self.documents.start(order)
         return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
 
+    @Operation(
+        "post", "/v2/document/{id}", "State of a document.", DeepLDocumentStatus, DeepLDocumentKey, needs_key=True
+    )
     async def document_status(self, request: Request) -> Response:
         """Answer `POST /v2/document/{id}` with the state of the document's translation; status 404 if it is unknown."""
         message = await self.checks.read_message(request, DeepLDocumentKey)
@@ -437,6 +428,14 @@ class DeepLHandlers:
             )
         )
 
+    @Operation(
+        "post",
+        "/v2/document/{id}/result",
+        "Download a translated document, which is then deleted.",
+        "application/octet-stream",
+        DeepLDocumentKey,
+        needs_key=True,
+    )
     async def document_result(self, request: Request) -> Response:
         """Answer `POST /v2/document/{id}/result` with the translated document, and delete it from the server.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +16,7 @@ from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.jobs import FunctionJob
 from transduce.serving.messages import (
+    Handler,
     InspectRequest,
     InterveneRequest,
     Operation,
@@ -23,6 +25,7 @@ from transduce.serving.messages import (
     SentenceRequest,
     check_characters,
     invalid_request,
+    operations_of,
 )
 from transduce.serving.models import ServedModel
 from transduce.serving.service import RequestChecks, watching_disconnect, with_alternatives
@@ -45,28 +48,6 @@ class InspectionViews(NamedTuple):
     """Type of the result of `intervene`."""
 
 
-def operations(views: InspectionViews) -> tuple[Operation, ...]:
-    """Return the descriptions of `POST /inspect` and `POST /intervene` for the OpenAPI document.
-
-    Args:
-        views: has the types of the two responses.
-    """
-    return (
-        Operation(
-            "post", "/inspect", "Show how a sentence is translated.", views.inspection, InspectRequest, needs_key=True
-        ),
-        Operation(
-            "post",
-            "/intervene",
-            "Compare a sentence's translation with that under heads switched off, a token forced or forbidden, or "
-            "another source.",
-            views.comparison,
-            InterveneRequest,
-            needs_key=True,
-        ),
-    )
-
-
 class InspectionHandlers:
     """Handlers of `POST /inspect` and `POST /intervene`, which share queue, limits and deadlines with translations."""
 
@@ -75,6 +56,12 @@ class InspectionHandlers:
         self.service = checks.service
         self.views = views
 
+    def operations(self) -> list[tuple[Operation, Handler]]:
+        """Return the operations of the inspection API with their methods, and with the types of the views' results."""
+        types = {"/inspect": self.views.inspection, "/intervene": self.views.comparison}
+        return [(replace(each, answer=types[each.path]), handler) for each, handler in operations_of(self)]
+
+    @Operation("post", "/inspect", "Show how a sentence is translated.", msgspec.Struct, InspectRequest, needs_key=True)
     async def inspect(self, request: Request) -> Response:
         """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it.
 
@@ -91,6 +78,15 @@ class InspectionHandlers:
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
+    @Operation(
+        "post",
+        "/intervene",
+        "Compare a sentence's translation with that under heads switched off, a token forced or forbidden, or another "
+        "source.",
+        msgspec.Struct,
+        InterveneRequest,
+        needs_key=True,
+    )
     async def intervene(self, request: Request) -> Response:
         """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads.
 

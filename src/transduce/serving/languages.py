@@ -9,11 +9,14 @@ from transduce.inference.quality_estimation import without_protected
 from transduce.serving.jobs import Model
 from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
 from transduce.text.languages import (
+    CHINESE,
     LanguageProfiles,
     detect_other_language,
     is_long_enough,
     is_written_in,
+    script_of,
     sentence_script,
+    short_code,
 )
 
 AUTO = "auto"
@@ -114,7 +117,7 @@ def base(code: str) -> str:
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code in any spelling, or the code itself if its name is unknown."""
-    return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
+    return _NAMES.get(canonical(code)) or _NAMES.get(canonical(short_code(code))) or code
 
 
 class Routes:
@@ -287,35 +290,32 @@ class Routes:
 
 _MAX_CHARACTERS = 2000  # enough for a reliable result
 _CLEAR_PERCENT = 90.0
-_LATIN = re.compile("LATIN")
-# Prefixes of the Unicode names of a language's letters. Languages that are not listed use Latin letters.
-_ALPHABETS = {
-    "ar": re.compile("ARABIC"),
-    "be": re.compile("CYRILLIC"),
-    "bg": re.compile("CYRILLIC"),
-    "bn": re.compile("BENGALI"),
-    "el": re.compile("GREEK"),
-    "fa": re.compile("ARABIC"),
-    "he": re.compile("HEBREW"),
-    "hi": re.compile("DEVANAGARI"),
-    "hy": re.compile("ARMENIAN"),
-    "ja": re.compile("HIRAGANA|KATAKANA|CJK"),
-    "ka": re.compile("GEORGIAN"),
-    "km": re.compile("KHMER"),
-    "ko": re.compile("HANGUL"),
-    "lo": re.compile("LAO"),
-    "mk": re.compile("CYRILLIC"),
-    "mr": re.compile("DEVANAGARI"),
-    "my": re.compile("MYANMAR"),
-    "ru": re.compile("CYRILLIC"),
-    "sr": re.compile("CYRILLIC"),
-    "ta": re.compile("TAMIL"),
-    "te": re.compile("TELUGU"),
-    "th": re.compile("THAI"),
-    "uk": re.compile("CYRILLIC"),
-    "ur": re.compile("ARABIC"),
-    "zh": re.compile("CJK"),
+# Prefixes of the Unicode names of letters: of scripts, and of languages whose scripts `text.languages` does not know.
+_LETTERS = {
+    "Han and kana": "CJK|HIRAGANA|KATAKANA",
+    "Hangul": "HANGUL",
+    "Latin": "LATIN",
+    "Cyrillic": "CYRILLIC",
+    "Greek": "GREEK",
+    "Arabic": "ARABIC",
+    "Hebrew": "HEBREW",
+    "Thai": "THAI",
+    "Devanagari": "DEVANAGARI",
+    "bn": "BENGALI",
+    "hy": "ARMENIAN",
+    "ka": "GEORGIAN",
+    "km": "KHMER",
+    "lo": "LAO",
+    "my": "MYANMAR",
+    "ta": "TAMIL",
+    "te": "TELUGU",
+    **dict.fromkeys(CHINESE, "CJK"),
 }
+
+
+def _letters_of(code: str) -> re.Pattern[str]:
+    """Return the pattern of the Unicode names of a language's letters, which are Latin if its script is not known."""
+    return re.compile(_LETTERS.get(short_code(code)) or _LETTERS[script_of(code)])
 
 
 class Detector:
@@ -365,10 +365,10 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
     a text without such letters.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
-    weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
+    weights = {code: _share(names, _letters_of(code)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
-        weights = {code: weight * (0.1 if base(code) == "ja" else 1.0) for code, weight in weights.items()}
+        weights = {code: weight * (0.1 if short_code(code) == "ja" else 1.0) for code, weight in weights.items()}
     total = sum(weights.values())
     return {code: weight / total if total else 1.0 / len(codes) for code, weight in weights.items()}
 
@@ -378,9 +378,9 @@ def has_letters_of(text: str, code: str) -> bool:
 
     Languages whose script is not known count as written in Latin letters.
     """
-    alphabet = _ALPHABETS.get(base(code), _LATIN)
-    return any(alphabet.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
+    letters = _letters_of(code)
+    return any(letters.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
 
 
-def _share(names: Sequence[str], alphabet: re.Pattern[str]) -> float:
-    return sum(alphabet.match(name) is not None for name in names) / len(names) if names else 0.0
+def _share(names: Sequence[str], letters: re.Pattern[str]) -> float:
+    return sum(letters.match(name) is not None for name in names) / len(names) if names else 0.0

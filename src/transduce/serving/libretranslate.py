@@ -51,22 +51,6 @@ _FRONTEND_TIMEOUT_MILLISECONDS = 500
 _TABLES = (".csv", ".tsv")  # the client cannot name the columns to translate
 _MAX_SUGGESTIONS_BYTES = 64 << 20
 
-OPERATIONS = (
-    Operation(
-        "post", "/translate", "Translate texts.", TranslateResponse, TranslateRequest, needs_key=True, streams=True
-    ),
-    Operation(
-        "post", "/detect", "Detect the language of a text.", list[DetectedLanguage], DetectRequest, needs_key=True
-    ),
-    Operation("get", "/languages", "List the languages with their target languages.", list[Language]),
-    Operation("get", "/frontend/settings", "Return the settings for a web page.", FrontendSettings),
-    Operation(
-        "post", "/translate_file", "Translate a document.", TranslateFileResponse, TranslateFileRequest, needs_key=True
-    ),
-    Operation("get", "/download_file/{key}/{name}", "Download a translated document.", "application/octet-stream"),
-    Operation("post", "/suggest", "Suggest a better translation.", SuggestResponse, SuggestRequest),
-)
-
 
 class LibreTranslateHandlers:
     """Handlers of the addresses of LibreTranslate's API, each of which turns a request into a response."""
@@ -76,6 +60,9 @@ class LibreTranslateHandlers:
         self.service = checks.service
         self.documents = documents
 
+    @Operation(
+        "post", "/translate", "Translate texts.", TranslateResponse, TranslateRequest, needs_key=True, streams=True
+    )
     async def translate(self, request: Request) -> Response:
         """Answer `POST /translate` with translations, or with a stream of events if the client asks for one.
 
@@ -124,6 +111,9 @@ class LibreTranslateHandlers:
             warnings=language_warnings(answers) or UNSET,
         )
 
+    @Operation(
+        "post", "/detect", "Detect the language of a text.", list[DetectedLanguage], DetectRequest, needs_key=True
+    )
     async def detect(self, request: Request) -> Response:
         """Answer `POST /detect` with the languages that a text may be in, likeliest first.
 
@@ -137,6 +127,7 @@ class LibreTranslateHandlers:
         detected = self.service.detector.detect(message.q)
         return json_response([_with_own_code(language, self.service.routes) for language in detected])
 
+    @Operation("get", "/languages", "List the languages with their target languages.", list[Language])
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /languages` with all served languages, and the languages that each can be translated to."""
         routes = self.service.routes
@@ -151,6 +142,7 @@ class LibreTranslateHandlers:
             ]
         )
 
+    @Operation("get", "/frontend/settings", "Return the settings for a web page.", FrontendSettings)
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /frontend/settings` with the limits and features that LibreTranslate's web page reads."""
         keys = self.service.keys.are_required
@@ -171,6 +163,9 @@ class LibreTranslateHandlers:
     def _language_choice(self, code: str) -> LanguageChoice:
         return LanguageChoice(code=self.service.routes.own_code(code), name=language_name(code))
 
+    @Operation(
+        "post", "/translate_file", "Translate a document.", TranslateFileResponse, TranslateFileRequest, needs_key=True
+    )
     async def translate_file(self, request: Request) -> Response:
         """Answer `POST /translate_file`, once the uploaded document is translated, with the address of the result.
 
@@ -192,6 +187,7 @@ class LibreTranslateHandlers:
             TranslateFileResponse(translated_file_url=str(url)), headers=warning_header(translation.language_warnings)
         )
 
+    @Operation("get", "/download_file/{key}/{name}", "Download a translated document.", "application/octet-stream")
     async def download_file(self, request: Request) -> Response:
         """Answer `GET /download_file/{key}/{name}` with a translated document; status 404 if there is none.
 
@@ -203,6 +199,7 @@ class LibreTranslateHandlers:
             raise RequestError(404, "The document is not translated.")
         return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
 
+    @Operation("post", "/suggest", "Suggest a better translation.", SuggestResponse, SuggestRequest)
     async def suggest(self, request: Request) -> Response:
         """Answer `POST /suggest` by appending a user's better translation to the server's file of suggestions.
 

@@ -6,13 +6,16 @@ extensions that its clients do not send.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from types import FunctionType
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
 from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.settings import ServingSettings
@@ -349,8 +352,15 @@ _TEXTS = (
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 
-class Operation(NamedTuple):
-    """A path and method of the server, with the types of its request and its response, for the OpenAPI document."""
+Handler = Callable[[Request], Awaitable[Response]]
+_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Response]])
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A path and method of the server, with the types of its request and its response.
+
+    An instance is a decorator of the method that answers the requests. Routes and the OpenAPI document are made of all.
+    """
 
     method: Literal["delete", "get", "post"]
     path: str
@@ -369,6 +379,21 @@ class Operation(NamedTuple):
     """Status of a successful response."""
     error: type = ErrorMessage
     """Type of an error response."""
+
+    def __call__(self, handler: _Method) -> _Method:
+        """Let a method of an API's class of handlers answer the requests of this operation."""
+        vars(handler).setdefault("operations", []).insert(0, self)
+        return handler
+
+
+def operations_of(api: object) -> list[tuple[Operation, Handler]]:
+    """Return the operations that an object's methods answer, each with the method, in the order of the class."""
+    return [
+        (operation, getattr(api, name))
+        for name, member in vars(type(api)).items()
+        if isinstance(member, FunctionType)
+        for operation in vars(member).get("operations", ())
+    ]
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:

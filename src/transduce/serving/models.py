@@ -138,7 +138,8 @@ class ServedModel(Model):
 
     @override
     def unknown_characters(self, sentence: str) -> str:
-        return self.translator.tokenizer.source.unknown_characters(sentence)
+        vocabulary = self.translator.tokenizer.source
+        return vocabulary.unknown_characters(vocabulary.readable(sentence))
 
 
 class ServedGenerator:

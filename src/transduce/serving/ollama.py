@@ -171,33 +171,6 @@ class OllamaVersion(msgspec.Struct, kw_only=True, frozen=True):
 _REFUSED = ("format", "think", "tools", "images", "suffix", "template", "logprobs", "top_logprobs")
 _NDJSON = "application/x-ndjson"
 
-OPERATIONS = (
-    Operation(
-        "post",
-        "/api/chat",
-        "Translate the user's last message, for Ollama's clients.",
-        OllamaResponse,
-        OllamaChatRequest,
-        needs_key=True,
-        streams=True,
-        stream_type=_NDJSON,
-    ),
-    Operation(
-        "post",
-        "/api/generate",
-        "Translate or continue a text, for Ollama's clients.",
-        OllamaResponse,
-        OllamaGenerateRequest,
-        needs_key=True,
-        streams=True,
-        stream_type=_NDJSON,
-    ),
-    Operation("get", "/api/tags", "List the models, for Ollama's clients.", OllamaModels),
-    Operation("get", "/api/ps", "List the models, all of which are loaded.", OllamaModels),
-    Operation("post", "/api/show", "Describe a model, for Ollama's clients.", OllamaShown, OllamaShowRequest),
-    Operation("get", "/api/version", "Version of the server.", OllamaVersion),
-)
-
 
 class OllamaHandlers:
     """Handlers of the addresses under `/api`, which answer Ollama's clients."""
@@ -207,6 +180,16 @@ class OllamaHandlers:
         self.completions = completions
         self._started_at = _now()
 
+    @Operation(
+        "post",
+        "/api/chat",
+        "Translate the user's last message, for Ollama's clients.",
+        OllamaResponse,
+        OllamaChatRequest,
+        needs_key=True,
+        streams=True,
+        stream_type=_NDJSON,
+    )
     async def chat(self, request: Request) -> Response:
         """Answer `POST /api/chat` with the next message of a conversation.
 
@@ -221,6 +204,16 @@ class OllamaHandlers:
         before = earlier_turns(message.messages, self.completions.context_before(message.model))
         return await self._answer(request, message, prompt, before, is_chat=True)
 
+    @Operation(
+        "post",
+        "/api/generate",
+        "Translate or continue a text, for Ollama's clients.",
+        OllamaResponse,
+        OllamaGenerateRequest,
+        needs_key=True,
+        streams=True,
+        stream_type=_NDJSON,
+    )
     async def generate(self, request: Request) -> Response:
         """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it."""
         message = await self.checks.read(request, OllamaGenerateRequest)
@@ -268,6 +261,8 @@ class OllamaHandlers:
             response.headers["Content-Type"] = _NDJSON
         return response
 
+    @Operation("get", "/api/tags", "List the models, for Ollama's clients.", OllamaModels)
+    @Operation("get", "/api/ps", "List the models, all of which are loaded.", OllamaModels)
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/tags` and `GET /api/ps` with the names of all models of the server."""
         names = [f"{name}:latest" for name in self.completions.names]
@@ -275,6 +270,7 @@ class OllamaHandlers:
             OllamaModels(models=[OllamaModel(name=name, model=name, modified_at=self._started_at) for name in names])
         )
 
+    @Operation("post", "/api/show", "Describe a model, for Ollama's clients.", OllamaShown, OllamaShowRequest)
     async def show(self, request: Request) -> Response:
         """Answer `POST /api/show` with a description of the named model; status 404 if there is no such model."""
         message = await self.checks.read_message(request, OllamaShowRequest)
@@ -284,6 +280,7 @@ class OllamaHandlers:
         name = self.completions.find(wanted)
         return json_response(OllamaShown(modified_at=self._started_at, model_info={"general.name": name}))
 
+    @Operation("get", "/api/version", "Version of the server.", OllamaVersion)
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/version` with the version of transduce."""
         return json_response(OllamaVersion(version=version("transduce")))

@@ -257,31 +257,6 @@ class OpenAIModels(msgspec.Struct, kw_only=True, frozen=True):
 
 # --- handlers ---
 
-OPERATIONS = (
-    Operation(
-        "post",
-        "/v1/chat/completions",
-        "Translate the user's last message, or continue a text, for OpenAI's clients.",
-        ChatCompletion,
-        ChatRequest,
-        needs_key=True,
-        streams=True,
-        error=OpenAIError,
-    ),
-    Operation(
-        "post",
-        "/v1/completions",
-        "Translate or continue texts, for OpenAI's clients.",
-        TextCompletion,
-        CompletionsRequest,
-        needs_key=True,
-        streams=True,
-        error=OpenAIError,
-    ),
-    Operation("get", "/v1/models", "List the models.", OpenAIModels, error=OpenAIError),
-    Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel, error=OpenAIError),
-)
-
 # Values of refused fields that change nothing.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
@@ -307,6 +282,16 @@ class OpenAIHandlers:
         self.completions = completions
         self._started_at = int(time.time())
 
+    @Operation(
+        "post",
+        "/v1/chat/completions",
+        "Translate the user's last message, or continue a text, for OpenAI's clients.",
+        ChatCompletion,
+        ChatRequest,
+        needs_key=True,
+        streams=True,
+        error=OpenAIError,
+    )
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions` with completions of a conversation.
 
@@ -326,6 +311,16 @@ class OpenAIHandlers:
         order = order._replace(before=earlier_turns(message.messages, most))
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
+    @Operation(
+        "post",
+        "/v1/completions",
+        "Translate or continue texts, for OpenAI's clients.",
+        TextCompletion,
+        CompletionsRequest,
+        needs_key=True,
+        streams=True,
+        error=OpenAIError,
+    )
     async def text(self, request: Request) -> Response:
         """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
@@ -391,10 +386,12 @@ class OpenAIHandlers:
         rendered = partial(render, name, created, message.model, with_tokens=order.with_tokens)
         return await self.completions.respond(request, order, rendered, formatter)
 
+    @Operation("get", "/v1/models", "List the models.", OpenAIModels, error=OpenAIError)
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models` with all models of the server."""
         return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
+    @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel, error=OpenAIError)
     async def model(self, request: Request) -> Response:
         """Answer `GET /v1/models/{id}` with a description of the model; status 404 if there is no such model."""
         return json_response(self._describe(self.completions.find(request.path_params["id"])))

@@ -79,10 +79,10 @@ class TranslationRequest(NamedTuple):
     markup: MarkupSettings | None = None
     """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: defaults."""
     is_document: bool = False
-    """True for texts of an uploaded document, which has limits of its own."""
+    """True for consecutive texts of an uploaded document, which has limits of its own."""
     before: Sequence[tuple[str, str]] = ()
-    """Texts of a conversation before the first text, with the answers to them, which a model that reads context reads;
-    other models ignore them."""
+    """Texts of a conversation or document before the first text, with the answers to them or their translations, which
+    a model that reads context reads; other models ignore them."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that a model uses for this request: the request's or else its own; None: no terms."""
@@ -345,9 +345,12 @@ class Service:
                 if line in planned_texts[index].plan.protected
             },
         )
-        if model.context_before and (request.before or any(line for _, line in positions)):
-            continues = [line > 0 or (index == 0 and bool(request.before)) for index, line in positions]
-            job.documents = Documents(continues, request.before)
+        if model.context_before and (request.before or len(positions) > 1):
+            continues = [
+                line > 0 or (index > 0 and request.is_document) or (index == 0 and bool(request.before))
+                for index, line in positions
+            ]
+            job.documents = Documents(continues, request.before) if any(continues) else None
         return job.limit(timeout)
 
 

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.limits import Limits
-from transduce.documents.translate import UNIT_MARKUP, translate_upload
+from transduce.documents.translate import UNIT_MARKUP, ContextTexts, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
@@ -118,17 +118,31 @@ class DocumentTranslation:
             max_characters=settings.max_document_characters,
         )
         names = DocumentSettings(target_language=self.order.target)
-        return translate_upload(self.order.file.content, self.order.file.name, self._translate_texts, names, limits)
+        translate = _QueuedTexts(self, self._context_before())
+        return translate_upload(self.order.file.content, self.order.file.name, translate, names, limits)
 
-    def _translate_texts(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Translate texts of the document, all plain, XML or HTML, through the queue of all requests.
+    def _context_before(self) -> int:
+        """Return how many earlier sentences the model reads; if the language is detected, the most of all models."""
+        routes = self._service.routes
+        target = routes.find(self.order.target)
+        sources = routes.sources_of(target) if self._source == "auto" else [routes.find(self._source)]
+        models = [routes.model(source, target) for source in sources]
+        return max((model.context_before for model in models if model is not None), default=0)
+
+    def translate_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
+        """Translate consecutive texts of the document, all plain, XML or HTML, through the queue of all requests.
 
         This runs in the document's thread and waits until the event loop has the translations.
+
+        Args:
+            texts: the texts.
+            kind: what all of them are.
+            before: the document's texts before them with their translations, for a model that reads context.
         """
-        future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind), self._loop)
+        future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind, before), self._loop)
         return future.result()
 
-    async def _queue_texts(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+    async def _queue_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
         self.state = "translating"
         if self._source == "auto":
             target = self._service.routes.find(self.order.target)
@@ -136,7 +150,8 @@ class DocumentTranslation:
                 " ".join(texts), target, self._service.detector
             ).language
         translations: list[str] = []
-        max_texts = self._service.settings.max_texts
+        # Texts that are context of others are translated together.
+        max_texts = max(1, len(texts)) if self._context_before() else self._service.settings.max_texts
         for start in range(0, len(texts), max_texts):
             request = TranslationRequest(
                 texts=list(texts[start : start + max_texts]),
@@ -147,13 +162,14 @@ class DocumentTranslation:
                 glossary=self.order.glossary,
                 timeout_seconds=max(0.001, self._deadline - time.monotonic()),
                 is_document=True,
+                before=before,
             )
             for answer in await self._when_free(request):
                 translations.append(answer.text)
                 self._num_texts += 1
                 if answer.language_warning is not None and self.order.source != "auto":
                     self.language_warnings.append(describe_warning(self._num_texts, answer.language_warning))
-            self.characters += request.characters
+            self.characters += sum(map(len, request.texts))
         return translations
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
@@ -177,6 +193,20 @@ class DocumentTranslation:
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
         self.finished.set()
+
+
+class _QueuedTexts(ContextTexts):
+    """Translates the texts of an uploaded document in order, as a callable that stores them as context."""
+
+    def __init__(self, document: DocumentTranslation, max_sentences: int) -> None:
+        super().__init__(max_sentences)
+        self._document = document
+
+    def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        """Return the translation of each text, in order; the texts of all calls are one document."""
+        translations = self._document.translate_texts(texts, kind, self.before)
+        self.remember(texts, translations, kind)
+        return translations
 
 
 class DocumentStore:

@@ -42,14 +42,15 @@ from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer,
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, count_noun, is_decodable
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
+from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
+from transduce.text.pair_files import place_of
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
+from transduce.training.display import ProgressDisplay
 from transduce.training.distributed import current_processes
-from transduce.training.events import ProgressDisplay
 from transduce.ui_language import localized
 
 # --- notices about likely mistakes ---
@@ -73,7 +74,7 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
     first = pairs[int(in_training.argmax())]
     return (
         f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
-        f"{first.path}:{first.line}): leave them out of one of the two, or the dev scores will be too high."
+        f"{place_of(first.path, first.line)}): leave them out of one of the two, or the dev scores will be too high."
     )
 
 
@@ -97,7 +98,7 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
     for (side, lines), expected in zip(sides, languages, strict=True):
         others = Counter(other for line in lines if expected and (other := detect_other_language(line, expected)))
         if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
-            found.append((side, others.most_common(1)[0][0], NAMES.get(base_code(expected), expected)))
+            found.append((side, others.most_common(1)[0][0], english_name(expected)))
     if not found:
         return None
     looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)

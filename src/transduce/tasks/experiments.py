@@ -25,7 +25,7 @@ from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import Settings
@@ -144,33 +144,28 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that make the variant, by dotted names."""
     content: dict[str, Any]
     """All settings of the run, as in a settings file."""
-    path: Path
-    """The path that, with suffixes, names the run's files: settings, log, result and output."""
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder, which becomes a model folder."""
-        return self.path
+    folder: Path
+    """The run's folder, which becomes a model folder; with suffixes, its path names the run's other files."""
 
     @property
     def settings_path(self) -> Path:
         """The settings file that the run is started with."""
-        return self.path.with_name(f"{self.path.name}.toml")
+        return self.folder.with_name(f"{self.folder.name}.toml")
 
     @property
     def log_path(self) -> Path:
         """The file to which the run's output is written."""
-        return self.path.with_name(f"{self.path.name}.log")
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def result_path(self) -> Path:
         """The file that describes how the run's training ended, as JSON."""
-        return self.path.with_name(f"{self.path.name}.json")
+        return self.folder.with_name(f"{self.folder.name}.json")
 
     @property
     def output_path(self) -> Path:
         """The file with the run's translations, labels or tags of the test set, by which variants are compared."""
-        return self.path.with_name(f"{self.path.name}.test")
+        return self.folder.with_name(f"{self.folder.name}.test")
 
     @property
     def tested_path(self) -> Path:
@@ -178,7 +173,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
         So an output of another model or text is not used again.
         """
-        return self.path.with_name(f"{self.path.name}.tested")
+        return self.folder.with_name(f"{self.folder.name}.tested")
 
     @property
     def has_started(self) -> bool:
@@ -260,7 +255,7 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
                 seed=seed,
                 changes=found[name],
                 content=content | {"training": training},
-                path=Path(experiment.out) / name / f"seed-{seed}",
+                folder=Path(experiment.out) / name / f"seed-{seed}",
             )
         )
     return runs
@@ -438,7 +433,7 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     # Results of a run whose folder was deleted describe another model.
     run.result_path.unlink(missing_ok=True)
     run.remove_output()
-    run.path.parent.mkdir(parents=True, exist_ok=True)
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
     write_file(run.settings_path, text.encode())
 
 

@@ -1,6 +1,5 @@
 """Prepare a corpus before training (`transduce prepare`), at once or in shards on several machines."""
 
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths
+from transduce.argument_checks import Files, as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -20,7 +19,7 @@ from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
-from transduce.tasks.kinds.all_kinds import KINDS, kind_of
+from transduce.tasks.kinds import KINDS, kind_of
 from transduce.tasks.kinds.kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -37,15 +36,14 @@ from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import LineNotes, count_noun
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 from transduce.ui_language import localized
 
 PARTS_FOLDER = "parts"
 PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
 """The tasks whose corpora can be prepared before training."""
-_TOKENIZER_CARD = "tokenizer_settings.json"
 _A_PREPARED_CORPUS = "a prepared corpus"
 
 
@@ -125,10 +123,6 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
-Files = str | Path | Sequence[str | Path]
-"""The path of one file, or those of several."""
-
-
 def prepare(  # noqa: PLR0913  (the command's own options)
     *,
     out: str | Path,
@@ -187,7 +181,7 @@ def prepare(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         tokenizer=None if tokenizer is None else as_path(tokenizer, "`tokenizer`"),
-        shard=(1, 1) if shard is None else parse_shard("/".join(map(str, shard))),
+        shard=(1, 1) if shard is None else as_shard(shard),
         workers=workers,
         hold_out=hold_out,
     )
@@ -206,7 +200,7 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
     """
     started_at = time.monotonic()
     task = _check_request(request)
-    with atomic_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
+    with atomic_folder(request.out, TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
         tokenizer = _learn(text, measure_corpus(text.files), task.settings, partial, ProgressDisplay())
     return TokenizerReport(
         folder=str(request.out),
@@ -323,18 +317,6 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
         write_prepared_card(partial, card)
         corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
         return _report(out, tokenizer, corpus, started_at, display, request.files.noun)
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return the number and count of a shard from a text such as "2/4".
-
-    Raises:
-        TransduceError: the text is not a shard.
-    """
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise TransduceError(f"`--shard` takes a number and a count, from 1/4 to 4/4 for instance, but is `{text}`.")
-    return int(match[1]), int(match[2])
 
 
 class _CheckedRequest(NamedTuple):

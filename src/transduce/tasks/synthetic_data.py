@@ -1,6 +1,5 @@
 """Train on synthetic data: the translations of a teacher model (distillation), or back-translated text."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
 from transduce.model_folder.read import SETTINGS_FILE
+from transduce.process_environment import launched_ranks
 from transduce.tasks.kinds.kind import refuse_unused
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
@@ -26,7 +26,7 @@ from transduce.text.corpus import format_of
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
 from transduce.training.choices import ChoiceLog
-from transduce.training.events import ProgressDisplay, format_duration
+from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.loop import TrainResult
 
 # --- translation of whole files ---
@@ -54,7 +54,7 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
         TransduceError: the task is not translation, or there are several processes.
     """
     refuse_unused(settings.task.kind, {f"data.{name}": settings.task.kind != "translation"})
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched_ranks().world_size > 1:
         raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
 
 
@@ -186,10 +186,8 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     """
     settings = make_settings(request.settings)
     _check_monolingual(settings, request)
-    display, training_request = (
-        ProgressDisplay(),
-        msgspec.structs.replace(request, started_at=None, settings=_with_translations(request, settings)),
-    )
+    display = ProgressDisplay()
+    training_request = msgspec.structs.replace(request, started_at=None, settings=_with_translations(request, settings))
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
         preflight_run(training_request)

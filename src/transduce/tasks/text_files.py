@@ -17,10 +17,12 @@ from transduce.text.corpus import CorpusFiles, Format, format_of
 from transduce.text.files import content_sha256
 from transduce.text.pair_files import (
     Columns,
+    Origin,
     PairRow,
     TableFormat,
     languages_of,
     names_languages,
+    origin_path,
     read_objects,
     read_table,
     table_format,
@@ -92,6 +94,7 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
         found: receives the names of the columns of source and target, if they are searched for.
         overwrite: write `out` even if it exists.
     """
+    name = "standard input" if path == STANDARD_INPUT else path
     if path == STANDARD_INPUT:
         path = store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}
@@ -106,7 +109,9 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
         return path
     if overwrite or not out.exists():
         columns = Columns(data.columns, data.languages, found.append, **more)
-        _write(read_table(path, format, columns), out)
+        is_lines = format in ("csv", "tsv", "jsonl")
+        origin = Origin(name, "line" if is_lines else "unit" if format == "tmx" else "row")
+        _write(read_table(path, format, columns), out, origin)
     return str(out)
 
 
@@ -142,6 +147,7 @@ def store_standard_input(out: Path, format: Format) -> str:
     with path.open("wb") as file:
         file.write(line)
         shutil.copyfileobj(sys.stdin.buffer, file)
+    write_file(origin_path(path), Origin("standard input").header)
     return str(path)
 
 
@@ -158,7 +164,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
         TransduceError: the object holds no pairs of texts.
     """
     found = list[tuple[str, str]]()
-    _write(_read_objects(pairs, data, name, found), out)
+    _write(_read_objects(pairs, data, name, found), out, Origin(name, "row"))
     return languages_of(found[0]) if found else None
 
 
@@ -191,10 +197,10 @@ def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[s
     return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)
 
 
-def _write(pairs: Iterable[PairRow], out: Path) -> None:
+def _write(pairs: Iterable[PairRow], out: Path, origin: Origin) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open_atomically(out) as file:
-        file.writelines(_encoded(pairs))
+    with open_atomically(origin_path(out)) as numbers, open_atomically(out) as file:
+        file.writelines(_encoded(origin.write(numbers, pairs)))
 
 
 def _encoded(pairs: Iterable[PairRow]) -> Iterator[bytes]:
@@ -345,13 +351,12 @@ class StoredTextFiles:
         Files that do not exist, and runs that stored no properties of their files, give no notice.
         """
         for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
-            file = self._files.get(path)
-            if file is None or not _has_changed(file):
+            if not self.has_other_content(path, path):
                 continue
             yield f"{path} has changed since this run started" + (
                 ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
                 "best."
-                if file.is_dev
+                if self._files[path].is_dev
                 else ", which continues with the text as it was then."
             )
 
@@ -361,7 +366,7 @@ class StoredTextFiles:
         These are those of `data` and those that were the dev set then.
         """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
-        return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
+        return [path for path in self._files if path not in dev and self.has_other_content(path, path)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
@@ -384,15 +389,3 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     status = Path(path).stat()
     absolute = str(Path(path).absolute())
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
-
-
-def _has_changed(file: _TextFile) -> bool:
-    """Return whether a file exists, and its content differs from that at the run's start.
-
-    The content is read only if the size or the modification time differs.
-    """
-    if not Path(file.path).exists():
-        return False
-    status = Path(file.path).stat()
-    same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
-    return not same_status and (not file.sha256 or content_sha256(file.path) != file.sha256)

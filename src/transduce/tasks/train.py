@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.argument_checks import as_list, as_path, as_paths
+from transduce.argument_checks import Files, as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.model_folder.read import SETTINGS_FILE
@@ -172,10 +172,6 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
 
 
 # --- transduce.train ---
-
-
-Files = str | Path | Sequence[str | Path]
-"""The path of one file, or those of several."""
 
 
 @renamed_arguments(start_from="init_from", teacher="distill_from")

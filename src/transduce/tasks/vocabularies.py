@@ -22,7 +22,7 @@ from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSett
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
 from transduce.training.choices import CorpusSize
-from transduce.training.events import ProgressDisplay
+from transduce.training.display import ProgressDisplay
 
 _MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown, above which the user gets a notice
 _MIN_OCCURRENCES = 2  # how often a word must occur to enter a vocabulary of whole words

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from transduce.errors import TransduceError, not_utf8, utf16_name
+from transduce.errors import TransduceError, import_extra, not_utf8, utf16_name
 
 # --- spreadsheets ---
 
@@ -360,14 +360,11 @@ def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
 
 
 def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
-    try:
-        import zstandard
-    except ImportError:
-        raise TransduceError(
-            f"{path} is compressed by zstd, which needs the package zstandard: run `pip install 'transduce[data]'`, or "
-            "unpack it."
-        ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(plain, read_across_frames=True, closefd=False)
+    reader = (
+        import_extra("zstandard", "data", str(path))
+        .ZstdDecompressor()
+        .stream_reader(plain, read_across_frames=True, closefd=False)
+    )
     return cast(io.RawIOBase, reader)
 
 

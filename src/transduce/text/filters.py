@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import unicodedata
 
 import msgspec
 
@@ -164,10 +165,11 @@ class PairFilter:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash of a sentence pair, by which duplicates are found.
+    """Return an 8-byte hash of a sentence pair in composed form (NFC), by which duplicates are found.
 
     Neither side may contain control characters other than line feeds, which the filter of pairs ensures.
     """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"
-    return hashlib.blake2b(f"{source}{separator}{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    text = unicodedata.normalize("NFC", f"{source}{separator}{target}")
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -31,17 +31,16 @@ _RANGES = {
     "Thai": "\u0e00-\u0e7f",
     "Devanagari": "\u0900-\u097f",
 }
-# Languages that are not written in Latin letters, by their codes of two or three letters, and ISO 15924's codes of
-# scripts, as in zho_Hans.
+# Languages that are not written in Latin letters, by `short_code`, and ISO 15924's codes of scripts, as in zho_Hans.
 _OTHER_SCRIPTS = {
-    "Han and kana": "zh|zho|chi|cmn|yue|wuu|lzh|cn|ja|jpn|jp|hans|hant|hani|jpan|hira|kana",
-    "Hangul": "ko|kor|hang|kore",
-    "Cyrillic": "ru|rus|uk|ukr|be|bel|bg|bul|mk|mkd|sr|srp|kk|kaz|ky|kir|mn|mon|khk|tg|tgk|tt|tat|ba|bak|cv|chv|cyrl",
-    "Greek": "el|ell|gre|grc|grek",
-    "Arabic": "ar|ara|arb|arz|fa|fas|per|pes|prs|ur|urd|ps|pus|pbt|ckb|ug|uig|sd|snd|arab",
-    "Hebrew": "he|heb|yi|yid|ydd|hebr",
-    "Thai": "th|tha|thai",
-    "Devanagari": "hi|hin|mr|mar|ne|nep|npi|sa|san|deva",
+    "Han and kana": "zh|yue|wuu|lzh|cn|ja|jp|hans|hant|hani|jpan|hira|kana",
+    "Hangul": "ko|hang|kore",
+    "Cyrillic": "ru|uk|be|bg|mk|sr|kk|ky|mn|tg|tt|ba|cv|cyrl",
+    "Greek": "el|grc|grek",
+    "Arabic": "ar|arz|fa|prs|ur|ps|ckb|ug|sd|arab",
+    "Hebrew": "he|yi|hebr",
+    "Thai": "th|thai",
+    "Devanagari": "hi|mr|ne|sa|deva",
     "Latin": "latn",
 }
 _BY_CODE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes.split("|")}
@@ -68,9 +67,9 @@ def script_of(language: str) -> str:
 
     The result is Latin if the script is unknown.
     """
-    code, *subtags = re.split("[-_]", language.lower())
+    _, *subtags = re.split("[-_]", language.lower())
     named = (subtag for subtag in subtags if len(subtag) == 4)
-    return next(filter(None, map(_BY_CODE.get, (*named, code))), "Latin")
+    return next(filter(None, map(_BY_CODE.get, (*named, short_code(language)))), "Latin")
 
 
 _LETTERS_OUTWEIGHED = 4  # Latin letters that one Chinese or Japanese character outweighs
@@ -97,7 +96,7 @@ def is_written_in(language: str, script: str) -> bool:
 
     The result is True, whatever the script, for a language that has several.
     """
-    return base_code(language) in _UNCERTAIN or script_of(language) == script
+    return short_code(language) in _UNCERTAIN or script_of(language) == script
 
 
 # --- language codes ---
@@ -323,7 +322,7 @@ def _ngrams(text: str) -> Iterator[str]:
 
     Digits and punctuation count as spaces; a single space is no n-gram.
     """
-    words = _NOT_LETTERS.sub(" ", text.lower()).strip()
+    words = _NOT_LETTERS.sub(" ", unicodedata.normalize("NFC", text).lower()).strip()
     letters = f" {words} "
     for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
         for start in range(len(letters) - length + 1):
@@ -371,10 +370,7 @@ _LANGUAGE_OF_SCRIPT = {
     "Thai": "Thai",
 }
 # Languages with two scripts, or with a script that is not detected.
-_SEVERAL_SCRIPTS = (
-    """sr srp bs bos uz uzb uzn az aze azj kk kaz mn mon khk tk tuk ku kur kmr pa pan ks kas sd snd tt tat"""
-)
-_UNCERTAIN = frozenset(_SEVERAL_SCRIPTS.split())
+_UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
 # Frequent words by language. A word of both compared languages counts for neither.
 _FREQUENT = {
     "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
@@ -443,9 +439,65 @@ def base_code(language: str) -> str:
     return re.split("[-_]", language)[0].lower()
 
 
+# Codes of ISO 639-2 and 639-3, and the two-letter codes of ISO 639-1 for the same languages.
+_THREE_LETTERS = (
+    "eng=en|deu=de|ger=de|fra=fr|fre=fr|spa=es|ita=it|por=pt|nld=nl|dut=nl|pol=pl|ces=cs|cze=cs|slk=sk|slo=sk|slv=sl|"
+    "hrv=hr|hun=hu|ron=ro|rum=ro|swe=sv|dan=da|nor=no|nob=nb|nno=nn|fin=fi|est=et|ekk=et|lav=lv|lvs=lv|lit=lt|tur=tr|"
+    "ind=id|msa=ms|may=ms|zsm=ms|vie=vi|cat=ca|glg=gl|eus=eu|baq=eu|gle=ga|cym=cy|wel=cy|isl=is|ice=is|sqi=sq|alb=sq|"
+    "als=sq|ltz=lb|zho=zh|chi=zh|cmn=zh|jpn=ja|kor=ko|rus=ru|ukr=uk|bel=be|bul=bg|mkd=mk|mac=mk|srp=sr|bos=bs|kaz=kk|"
+    "kir=ky|mon=mn|khk=mn|tgk=tg|tat=tt|bak=ba|chv=cv|ell=el|gre=el|ara=ar|arb=ar|fas=fa|per=fa|pes=fa|urd=ur|pus=ps|"
+    "pbt=ps|uig=ug|snd=sd|heb=he|yid=yi|ydd=yi|tha=th|hin=hi|mar=mr|nep=ne|npi=ne|san=sa|uzb=uz|uzn=uz|aze=az|azj=az|"
+    "tuk=tk|kur=ku|kmr=ku|pan=pa|kas=ks|ben=bn|hye=hy|arm=hy|kat=ka|geo=ka|khm=km|lao=lo|mya=my|bur=my|tam=ta|tel=te"
+)
+_SHORT_CODES = dict(each.split("=") for each in _THREE_LETTERS.split("|"))
+
+
+def short_code(language: str) -> str:
+    """Return the language of a code without script and region, in two letters if possible: en for eng_Latn."""
+    code = base_code(language)
+    return _SHORT_CODES.get(code, code)
+
+
+def english_name(language: str) -> str:
+    """Return the English name of a language by its code, such as German for deu_Latn, or an unknown code itself."""
+    return NAMES.get(short_code(language), language)
+
+
 def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
+
+
+PLURAL_FORMS = ("zero", "one", "two", "few", "many")
+"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
+_ONE_AND_OTHER = (
+    "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
+    "sw ta te tr ur uz"
+)
+_LANGUAGES_OF_PLURAL_FORMS = {
+    ("one",): _ONE_AND_OTHER.split(),
+    ("one", "few"): ("bs", "cs", "hr", "lt", "mo", "ro", "sh", "sk", "sr"),
+    ("one", "few", "many"): ("be", "pl", "ru", "uk"),
+    ("one", "two", "few"): ("dsb", "gd", "hsb", "sl"),
+    ("one", "two", "few", "many"): ("br", "ga", "mt"),
+    ("one", "two"): ("he", "iw"),
+    ("zero", "one"): ("lv",),
+    PLURAL_FORMS: ("ar", "cy"),
+}
+_FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
+
+
+def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
+    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
+
+    Args:
+        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
+            name.
+        language: the language's code; None: unknown.
+    """
+    exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}
+    present = {exact.get(form, form) for form in forms}
+    return _FORMS_OF_LANGUAGE.get(base_code(language or ""), frozenset()) - present
 
 
 def sentence_separator(language: str | None) -> str:
@@ -467,12 +519,13 @@ def detect_other_language(text: str, language: str) -> str | None:
     Returns:
         For example "English", "Cyrillic letters" or "another language".
     """
-    code = base_code(language)
+    code = short_code(language)
     if code in _UNCERTAIN:
         return None
     expected = script_of(language)
     if expected == "Latin" and code not in _LATIN:
         return None
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
@@ -498,6 +551,7 @@ def is_long_enough(text: str) -> bool:
 
     In Thai, these are twelve letters.
     """
+    text = unicodedata.normalize("NFC", text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     return _is_long_enough(main_script, counts[main_script], _words(text))

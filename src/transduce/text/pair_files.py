@@ -4,14 +4,16 @@ Each yields pairs of texts, which training first writes to JSON lines. The packa
 """
 
 import csv
-import importlib
 import io
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 from xml.etree import ElementTree
 
-from transduce.errors import TransduceError, not_utf8, shown_names
+import msgspec
+
+from transduce.errors import TransduceError, import_extra, not_utf8, shown_names
 from transduce.text.corpus import (
     Format,
     column_language,
@@ -34,6 +36,7 @@ _FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
 # Usual names of the two columns, without those of languages.
 _USUAL_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("text", "label"))
 _ROWS = 10_000  # read at a time
+_BLANK_LINE = object()
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these elements is markup of another program
 
@@ -85,8 +88,8 @@ class PairRow(NamedTuple):
     source: str
     target: str
     more: Mapping[str, Any] = {}
-    line: int = 0
-    """The line of a .csv or .tsv where the row ends; in other tables, the row's number."""
+    number: int = 0
+    """The number of the line (CSV, TSV, JSON lines), row or translation unit of the pair in its table, from 1."""
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
@@ -165,6 +168,8 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
     for batch in batches:
         for row in batch:
             number += 1
+            if row is _BLANK_LINE:
+                continue
             more: Mapping[str, Any] = {}
             if isinstance(row, Mapping):
                 if columns.weight is not None or columns.document is not None:
@@ -261,6 +266,66 @@ def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
     return None if is_usual or codes[0] is None or codes[1] is None or codes[0] == codes[1] else (codes[0], codes[1])
 
 
+# --- origins ---
+# The file of JSON lines that a table is converted to has a file beside it, `NAME.origin`, with a line of JSON, and then
+# the number of each pair's line or translation unit in the table, as little-endian uint64. Rows need no numbers.
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The table, stream or Python object that a file of JSON lines was converted from, for messages about its pairs."""
+
+    name: str
+    """The name of the file or argument."""
+    unit: Literal["line", "row", "unit"] = "line"
+    """What the pairs are in it: lines, rows, or translation units."""
+
+    @property
+    def header(self) -> bytes:
+        """The first line of the file with the origin."""
+        return msgspec.json.encode(self) + b"\n"
+
+    def write(self, file: BinaryIO, pairs: Iterable[PairRow]) -> Iterator[PairRow]:
+        """Yield pairs unchanged, and write this origin with their numbers to the file beside their JSON lines."""
+        file.write(self.header)
+        for pair in pairs:
+            if self.unit != "row":
+                file.write(struct.pack("<Q", pair.number))
+            yield pair
+
+
+def origin_path(path: str | Path) -> Path:
+    """Return the path of the file with the origin of a file of JSON lines, which exists if that was converted."""
+    return Path(f"{path}.origin")
+
+
+def origin_of(path: str, line: int) -> tuple[Origin, int]:
+    """Return where a line of a file comes from, and its number there; a file that was not converted is its own origin.
+
+    Args:
+        path: a file of texts or pairs.
+        line: number of the line, from 1.
+    """
+    try:
+        with origin_path(path).open("rb") as file:
+            origin = msgspec.json.decode(file.readline(), type=Origin)
+            file.seek(8 * (line - 1), io.SEEK_CUR)
+            number = file.read(8)
+    except (OSError, msgspec.MsgspecError):
+        return Origin(path), line
+    return origin, struct.unpack("<Q", number)[0] if len(number) == 8 else line
+
+
+def place_of(path: str, line: int) -> str:
+    """Return the place of a line of text or pairs for messages, such as `train.csv:17`, in the file that a user named.
+
+    Args:
+        path: the file that is read, which may have been converted from a table.
+        line: number of the line, from 1.
+    """
+    origin, number = origin_of(path, line)
+    return f"{origin.name}:{number}" if origin.unit == "line" else f"{origin.name}, {origin.unit} {number:,}"
+
+
 def _listed(names: Sequence[str]) -> str:
     return shown_names(map(repr, names), 20)
 
@@ -291,17 +356,21 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         indices = [names.index(key) for key in keys] if numbers is None else numbers
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
         if not has_header:
-            yield PairRow(keys[0], keys[1], line=1)
+            yield PairRow(keys[0], keys[1], number=1)
+        first, last = 1, 1  # lines of a row
         try:
-            for row in filter(None, rows):
-                _check_decodable("".join(row), f"{path}:{rows.line_num + 1}")
+            for row in rows:
+                first, last = last + 1, rows.line_num + 1
+                if not row:
+                    continue
+                _check_decodable("".join(row), f"{path}:{first}")
                 if len(row) != len(names):
                     raise TransduceError(
-                        f"{path}:{rows.line_num + 1}: a row needs {len(names)} columns as the header has, but this one "
-                        f"has {len(row)}: fix it."
+                        f"{path}:{first}: a row needs {len(names)} columns as the header has, but this one has "
+                        f"{len(row)}: fix it."
                     )
-                more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{rows.line_num + 1}")
-                yield PairRow(row[indices[0]], row[indices[1]], more, rows.line_num + 1)
+                more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{first}")
+                yield PairRow(row[indices[0]], row[indices[1]], more, first)
         except csv.Error as error:
             raise TransduceError(
                 f"{path}:{rows.line_num + 1}: this is no row of a table with the delimiter {delimiter!r} ({error}): "
@@ -323,22 +392,21 @@ def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
             yield from _read_datasets(path)
         elif format == "jsonl":
             for number, line in enumerate(read_lines(path), 1):
-                if line.strip():
-                    yield [read_record(line, f"{path}:{number}")]
+                yield [read_record(line, f"{path}:{number}") if line.strip() else _BLANK_LINE]
         elif format == "parquet":
-            with _import("pyarrow.parquet", path).ParquetFile(path) as file:
+            with import_extra("pyarrow.parquet", "data", path).ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=_ROWS):
                     yield batch.to_pylist()
         else:
             yield from _read_arrow(path)
-    except TransduceError:
+    except TransduceError:  # a ValueError
         raise
     except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
         raise TransduceError(f"{path} is not {format} ({str(error)[:200]}): check or write it again.") from None
 
 
 def _read_arrow(path: str) -> Iterator[list[Any]]:
-    ipc = _import("pyarrow.ipc", path)
+    ipc = import_extra("pyarrow.ipc", "data", path)
     with open(path, "rb") as stream:
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
@@ -356,25 +424,16 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
             if parts
             else f"{path} holds no dataset: write it again."
         )
-    dataset = _import("datasets", path).load_from_disk(path)
+    dataset = import_extra("datasets", "data", path).load_from_disk(path)
     for start in range(0, len(dataset), _ROWS):
         yield [dataset[number] for number in range(start, min(start + _ROWS, len(dataset)))]
-
-
-def _import(name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise TransduceError(
-            f"{path} needs the package {package}: run `pip install 'transduce[data]'`, or convert the file to .tsv."
-        ) from None
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     """Yield a pair for each TMX translation unit with both languages; of several texts in one language, the first."""
     with open_uncompressed(path) as stream:
         found, count, header_language, languages = set[str](), 0, None, columns.names or columns.languages
+        number = 0
         parser = ElementTree.iterparse(stream, ("start", "end"))
         try:
             for event, element in parser:
@@ -384,6 +443,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
                     continue
                 texts = dict(_units(element))
                 element.clear()
+                number += 1
                 found |= texts.keys()
                 if languages is None:
                     languages = _guess_languages(list(texts), header_language, path)
@@ -391,7 +451,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
                 pair = [_of_language(texts, language) for language in languages]
                 if pair[0] is not None and pair[1] is not None:
                     count += 1
-                    yield PairRow(pair[0], pair[1], line=count)
+                    yield PairRow(pair[0], pair[1], number=number)
         except TransduceError:
             raise
         except (ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings, and those of many bytes

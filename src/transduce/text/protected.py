@@ -5,6 +5,7 @@ are possessive or bounded. Servers search texts of unknown origin.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -44,7 +45,7 @@ _EXTENSIONS = (
 _UNITS = (
     "km mm cm nm µm μm m ft mi yd kg mg µg μg g t lb lbs oz l ml cl dl kB KB MB GB TB PB kb Mb Gb KiB MiB GiB TiB bit "
     "Hz kHz MHz GHz THz W kW MW GW Wh kWh MWh mAh Ah V kV mV mA Ω kΩ Pa hPa kPa MPa bar psi kN kJ MJ cal kcal "
-    "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² %"
+    "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² % ‰"
 )
 _CURRENCY = "[$¢£¤¥֏฿₠-⃀]"
 _EMOJI = (
@@ -90,19 +91,14 @@ _KINDS = {
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
     rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)"
     rf"|{_BEGINS}__[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+__(?:\(\))?+{_ENDS}",
-    "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
-    "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
-    rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
-    "price": rf"(?<![A-Za-z0-9_]){_CURRENCY}[ \u00a0\u202f]?+\d++(?:[.,]\d++)*+{_ENDS}"
-    rf"|(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+{_CURRENCY}{_ENDS}",
-    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})"
-    r"(?![A-Za-z0-9_²³°(]|/[^\W\d_])",
-    "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
+    "account number": rf"{_BEGINS}[A-Z]{{2}}\d{{2}}[ \u00a0]?+[A-Z0-9]{{4}}(?:[ \u00a0]?+\d[A-Z0-9]{{3}}){{1,7}}+"
+    rf"(?:[ \u00a0]?+[A-Z0-9]{{1,3}})?+{_ENDS}",
+    "telephone number": r"(?<![A-Za-z0-9_+])(?:\+?+\d{1,4}+[ \u00a0./-]?+)?\((?:0|\d{2,5})\)[ \u00a0./-]?+"
+    rf"(?:\d{{5,}}+|\d++[ \u00a0./-]\d++)(?:[ \u00a0./-]\d++)*+{_ENDS}",
+    "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
+    "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+[-+][A-Za-z0-9.]++{_ENDS}"
+    rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
 }
-# Numbers of at least this many digits are protected, as models alter them; shorter ones stay words of the sentence.
-_MANY_DIGITS = 5
-# Versions, network addresses and dates are protected even with fewer digits.
-_DOTTED = re.compile(r"\d++(?:\.\d++){2,}+")
 # Texts without any of these characters have no protected span, so that most sentences are not searched.
 _TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\w\(")
 
@@ -179,6 +175,112 @@ def _call_spans(text: str) -> Iterator[Span]:
             yield Span(*match.span())
 
 
+# --- numbers ---
+
+
+# Numbers of at least this many digits are protected, as models alter them; shorter ones stay words of the sentence.
+_MANY_DIGITS = 5
+# Versions, network addresses and dates are protected even with fewer digits.
+_DOTTED = re.compile(r"\d++(?:\.\d++){2,}+")
+_SPACE = r"[ \u00a0\u2009\u202f]"
+_LETTER = r"[A-Za-z_\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u058f]"  # scripts that separate a number from a word
+_NO_LETTER = rf"(?!\d|{_LETTER})"
+_RANGE = rf"(?:[‐‑–—−×~]| [-–—−×] |-(?={_CURRENCY}))"
+_DIGITS = r"\d++(?:[⁺⁻]?+[⁰¹²³⁴-⁹]++)?+(?: ?+[¼-¾⅐-⅞])?+"
+# Digits with all signs that join them: 1,234.5, 12:30, 5-10, 5 – 10, $5-$10, 1/2, 1e-5, 10⁵, 2½. A full-width comma
+# separates a list, unless three digits follow.
+_FIGURES = rf"{_DIGITS}(?:(?:[.,:/'’·٫٬^-]|，(?=\d{{3}}(?!\d))|{_RANGE}(?:{_CURRENCY} ?+)?+|[eE])[-+−]?+{_DIGITS})*+"
+_CURRENCY_CODE = _any_of(
+    "AED AUD BRL CAD CHF CNY CZK DKK EUR GBP HKD HUF IDR ILS INR JPY KRW MXN MYR NOK NZD PHP PLN RMB RON SAR SEK "
+    "SGD THB TWD UAH USD VND ZAR"
+)
+_SIGN = rf"(?:(?<![\d)\]}}.°%])(?<!{_LETTER})(?<!{_CURRENCY})(?:[-+−–±≈~]|[<>≤≥]=?+))"
+_CURRENCY_BEFORE = rf"(?:(?:(?<!{_LETTER})(?:[A-Z]{{1,3}}\$|{_CURRENCY_CODE})|{_CURRENCY}){_SPACE}?+[-+−–]?+)"
+_NUMBERS = re.compile(
+    rf"(?P<sign>{_SIGN})?+(?P<currency>{_CURRENCY_BEFORE})?+(?:(?<![\w.,])\.)?+"
+    rf"(?P<figures>{_FIGURES}(?:{_SPACE}{{1,3}}+{_FIGURES})*+)"
+)
+_ONE_NUMBER = re.compile(_FIGURES)
+_ABBREVIATED = r"(?:bn|mn|tn|MM|[kKMBTmb])"  # of thousand, million, …, beside a currency: $1.5M
+_AFTER_CURRENCY = re.compile(
+    rf"(?:{_SPACE}?+{_ABBREVIATED}{_NO_LETTER})?+(?:{_SPACE}?+(?:{_CURRENCY_CODE}){_NO_LETTER})?+"
+)
+_UNIT_AFTER = re.compile(
+    rf"{_SPACE}?+{_ABBREVIATED}?{_SPACE}?+(?:{_CURRENCY}|{_CURRENCY_CODE})(?![A-Za-z0-9_{{(])"
+    rf"|{_SPACE}?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³°(]|/[^\W\d_])"
+)
+# Words that multiply the number before them, in common languages. They are to be translated, with the number.
+_MULTIPLIED = re.compile(
+    rf"{_SPACE}?+(?:[十百万萬亿億兆만억조]|[千천백](?![米克瓦卡赫])|(?i:hundred|thousand|hundert|tausend|milj|mil+i?[oóa]|bil+i?[oó]|tril+i?[oó]"
+    r"|(?:mio|mrd|mln|mld|mlrd|bn|bln|tys|tis|mil|mill|mille|lakh|crore|juta|ribu)(?!\w)|тыс|млн|млрд|миллион|миллиард"
+    r"|мільйон|мільярд|लाख|करोड़|हज़ार))"
+)
+# Three digits behind a space may belong to the number before it (10 000), as may a fraction (2 1/2).
+_GROUPED = re.compile(rf"(?<![\d.,:'’])\d{{1,3}}{_SPACE}{{1,3}}(?:\d{{3}}(?!\d)|\d{{1,2}}/\d{{1,2}}(?![\d/]))")
+_MANY_NUMBERS, _MANY_DIGITS_TOGETHER, _DIGITS_OF_TELEPHONES = 3, 9, 7
+
+
+def _number_spans(text: str) -> tuple[list[Span], list[Span]]:
+    """Return the spans of long numbers, prices and quantities, and those of numbers that are left to the model.
+
+    Each span is a whole number with its sign, groups of digits, currency and unit.
+    """
+    protected, left = list[Span](), list[Span]()
+    for match in _NUMBERS.finditer(text):
+        start, (first, end) = match.start(), match.span("figures")
+        numbers = [Span(*each.span()) for each in _ONE_NUMBER.finditer(text, first, end)]
+        if _follows_word(text, start, is_grouped=_GROUPED.match(text, first, end) is not None):
+            # The number belongs to a word, such as A4. A group of digits that could continue it is no number.
+            if start < first or len(numbers) == 1 or text[numbers[1].start] == "0":
+                continue
+            numbers = numbers[1:]
+            start = first = numbers[0].start
+        if _is_one_number(text, match["sign"], numbers):
+            numbers = [Span(first, end)]
+        numbers[0] = Span(start, numbers[0].end)
+        for number in numbers:
+            is_price = number.start < first and match["currency"] is not None
+            following = (_AFTER_CURRENCY if is_price else _UNIT_AFTER).match(text, number.end)
+            end = number.end if following is None else following.end()
+            is_whole = end > number.end or not _is_incomplete(text, end)
+            is_long = is_price or end > number.end or not _is_short_number(text[number.start : end])
+            (protected if is_whole and is_long else left).append(Span(number.start, end))
+    return protected, left
+
+
+def _follows_word(text: str, start: int, *, is_grouped: bool) -> bool:
+    """Return whether the number at an offset of a text belongs to the word before it, as in A4 or COVID-19 300."""
+    before, last = text[max(0, start - 2) : start][:-1], text[max(0, start - 1) : start]
+    return re.match(_LETTER, last) is not None or (is_grouped and last == "-" and before.isalpha())
+
+
+def _is_one_number(text: str, sign: str | None, numbers: Sequence[Span]) -> bool:
+    """Return whether numbers with only spaces between them may be one number, such as 10 000 or a telephone number."""
+    written = text[numbers[0].start : numbers[-1].end]
+    digits = sum(map(str.isdecimal, written))
+    return len(numbers) > 1 and (
+        _GROUPED.search(written) is not None
+        or (len(numbers) >= _MANY_NUMBERS and digits >= _MANY_DIGITS_TOGETHER)
+        or (digits >= _DIGITS_OF_TELEPHONES and (sign == "+" or (written[0] == "0" and written[1].isdecimal())))
+    )
+
+
+def _is_incomplete(text: str, end: int) -> bool:
+    """Return whether a number that ends at an offset of a text is only a part of one, such as the 12345 of 12345万."""
+    return re.match(_LETTER, text[end : end + 1]) is not None or _MULTIPLIED.match(text, end) is not None
+
+
+_RANGES = re.compile(_RANGE)
+
+
+def _is_short_number(number: str) -> bool:
+    """Return whether a number is one that a model translates well unprotected, such as 30 or 2,500."""
+    return all(
+        sum(map(str.isdecimal, part)) < _MANY_DIGITS and _DOTTED.fullmatch(part) is None
+        for part in _RANGES.split(number)
+    )
+
+
 # --- search ---
 
 
@@ -223,8 +325,18 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     found = disjoint(specified)
     if _TRIGGER.search(text) is None:
         return found
-    spans = [*_brace_spans(text), *_call_spans(text), *_matches(text)]
-    return merge_spans(found, spans)
+    numbers, left = _number_spans(text)
+    # Of a number that is left to the model no part is protected, such as the CHF5 of CHF5 million.
+    others = (span for span in _matches(text) if not _cuts(span, left))
+    return merge_spans(found, [*_brace_spans(text), *_call_spans(text), *numbers, *others])
+
+
+def _cuts(span: Span, numbers: Sequence[Span]) -> bool:
+    """Return whether a span begins in one of the numbers, which are in order and disjoint, and is only a part of it."""
+    index = bisect_right(numbers, span.start, key=lambda number: number.end)
+    if index == len(numbers) or span.start < numbers[index].start:
+        return False
+    return numbers[index] != span and (span.start > numbers[index].start or span.end < numbers[index].end)
 
 
 def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
@@ -277,8 +389,6 @@ def _matches(text: str) -> Iterator[Span]:
         start, end = match.span()
         while end > start + 1 and _is_trailing(text, start, end):
             end -= 1
-        if text[start] in "+0123456789" and _is_short_number(text[start:end]):
-            continue
         yield Span(start, end)
 
 
@@ -291,13 +401,6 @@ def _is_trailing(text: str, start: int, end: int) -> bool:
     if last in _BRACKETS:
         return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)
     return last in _TRAILING and text[start] not in "`<\\$%{&:"
-
-
-def _is_short_number(number: str) -> bool:
-    """Return whether a match is a number that a model translates well unprotected, such as 30 or 2,500."""
-    digits = sum(character.isdigit() for character in number)
-    is_plain = all(character.isdigit() or character in "+.,:/-" for character in number)
-    return is_plain and digits < _MANY_DIGITS and _DOTTED.fullmatch(number) is None
 
 
 def is_inline_tag(text: str) -> bool:

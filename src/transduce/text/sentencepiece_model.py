@@ -3,6 +3,7 @@
 import io
 import re
 import struct
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -250,7 +251,9 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     character_coverage: float | None = None
     """Share of the characters (by occurrence) that get a token; None: chosen by the script and the vocabulary size."""
     nfc: bool = False
-    """Compose characters (Unicode NFC) before tokenization; text is not altered otherwise."""
+    """Compose characters (Unicode NFC) even if tokens of an existing vocabulary are not composed. Vocabularies that are
+    learned are composed, and read composed text in any case.
+    """
     keep_spaces: bool = False
     """Keep every space, including outer ones and runs, which may be one token. If false, outer spaces are removed and
     runs collapsed. The kind `character` always keeps spaces.
@@ -283,13 +286,18 @@ def check_symbols(symbols: Sequence[str]) -> None:
     """Refuse user symbols, tokens that are never split, that a vocabulary cannot have.
 
     Raises:
-        TransduceError: a symbol is empty, occurs twice, or has a space, a comma or ▁.
+        TransduceError: a symbol is empty, occurs twice, has a space, a comma or ▁, or is not composed (Unicode NFC).
     """
     times = Counter(symbols)
     for symbol in symbols:
         if not is_symbol(symbol) or times[symbol] > 1:
             raise TransduceError(
                 f'`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "{symbol}": change it.'
+            )
+        if not unicodedata.is_normalized("NFC", symbol):
+            raise TransduceError(
+                f'`tokenizer.user_symbols` must be in composed form (Unicode NFC), as texts are, but "{symbol}" is '
+                "not: convert it."
             )
 
 

@@ -11,7 +11,14 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import CJK, is_unspaced_character, is_unspaced_or_punctuation, is_word_character
+from transduce.text.languages import (
+    CJK,
+    is_unspaced_character,
+    is_unspaced_or_punctuation,
+    is_word_character,
+    short_code,
+)
+from transduce.text.vocabulary import compose
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -351,7 +358,7 @@ _BEFORE_ORDINAL = re.compile(
     r"(?:e[rsnm]?)?|ab|bis|seit|vor|nach|\d{1,3}\.\s(?:und|oder|bis|/|-))\s*$",
     re.IGNORECASE,
 )
-_ORDINAL_LANGUAGES = ("de", "lb", "nds", None)
+_ORDINAL_LANGUAGES = ("de", "lb", "nds")
 # Frequent first words of sentences.
 _STARTERS = _words(
     """the a an i he she it we they you this that these those there here my your his her our their but and so if when
@@ -394,7 +401,7 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
         language: code of its language, which decides on ordinals such as "5. Mai"; None: unknown.
         protected: spans in which no sentence ends, in order and disjoint.
     """
-    finder = _SentenceFinder(text, None if language is None else re.split("[-_]", language)[0].lower())
+    finder = _SentenceFinder(text, language)
     spans: list[Span] = []
     start = inside = 0
     for match in [*_CANDIDATE.finditer(text), None]:
@@ -445,7 +452,7 @@ class _SentenceFinder:
 
     def __init__(self, text: str, language: str | None) -> None:
         self.text = text
-        self.language = language
+        self.has_ordinals = language is None or short_code(language) in _ORDINAL_LANGUAGES
 
     def is_end(self, match: re.Match[str], start: int) -> bool:
         """Return whether a mark that the expression `_CANDIDATE` found ends the sentence that begins at `start`."""
@@ -523,7 +530,7 @@ class _SentenceFinder:
         if _INITIALS.fullmatch(word):
             is_initial = word[0].isupper() or "." in word or len(word) == 1
             return is_starter or word == "I" or not is_initial
-        if self.language in _ORDINAL_LANGUAGES and _ROMAN.fullmatch(word):
+        if self.has_ordinals and _ROMAN.fullmatch(word):
             return is_starter
         return True
 
@@ -545,7 +552,7 @@ class _SentenceFinder:
         if is_first or (_MONTHS.match(following) and len(number) <= 2):
             return False
         is_ordinal = _BEFORE_ORDINAL.search(before.removesuffix(number)) is not None
-        return is_starter or self.language not in _ORDINAL_LANGUAGES or not is_ordinal
+        return is_starter or not self.has_ordinals or not is_ordinal
 
 
 def _count_cjk(text: str) -> int:
@@ -582,6 +589,7 @@ def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None
         Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
         punctuation for the end of a sentence.
     """
+    source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
     minimum = _min_sentences(source)

@@ -28,10 +28,10 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     train_model,
 )
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, compose
 
 _FORMAT_VERSION = 1
-_CARD_NAME = "tokenizer_settings.json"
+TOKENIZER_CARD = "tokenizer_settings.json"
 _JOINT_NAMES = ("sentencepiece.model",)
 _SEPARATE_NAMES = ("source.spm", "target.spm")
 
@@ -62,7 +62,7 @@ class Tokenizer:
     def train(
         cls, read_pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings, *, adjust: bool = False
     ) -> "Tokenizer":
-        """Learn the vocabularies from pairs; the same pairs give the same files on every run.
+        """Learn the vocabularies from pairs in composed form (NFC); the same pairs give the same files on every run.
 
         ``read_pairs`` is called several times and must return the same pairs. A corpus of more than 2,000,000 lines
         is sampled evenly. With ``adjust``, the nearest possible vocabulary size is used instead of raising an error;
@@ -77,7 +77,7 @@ class Tokenizer:
             def read_lines() -> Iterator[str]:
                 for pair in _sample(read_pairs(), count, MAX_TRAINING_LINES // len(sides)):
                     texts = ((pair.source, pair.target)[side] for side in sides)
-                    yield from filter(is_decodable, texts)
+                    yield from map(compose, filter(is_decodable, texts))
 
             return Vocabulary(train_model(read_lines, settings, adjust=adjust), nfc=settings.nfc)
 
@@ -136,7 +136,7 @@ class Tokenizer:
         if self.joint and is_plain(self.source.model_bytes):
             write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length), indent=1)
             write_json(folder / "special_tokens_map.json", special_tokens_map(self.source), indent=1)
-        write_file(folder / _CARD_NAME, self._card())
+        write_file(folder / TOKENIZER_CARD, self._card())
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -145,7 +145,7 @@ class Tokenizer:
         Raises:
             TransduceError: a file is missing or broken.
         """
-        card = _read_card(Path(folder) / _CARD_NAME)
+        card = _read_card(Path(folder) / TOKENIZER_CARD)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
         return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))
 
@@ -259,7 +259,7 @@ def _normalizer(vocabulary: Vocabulary) -> dict[str, object]:
     if puts_space_first(vocabulary.model_bytes):
         steps.append({"type": "Prepend", "prepend": _SPACE})
     steps.append(_replace({"String": " "}, _SPACE))
-    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if vocabulary.nfc else steps}
+    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps] if vocabulary.composes else steps}
 
 
 def _one_space_between_words() -> list[dict[str, object]]:

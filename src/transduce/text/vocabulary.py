@@ -4,7 +4,8 @@ import copy
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,14 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, shown_names
-from transduce.text.sentencepiece_model import _fields, _values, is_bpe, read_pieces
+from transduce.text.sentencepiece_model import (
+    _fields,
+    _values,
+    is_bpe,
+    is_by_character,
+    read_pieces,
+    replaces_characters,
+)
 
 # --- tokenization by word ---
 # If each word is tokenized independently, results can be cached by word.
@@ -46,6 +54,76 @@ def tokenizes_words_independently(model_bytes: bytes) -> bool:
     return True
 
 
+# --- canonical form ---
+# Canonically equivalent texts, such as é and e with a combining accent, must have the same tokens. So vocabularies are
+# learned from composed text (Unicode NFC), and texts are composed before they are tokenized. Compatible characters
+# such as ½ and ２ stay as they are, unlike in NFKC.
+
+
+def compose(text: str) -> str:
+    """Return the canonical composition (Unicode NFC) of a text: é instead of e with a combining accent."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _range(first: int, last: int) -> str:
+    return "".join(map(chr, range(first, last + 1)))
+
+
+_INVISIBLE = "\u00ad\u180e\u200b\u200e\u200f\u2060\ufeff" + _range(0x202A, 0x202E) + _range(0x2066, 0x2069)
+_SPECIAL_SPACES = "\u00a0\u2028\u2029\u202f\u205f" + _range(0x2000, 0x200A)
+_COMPATIBLE = _range(0xFB00, 0xFB06) + _range(0xFE80, 0xFEFC)  # ligatures of Latin letters, forms of Arabic ones
+_PLAIN = {
+    **dict.fromkeys(_INVISIBLE, ""),
+    **dict.fromkeys(_SPECIAL_SPACES, " "),
+    "\u3000": " ",
+    **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
+    **dict.fromkeys("\u201c\u201d\u201e\u201f", '"'),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"),
+    "\u2026": "...",
+    **{character: unicodedata.normalize("NFKC", character) for character in _COMPATIBLE},
+}
+"""Characters that real texts often have in place of others, with those others."""
+
+
+# Accents, voicing marks of kana, and vowels of Hangul. Marks such as the nukta also occur in composed text.
+_COMPOSING = re.compile("[\u0300-\u036f\u3099\u309a\u1161-\u1175]")
+
+
+# Thai, Lao, Tibetan, Burmese and Khmer, whose words a zero-width space may separate.
+_SEPARATED_SCRIPTS = re.compile("[\u0e00-\u109f\u1780-\u17ff]")
+
+
+def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict[str, str]:
+    """Return the characters of `_PLAIN` that are no words' letters, with the characters that a text is read with.
+
+    They are characters that no token has, and, except in a vocabulary of characters, all that are invisible or special
+    spaces: even if these are tokens, the tokens beside them are parts of words that the model hardly knows.
+    """
+    known = {" ", *"".join(tokens)}
+    always = set() if by_character else {*_INVISIBLE, *_SPECIAL_SPACES}
+    if any(map(_SEPARATED_SCRIPTS.match, known)):
+        always.discard("\u200b")
+    unread = always | (_PLAIN.keys() - known)
+    return {one: plain for one, plain in _PLAIN.items() if one in unread and known.issuperset(plain)}
+
+
+def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
+    """Return whether the tokens of a vocabulary show that it was learned from composed text.
+
+    No token may change by composition. A vocabulary of characters also needs composed characters for its marks.
+    """
+    tokens = list(tokens)
+    if not all(token.isascii() or unicodedata.is_normalized("NFC", token) for token in tokens):
+        return False
+    if not by_character:
+        return True
+    characters = {token for token in tokens if len(token) == 1}
+    decomposed = {each: unicodedata.normalize("NFD", each) for each in characters}
+    in_composed = set("".join(parts for each, parts in decomposed.items() if parts != each))
+    marks = set(filter(_COMPOSING.match, characters - in_composed))
+    return not any(len(compose(each + mark)) == 1 for mark in marks for each in characters)
+
+
 # --- vocabulary ---
 
 
@@ -70,20 +148,20 @@ def language_token(language: str) -> str:
 
 def tag_token(tag: str) -> str:
     """Return the token that starts the source sentences of a corpus with a tag, such as its domain."""
-    return f"<tag:{tag}>"
+    return f"<tag:{compose(tag)}>"
 
 
 class Vocabulary:
     """The vocabulary of the source or the target side, which tokenizes by a sentencepiece model.
 
-    No character is changed, but spaces (U+0020) are trimmed at both ends and runs of them collapsed, so that a
-    sentence has one tokenization. A language model's vocabulary, and one of characters, keeps all spaces. With
-    ``nfc``, text is first composed (Unicode NFC). A lone surrogate, which no UTF-8 file can contain, is read as
-    U+FFFD.
+    Texts are composed (Unicode NFC), unless tokens of the vocabulary are not. No other character is changed, but spaces
+    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A language
+    model's vocabulary, and one of characters, keeps all spaces. A lone surrogate, which no UTF-8 file can contain, is
+    read as U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
-        """Load a model; ``name`` identifies its file in messages.
+        """Load a model; ``name`` identifies its file in messages. ``nfc`` composes texts whatever the tokens are.
 
         Raises:
             TransduceError: the bytes are not a sentencepiece model.
@@ -96,7 +174,7 @@ class Vocabulary:
         self.model_bytes = model_bytes
         self.size: int = self._processor.vocab_size()
         self.nfc = nfc
-        self.may_lengthen = nfc  # normalization may lengthen a text
+        self.may_lengthen = replaces_characters(model_bytes)  # sentencepiece may lengthen a text
         self.pad_id: int = self._processor.pad_id()
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
@@ -232,9 +310,39 @@ class Vocabulary:
         """Return whether a token id represents text, and not padding, the end symbol or the unknown token."""
         return id not in self._special and id != self.unk_id
 
+    @cached_property
+    def composes(self) -> bool:
+        """True if texts are composed (Unicode NFC): if `nfc` is set, or all tokens are composed."""
+        tokens = self.tokens(range(self.size))
+        return self.nfc or are_composed(tokens, by_character=is_by_character(self.model_bytes))
+
+    @cached_property
+    def readings(self) -> Mapping[str, str]:
+        """The characters that `readable` replaces: a soft hyphen by nothing, for example."""
+        if replaces_characters(self.model_bytes):
+            return {}
+        return plain_readings(self.tokens(range(self.size)), by_character=is_by_character(self.model_bytes))
+
+    @cached_property
+    def _unread(self) -> re.Pattern[str] | None:
+        """The pattern of the characters to replace: special spaces that are tokens only before words."""
+        spaces = "".join(one for one, plain in self.readings.items() if plain == " " and self.id(one) != self.unk_id)
+        others = "".join(one for one in self.readings if one not in spaces)
+        patterns = [f"[{others}]" * bool(others), rf"[{spaces}](?=\w)" * bool(spaces)]
+        return re.compile("|".join(filter(None, patterns))) if self.readings else None
+
     def normalize(self, text: str) -> str:
-        """Return a text as it is tokenized: composed (NFC) if the vocabulary requires it, otherwise unchanged."""
-        return unicodedata.normalize("NFC", text) if self.nfc else text
+        """Return a text as it is tokenized: composed (NFC) if the vocabulary `composes`, otherwise unchanged."""
+        return compose(text) if self.composes else text
+
+    def readable(self, text: str) -> str:
+        """Return a text that is only read, not written, with the `readings` of its invisible and unknown characters.
+
+        A word with a soft hyphen, for example, then has the tokens of the word without it.
+        """
+        if text.isascii() or self._unread is None:
+            return text
+        return self._unread.sub(lambda match: self.readings[match[0]], text)
 
     def unknown_characters(self, text: str) -> str:
         """Return the characters of the normalized text that are encoded as the unknown token, as one string.

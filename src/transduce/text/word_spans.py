@@ -1,13 +1,15 @@
 """Find the positions of words and tokens in a sentence, to transfer results for tokens to words."""
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.text.languages import is_unspaced_character
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, compose
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +37,73 @@ def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:
     return Span(offsets[span.start], end)
 
 
+class NormalizedText(NamedTuple):
+    """A text after normalization, and the range of the original text that each of its characters comes from."""
+
+    text: str
+    starts: Sequence[int]
+    """The offset in the original text at which each character of `text` begins, and the original text's length."""
+    ends: Sequence[int]
+    """The offset in the original text at which each character of `text` ends."""
+
+    def original_span(self, span: Span) -> Span:
+        """Return the span of the original text that a span of the normalized text comes from."""
+        start = self.starts[span.start]
+        return Span(start, max(start, self.ends[span.end - 1]) if span.end > span.start else start)
+
+    def normalized_span(self, span: Span) -> Span:
+        """Return the span of the normalized text that comes from a span of the original text."""
+        start = bisect_right(self.ends, span.start)
+        end = bisect_left(self.starts, span.end, 0, len(self.text))
+        return Span(start, end if span.end > span.start else start)
+
+
+def normalized_text(text: str, normalize: Callable[[str], str], kept: Sequence[Span] = ()) -> NormalizedText:
+    """Return a text normalized by a function such as `Vocabulary.normalize`, with the origin of each character.
+
+    Args:
+        text: the original text.
+        normalize: returns the normal form of a text, in which only neighboring characters affect each other.
+        kept: spans of the text, in order and disjoint, that stay as they are.
+    """
+    parts, starts, ends = list[str](), list[int](), list[int]()
+
+    def add(part: str, origin: Sequence[tuple[int, int]]) -> None:
+        parts.append(part)
+        starts.extend(start for start, _ in origin)
+        ends.extend(end for _, end in origin)
+
+    position = 0
+    for span in (*kept, Span(len(text), len(text))):
+        for start, end in _clusters(text, position, span.start, normalize):
+            part = normalize(text[start:end])
+            one_by_one = len(part) == end - start
+            add(part, [(n, n + 1) for n in range(start, end)] if one_by_one else [(start, end)] * len(part))
+        add(text[slice(*span)], [(n, n + 1) for n in range(*span)])
+        position = span.end
+    return NormalizedText("".join(parts), [*starts, len(text)], ends)
+
+
+def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges (start, end) of a part of a text that can be normalized one by one."""
+    first, before = start, ""
+    for position in range(start, stop):
+        character = text[position]
+        alone = normalize(character)
+        is_apart = alone and not unicodedata.combining(character)
+        if first < position and is_apart and normalize(before + character) == normalize(before) + alone:
+            yield first, position
+            first, before = position, ""
+        before += character
+    if first < stop:
+        yield first, stop
+
+
 def split_words(text: str) -> list[Span]:
     """Return the spans of a text's words, separated by spaces; in scripts without spaces every character is a word."""
+    if not unicodedata.is_normalized("NFC", text):
+        composed = normalized_text(text, compose)
+        return [composed.original_span(span) for span in split_words(composed.text)]
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
         start = match.start()
@@ -58,6 +125,9 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
     Raises:
         TransduceError: a word does not occur in order.
     """
+    if not unicodedata.is_normalized("NFC", " ".join([text, *words])):
+        composed = normalized_text(text, compose)
+        return [composed.original_span(span) for span in locate_words(list(map(compose, words)), composed.text)]
     spans: list[Span] = []
     position = 0
     for word in words:
@@ -104,6 +174,17 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
         spans.append(Span(start, position))
         number += 1
     return spans
+
+
+def encode_with_spans(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[Span]]:
+    """Return the token ids of a text, and the span of each token in it as `token_spans` finds them."""
+    ids = vocabulary.encode(text)
+    normal = vocabulary.normalize(text)
+    spans = token_spans(vocabulary.token_texts(ids), normal)
+    if normal == text:
+        return ids, spans
+    origin = normalized_text(text, vocabulary.normalize)
+    return ids, [origin.original_span(span) for span in spans]
 
 
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:

@@ -1,6 +1,5 @@
 """Define callbacks that follow a training run and may stop it, and trackers that send its events to other programs."""
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, import_extra
 from transduce.training.events import TrainEvent, ValidationEvent, event_numbers
 from transduce.ui_language import localized
 
@@ -101,13 +100,7 @@ class Tracker(Callback):
         """
         self._say = say or (lambda text: print(localized(text), file=sys.stderr))
         self._has_failed = False
-        try:
-            self._module: Any = importlib.import_module(self.package)
-        except ImportError:
-            raise TransduceError(
-                f"{type(self).__name__} needs the package {self.package}: run `pip install 'transduce[track]'`, or "
-                "leave it out."
-            ) from None
+        self._module: Any = import_extra(self.package, "track", type(self).__name__)
 
     def on_start(self, event: RunStart) -> None:
         """Start a run of the tracker with the settings as its parameters.

@@ -4,7 +4,6 @@
 """
 
 import datetime
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -15,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.process_environment import launched_ranks
 
 T = TypeVar("T")
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # One process may prepare a corpus or validate for hours, while the others wait for it.
 _MAX_WAIT = datetime.timedelta(days=7)
 # Gradients lie on GPUs; the few numbers that processes must agree on lie on the CPU, which NCCL does not support.
@@ -96,20 +95,12 @@ def join_processes(device: str) -> Processes:
     Raises:
         TransduceError: the environment is incomplete.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes()
-    try:
-        rank, count, local_rank, local_count = (int(os.environ[name]) for name in _VARIABLES)
-    except (KeyError, ValueError) as error:
-        raise TransduceError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(_VARIABLES)} are not all numbers ({error}): "
-            "start the processes with torchrun, or unset WORLD_SIZE."
-        ) from error
-    if not dist.is_initialized():
+    ranks = launched_ranks()
+    if ranks.world_size > 1 and not dist.is_initialized():
         if device.startswith("cuda"):
-            torch.cuda.set_device(local_rank)
+            torch.cuda.set_device(ranks.local_rank)
         dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_MAX_WAIT)
-    return Processes(rank, count, local_rank=local_rank, local_count=local_count)
+    return Processes(ranks.rank, ranks.world_size, local_rank=ranks.local_rank, local_count=ranks.local_world_size)
 
 
 def current_processes() -> Processes:

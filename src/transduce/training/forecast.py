@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from transduce.machine import peak_memory
 from transduce.text.files import count_noun
-from transduce.training.events import Durations, ValidationEvent, format_duration
+from transduce.training.display import format_duration
+from transduce.training.events import Durations, ValidationEvent
 from transduce.training.schedule import default_interval
 from transduce.training.settings import ResolvedTraining
 
@@ -93,22 +94,18 @@ def read_records() -> tuple[RecordedRun, ...]:
     return msgspec.json.decode(RECORDS.read_bytes(), type=tuple[RecordedRun, ...])
 
 
-def forecast_score(
-    earlier: CurvePoint, point: CurvePoint, steps: int, *, records: Sequence[RecordedRun] | None = None
-) -> ScoreForecast:
+def forecast_score(earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
     """Return the forecast of the final BLEU of a run on its dev set, from two of its validations.
 
     Args:
         earlier: a validation after about half as many steps as `point`.
         point: the last validation.
         steps: the number of steps of the whole run.
-        records: recorded runs to fit the regression to; None: those that come with the package.
     """
-    curves = _LearningCurves.fitted() if records is None else _LearningCurves(records)
-    return curves.forecast(earlier, point, steps)
+    return LearningCurves.fitted().forecast(earlier, point, steps)
 
 
-class _LearningCurves:
+class LearningCurves:
     """A regression of a run's final BLEU on two earlier validations, with its errors on the recorded runs."""
 
     def __init__(self, records: Sequence[RecordedRun]) -> None:
@@ -122,9 +119,9 @@ class _LearningCurves:
 
     @staticmethod
     @cache
-    def fitted() -> "_LearningCurves":
+    def fitted() -> "LearningCurves":
         """Return the regression on the recorded runs that come with the package, which is fitted once."""
-        return _LearningCurves(read_records())
+        return LearningCurves(read_records())
 
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
         """Return the forecast of a run's final BLEU with an interval, from two of its validations.

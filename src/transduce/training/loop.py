@@ -32,17 +32,9 @@ from transduce.training.checkpoint import (
     load_newest,
     save_together,
 )
+from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.distributed import Processes, current_processes
-from transduce.training.events import (
-    NO_LOG,
-    Durations,
-    EventLog,
-    Log,
-    ProgressDisplay,
-    StepSums,
-    ValidationEvent,
-    format_duration,
-)
+from transduce.training.events import NO_LOG, Durations, EventLog, Log, StepSums, ValidationEvent
 from transduce.training.interruption import (
     AbandonedError,
     Interruption,

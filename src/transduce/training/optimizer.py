@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adam import adam
+from typing_extensions import override
 
 from transduce.model.backend import (
     AdamScalars,
@@ -433,7 +434,10 @@ class Optimizer(Protocol):
         """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
 
     def collect_gradient(self) -> None:
-        """Collect the gradient of the micro-batch whose backward pass has finished."""
+        """Collect the gradient of the micro-batch whose backward pass has finished.
+
+        After the last one of a step, wait for the sums over processes.
+        """
 
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         """Update the weights from the gradients of the step.
@@ -448,7 +452,7 @@ class Optimizer(Protocol):
         """
 
     def discard_gradient(self) -> None:
-        """Discard the gradients of all micro-batches since the last step."""
+        """Discard the gradients since the last step, including that of an interrupted backward pass."""
 
     @property
     def updates(self) -> int:
@@ -471,7 +475,7 @@ class Optimizer(Protocol):
         """Return the complete weights, by name, that are to be written into a model folder."""
 
 
-class FlatOptimizer:
+class FlatOptimizer(Optimizer):
     """An optimizer that turns a model's trainable parameters into views of one vector in the working precision.
 
     Gradients are *sums* over the target tokens of micro-batches; `step` divides them once by the tokens of the step.
@@ -507,30 +511,21 @@ class FlatOptimizer:
         several = processes is not None and processes.count > 1
         self._reduction = GradientReduction(parameters, self.gradient) if several else None
 
+    @override
     def begin_batch(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
         if self._between_steps:
             self._statistics.restore()
             self._between_steps = False
         if self._reduction is not None:
             self._reduction.begin(last=last)
 
+    @override
     def collect_gradient(self) -> None:
-        """Finish a micro-batch; after the last one of a step, wait for the sums over processes."""
         if self._reduction is not None:
             self._reduction.finish()
 
+    @override
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update the weights from the accumulated gradient.
-
-        Args:
-            tokens: target tokens of the whole step, over all micro-batches and processes, each times its weight.
-            rate: the learning rate.
-            weight_decay: matrices are multiplied by 1 - rate × weight_decay before the update.
-
-        Returns:
-            The norm of the gradient per token before clipping. If it is not finite, nothing was updated.
-        """
         norm = vector_norm(self.gradient) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
@@ -540,8 +535,8 @@ class FlatOptimizer:
         self._between_steps = True
         return norm
 
+    @override
     def discard_gradient(self) -> None:
-        """Discard the gradients since the last step, including that of an interrupted backward pass."""
         discard_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
@@ -557,17 +552,17 @@ class FlatOptimizer:
         return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
+    @override
     def rows(self) -> None:
-        """None, since each process holds all rows of every tensor."""
         return None
 
     @property
+    @override
     def updates(self) -> int:
-        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
+    @override
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load an optimizer state that the method `state` returned, from a checkpoint."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])

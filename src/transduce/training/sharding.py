@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from typing_extensions import override
 
 from transduce.model.known_classes import register_wrapper
 from transduce.training.checkpoint import RowRange, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatUpdate, trainable_parameters, vector_norm
+from transduce.training.optimizer import FlatUpdate, Optimizer, trainable_parameters, vector_norm
 from transduce.training.settings import ResolvedTraining
 
 register_wrapper(FSDPModule, "torch.distributed.fsdp")
@@ -68,11 +69,8 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
     return full
 
 
-class ShardedOptimizer:
-    """An optimizer for a model whose parameters are divided among processes (FSDP), each of which updates its own rows.
-
-    It has the methods of `FlatOptimizer`, for which every process holds the whole model.
-    """
+class ShardedOptimizer(Optimizer):
+    """An optimizer of a model that is divided among processes (FSDP), each of which updates its own rows."""
 
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
@@ -81,29 +79,26 @@ class ShardedOptimizer:
         self._parameters = {name: cast("DTensor", parameter) for name, parameter in parameters.items()}
         master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
         shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
-        self.rows = {name: self._own_rows(parameter.shape) for name, parameter in self._parameters.items()}
+        self._rows = {name: self._own_rows(parameter.shape) for name, parameter in self._parameters.items()}
         gradient = torch.zeros_like(master)
         self._update = FlatUpdate(master, gradient, shapes, settings, matrices, gather=self._gather_from)
 
+    @override
     def begin_batch(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
         self._module.set_requires_gradient_sync(last)
         self._module.set_is_last_backward(last)
         self._last = last
 
+    @override
     def collect_gradient(self) -> None:
-        """Collect the summed gradients of this process's rows after the last micro-batch of a step."""
         if not self._last:
             return
         torch.cat([_own_gradient(p) for p in self._parameters.values()], out=self._update.gradient)
         for parameter in self._parameters.values():
             parameter.grad = None
 
+    @override
     def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update this process's rows from the gradient of the step, and return the norm of the gradient per token.
-
-        The norm is that of all processes' rows, before clipping. If it is not finite, the gradient is discarded.
-        """
         squares = vector_norm(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if math.isfinite(norm):
@@ -113,8 +108,8 @@ class ShardedOptimizer:
             self._update.gradient.zero_()
         return norm
 
+    @override
     def discard_gradient(self) -> None:
-        """Discard the gradients of all micro-batches since the last step."""
         self._update.gradient.zero_()
 
     @torch.no_grad()
@@ -122,8 +117,8 @@ class ShardedOptimizer:
         for name, part in self._update.masters.items():
             self._parameters[name].to_local().copy_(part)
 
+    @override
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of this process's rows of master weights, moments and moving average."""
         return self._update.state()
 
     def _own_rows(self, full: torch.Size) -> RowRange:
@@ -131,15 +126,20 @@ class ShardedOptimizer:
         return RowRange(min(self.processes.rank * each, full[0]), list(full))
 
     @property
+    @override
+    def rows(self) -> dict[str, RowRange]:
+        return self._rows
+
+    @property
+    @override
     def updates(self) -> int:
-        """The number of optimizer updates taken so far; skipped steps do not count."""
         return self._update.updates
 
+    @override
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load this process's rows from a checkpoint, which any number of processes may have written."""
         for kind, tensors in self.state().items():
             for name, tensor in tensors.items():
-                start = self.rows[name].start
+                start = self._rows[name].start
                 tensor.copy_(state[kind][name][start : start + len(tensor)])
         self._update.updates = updates
         self._show_masters()
@@ -152,7 +152,7 @@ class ShardedOptimizer:
         """Return a complete tensor, gathered from the rows `part` of each process, and this one's first row index."""
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-        return local.full_tensor(), self.rows[name].start
+        return local.full_tensor(), self._rows[name].start
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:

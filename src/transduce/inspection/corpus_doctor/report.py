@@ -30,7 +30,7 @@ class Example(msgspec.Struct, frozen=True):
 
     side: Literal["source", "target"]
     location: str = msgspec.field(name="place")
-    """The file and the line number, from 1, as FILE:LINE."""
+    """The file and the number of the line (of a row of Parquet, a unit of TMX) from 1, as FILE:LINE."""
     text: str
 
     def __str__(self) -> str:
@@ -231,21 +231,24 @@ def read_corpus(
         starts.append(len(pairs))
         with TemporaryDirectory() as folder:
             file = store_standard_input(Path(folder, "pairs"), "auto") if path == STANDARD_INPUT else path
-            format = format_to_convert(file, data)
-            if format is not None:
-                table = read_table(file, format, Columns(columns, languages))
-                pairs += [Pair(_one_line(row.source), _one_line(row.target), row.line, path) for row in table]
+            table = format_to_convert(file, data)
+            if table is not None:
+                rows = enumerate(read_table(file, table, Columns(columns, languages)), 1)
+                pairs += [
+                    Pair(_one_line(row.source), _one_line(row.target), row.number or number, path)
+                    for number, row in rows
+                ]
                 continue
             for block in PairReader(CorpusFiles(source=(file,), languages=languages), notes):
-                rows = [block.pair(row) for row in range(len(block.sources))]
-                pairs += [pair for pair in rows if pair.source not in (MALFORMED, HEADER)]
-                malformed += [f"{path}:{pair.line}" for pair in rows if pair.source == MALFORMED]
+                lines = [block.pair(row) for row in range(len(block.sources))]
+                pairs += [pair for pair in lines if pair.source not in (MALFORMED, HEADER)]
+                malformed += [f"{path}:{pair.line}" for pair in lines if pair.source == MALFORMED]
     if not pairs:
         raise TransduceError(f"{', '.join(source)} has no pairs, but a corpus needs at least one: check it.")
-    lines = [pair.line for pair in pairs]
+    numbers = [pair.line for pair in pairs]
     return CorpusText(
-        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, lines),
-        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), lines),
+        Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, numbers),
+        Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), numbers),
         tuple(malformed),
     )
 

@@ -20,7 +20,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.read import SETTINGS_FILE, read_model_folder
 from transduce.model_folder.safety import refuse_weights_file
 from transduce.tasks.corpus import measure_corpus
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
 from transduce.tasks.run.run_folder import read_stored

@@ -6,7 +6,7 @@ consists of leading special tokens (a language tag, a start symbol), the tokens 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,14 @@ from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol, Vocabulary, replace_lone_surrogates
+from transduce.text.vocabulary import (
+    SPECIAL_TOKENS,
+    Symbol,
+    Vocabulary,
+    are_composed,
+    plain_readings,
+    replace_lone_surrogates,
+)
 
 IMPORTED_TOKENIZER_FILE = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
@@ -101,12 +108,22 @@ class ImportedVocabulary(Vocabulary):
     def _tokens(self) -> dict[int, str]:
         return {id: token for token, id in self.record.ids.items()}
 
+    @cached_property
+    def composes(self) -> bool:
+        """True if texts are composed (Unicode NFC): for a list of composed words; other toolkits decide themselves."""
+        return isinstance(self.record.algorithm, WordListRecord) and are_composed(self.record.ids, by_character=False)
+
+    @cached_property
+    def readings(self) -> Mapping[str, str]:
+        """The characters that `readable` replaces because no word of a list of words has them."""
+        return plain_readings(self.record.ids) if isinstance(self.record.algorithm, WordListRecord) else {}
+
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Return the token ids of each text, without the special tokens before and after it.
 
         `threads` has no effect.
         """
-        return [self._encode(replace_lone_surrogates(text)) for text in texts]
+        return [self._encode(replace_lone_surrogates(self.normalize(text))) for text in texts]
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
         """Return the text that the ids spell, without special tokens.

@@ -50,6 +50,7 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun
 from transduce.text.filters import PairFilter
+from transduce.text.pair_files import place_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, special_tokens_of
 from transduce.training.choices import Choice, ChoiceLog
@@ -353,7 +354,7 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
     for files in filter(None, (text.files, text.dev)):
         targets = dict(zip(files.source, files.target, strict=False))  # empty for files that hold both sides
         for pair in read_pairs(files):
-            label = pair.target
+            label, path = pair.target, targets.get(pair.path, pair.path)
             if label in checked or pair_filter.text_reason(pair.source, label) is not None:
                 continue
             checked.add(label)
@@ -361,7 +362,7 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
             if spelled != label:
                 stays = lower == vocabulary.decode(vocabulary.encode(lower))
                 raise TransduceError(
-                    f"{targets.get(pair.path, pair.path)}:{pair.line}: A vocabulary must spell labels exactly, but "
+                    f"{place_of(path, pair.line)}: A vocabulary must spell labels exactly, but "
                     f"{which} spells the label “{label}” as “{spelled}”: rename it to something that stays as it is, "
                     f"such as {f'“{lower}” or ' if stays else ''}a number."
                 )

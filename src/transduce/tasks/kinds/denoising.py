@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from transduce.data.batches import Batch, BatchPlan
+from transduce.data.batches import Batch, BatchPlan, Plan, pad_rows
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.errors import common_options, shell_word
@@ -23,7 +24,6 @@ from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexi
 from transduce.tasks.kinds.translation import DevSet, TranslationObjective, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
 
 # Makes the noise independent of other random numbers with the same seed and epoch.
@@ -51,8 +51,8 @@ class NoiseGenerator:
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
             return batch
-        source, source_tokens = _padded([source for source, _ in noised], self._source)
-        target, target_tokens = _padded([target for _, target in noised], self._target)
+        source, source_tokens = pad_rows([source for source, _ in noised], self._source.pad_id)
+        target, target_tokens = pad_rows([target for _, target in noised], self._target.pad_id)
         return Batch(source, target, batch.indices, source_tokens, target_tokens)
 
     def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
@@ -63,26 +63,18 @@ class NoiseGenerator:
         return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
 
 
-def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
-    """Pad lists of token ids at the right to one length; return the array and the number of tokens without padding."""
-    padded = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded, sum(map(len, rows))
-
-
-class NoisePlan:
+class DenoisingPlan(Plan[Batch]):
     """A plan of batches that are corrupted differently in each epoch."""
 
     def __init__(self, plan: BatchPlan, noise_generator: NoiseGenerator) -> None:
         self._plan, self._noise_generator = plan, noise_generator
 
+    @override
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return len(self._plan)
 
+    @override
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the corrupted batch at a position of an epoch."""
         return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
 
 
@@ -121,13 +113,15 @@ class DenoisingKind(TextKind):
         training = resolved.training
         return TranslationObjective(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> NoisePlan:
+    def plan(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)
+    ) -> DenoisingPlan:
         """Return the plan of this process's training batches, whose lines are corrupted differently in each epoch."""
         seed = resolved.training.seed
         plan = BatchPlan(
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, rank_and_count=rank_and_count
         )
-        return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
+        return DenoisingPlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set, which measures the loss of all dev lines, with the same noise in every run."""

@@ -28,7 +28,7 @@ from transduce.data.series import (
     read_table,
 )
 from transduce.errors import TransduceError, common_options, shell_word, shown_names
-from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
+from transduce.evaluation.forecasts import ForecastReport, find_longer_season, find_season, score_forecasts
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.machine import Precision
 from transduce.model.build import AnyModel
@@ -335,6 +335,12 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             f"{corpus.points:,} points of {shown_names(corpus.columns)} to learn from; "
             + (f"the season has {corpus.season} points" if corpus.season > 1 else "there is no season")
         )
+        past = _series(request.settings.task).past_points
+        if (longer := find_longer_season(corpus.training.values, past)) is not None:
+            request.display.say(
+                f"warning: The series repeat after {longer:,} points, but the model reads only the last {past:,}: set "
+                f"`task.series.past` to at least {longer}."
+            )
         return corpus
 
     def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:

@@ -25,8 +25,8 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
-from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.search.settings import BEAM_SETTINGS, BY_SOURCE, SearchSettings, override_search
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
@@ -274,17 +274,6 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
     return content
 
 
-# Search settings of the user's, each with the one of the base model that would leave it without effect.
-_OVERRIDES = {
-    "max_length_factor": "max_length",
-    "max_length_extra": "max_length",
-    "beam_size": "sampling",
-    "length_penalty": "sampling",
-    "coverage_penalty": "sampling",
-    "diverse_groups": "sampling",
-}
-
-
 def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:
     """Return settings in which the base model determines the search settings that the user left open; log these.
 
@@ -309,20 +298,32 @@ def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_
         return settings
     if base.generate is not None and "generate" not in used:
         return settings  # its length penalty is a different formula
-    names = used - {_OVERRIDES.get(name, name) for name in specified}
-    taken = {name: value for name, value in msgspec.to_builtins(base).items() if name in names and value is not None}
-    for name, value in specified.items():
-        taken[name] = {**taken.get(name, {}), **value} if isinstance(value, Mapping) else value
-    try:
-        search = msgspec.convert(taken, SearchSettings)
-    except msgspec.ValidationError as error:
-        raise TransduceError(
-            f"{str(error.__cause__ or error).rstrip('.')}. Search settings that you leave out are as in {folder}."
-        ) from None
     defaults = SearchSettings()
+    base = msgspec.structs.replace(
+        defaults, **{name: getattr(base, name) for name in SearchSettings.__struct_fields__ if name in used}
+    )
+    changes = {name: getattr(settings.search, name) for name in specified}
+    # A run's settings.toml also has default values that would have no effect beside others.
+    idle = [*(BEAM_SETTINGS if changes.get("sampling") else ()), *(BY_SOURCE if changes.get("max_length") else ())]
+    for name in idle:
+        if name in changes and changes[name] == getattr(defaults, name):
+            del changes[name]
+    draws = dict[str, float | None]()
+    if changes.get("sampling") is not None and base.sampling is not None:
+        sampling = changes.pop("sampling")
+        draws = {name: getattr(sampling, name) for name in specified["sampling"]}
+    if changes.get("generate") is not None and base.generate is not None:
+        own = {name: getattr(changes["generate"], name) for name in specified["generate"]}
+        changes["generate"] = msgspec.structs.replace(base.generate, **own)
+    try:
+        search = override_search(base, changes, draws)
+    except TransduceError as error:
+        raise TransduceError(
+            f"{str(error).rstrip('.')}. Search settings that you leave out are as in {folder}."
+        ) from None
     for name in SearchSettings.__struct_fields__:
         value = getattr(search, name)
-        if name in names and name not in specified and value != getattr(defaults, name):
+        if name in used and name not in specified and value != getattr(defaults, name):
             shown = value if isinstance(value, int | float) else "set"
             choice_log.record(f"search.{name}", None, Choice(shown, f"as in {folder}"))
     return msgspec.structs.replace(settings, search=search)

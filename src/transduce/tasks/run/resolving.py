@@ -22,7 +22,7 @@ from transduce.model.transformer import Decoder, Transformer
 from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus, languages_of
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (

@@ -32,7 +32,7 @@ from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
 from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
-from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
@@ -79,8 +79,9 @@ from transduce.text.files import count_noun
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
+from transduce.training.display import format_duration, make_display
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
-from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
+from transduce.training.events import Durations, ValidationEvent
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_LIMIT,

@@ -18,13 +18,13 @@ from transduce.model_folder.read import (
     CONFIG,
     MANIFEST,
     SETTINGS_FILE,
-    TOKENIZER_CARD,
     VOCABULARIES,
     WEIGHTS,
     read_run_settings,
 )
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
+from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 from transduce.training.schedule import decay_of_steps, has_decay_of_steps
@@ -235,7 +235,7 @@ def apply_changes(
     moved = dict(zip(stored.data.source, data["source"], strict=True))
     data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
     training, before = content["training"], msgspec.structs.asdict(stored.training)
-    if training["steps"] != stored.training.steps and has_decay_of_steps(before):
+    if has_decay_of_steps(before) and any(training[name] != before[name] for name in ("steps", "learning_rate")):
         training["weight_decay"] = decay_of_steps(training)
     return make_settings(content)
 

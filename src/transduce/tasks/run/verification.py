@@ -16,7 +16,8 @@ from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.training.checkpoint import Environment, load_checkpoint
-from transduce.training.events import ProgressDisplay, read_events
+from transduce.training.display import ProgressDisplay
+from transduce.training.events import read_events
 from transduce.training.loop import CHECKPOINTS
 
 _CHECKPOINT_STEPS = 4  # steps between checkpoints; fewer for a short run

@@ -55,15 +55,15 @@ class FileSettings(dict[str, Any]):
             if not f"{name_in_file}.".startswith(f"{name}.")
         }
 
-    def drop_chosen_decay(self, steps: Any) -> None:
-        """Remove a weight decay that was chosen for the file's number of steps, if `steps` is another number.
+    def drop_chosen_decay(self, name: str, value: Any) -> None:
+        """Remove a weight decay that was chosen by another setting of training in the file, if that gets another value.
 
-        So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run.
+        So it is chosen anew, where the file is the `settings.toml` of a longer or shorter run, for instance.
         """
         if self._chosen_decay is None:
             return
         training = self["training"]
-        if training.get("steps") != steps and training.get("weight_decay") == self._chosen_decay:
+        if training.get(name) != value and training.get("weight_decay") == self._chosen_decay:
             del training["weight_decay"]
 
     def location_of(self, sentence: str) -> str | None:
@@ -173,8 +173,8 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     name = current_setting(name)
     if isinstance(content, FileSettings):
         content.drop_location(name)
-        if name in ("training.steps", "training.minutes"):
-            content.drop_chosen_decay(value)
+        if name in ("training.steps", "training.minutes", "training.learning_rate"):
+            content.drop_chosen_decay(name.removeprefix("training."), value)
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})

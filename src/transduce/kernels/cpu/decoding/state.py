@@ -215,7 +215,7 @@ class NativeSteps(LogitsState):
         Raises:
             IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
         """
-        check_range(ids, len(self.model.source_weight), "token ids")
+        _check_ids(ids, len(self.model.source_weight))
         x = torch.empty(len(ids), self.compiled.d_model)
         tables = self.compiled.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
@@ -386,33 +386,28 @@ def _attention_size(compiled: CompiledModel, longest: int) -> int:
 # --- encoder-only models ---
 
 
-def encode_texts(
-    model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor, token_types: Tensor | None
-) -> Tensor | None:
+def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
     """Return an encoder-only model's state of each token, float32, zeros for padding; None if not all padding is right.
 
     Args:
         model: the model with prepacked weights.
         compiled: its compiled kernels.
-        ids: token ids, padded at the right, (B, S).
-        token_types: the segment of each token, (B, S); None: all are 0.
+        ids: token ids, padded at the right, (B, S); all are of the first token type.
 
     Returns:
         (B, S, D); None if padding is between tokens, or if a text has no token.
 
     Raises:
-        IndexError: an id or a segment is out of range, so that machine code would read out of bounds.
+        IndexError: an id is out of range, so that machine code would read out of bounds.
     """
     present = ids != model.config.pad_id
     lengths = present.sum(dim=1)
     is_at_right = torch.equal(present, torch.arange(ids.shape[1]) < lengths[:, None])
     if not is_at_right or not len(ids) or int(lengths.min()) == 0:
         return None
-    tokens, table = ids[present], model.embedding.token_types
-    check_range(tokens, len(model.source_weight), "token ids")
-    types = torch.zeros_like(tokens) if token_types is None else token_types.expand_as(ids)[present]
-    if table is not None:
-        check_range(types, len(table), "token types")
+    tokens = ids[present]
+    types = torch.zeros_like(tokens)
+    _check_ids(tokens, len(model.source_weight))
     layout, longest = TextLayout.of(lengths.tolist()), int(lengths.max())
     x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, longest)
     scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(longest - 1)
@@ -432,15 +427,12 @@ def encode_texts(
     return x.new_zeros(*ids.shape, x.shape[-1]).masked_scatter_(present[..., None], x)
 
 
-def check_range(numbers: Tensor, size: int, what: str) -> None:
-    """Raise IndexError if a number is no row index of a table of `size` rows, since machine code does not check bounds.
-
-    `what` names the numbers in the message.
-    """
-    least, greatest = (int(each) for each in numbers.aminmax())
+def _check_ids(ids: Tensor, size: int) -> None:
+    """Raise IndexError if a token id is outside of a vocabulary of this size, as machine code does not check bounds."""
+    least, greatest = (int(each) for each in ids.aminmax())
     if least < 0 or greatest >= size:
         bad = least if least < 0 else greatest
-        reason = f"{what} range from 0 to {size - 1}, but one is {bad}"
+        reason = f"token ids range from 0 to {size - 1}, but one is {bad}"
         raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
 
 

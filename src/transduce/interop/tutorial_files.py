@@ -1,0 +1,329 @@
+"""Read models written after tutorials from files: their weights, their word lists, and what the weights do not show."""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from transduce.atomic_io import name_path_in_errors
+from transduce.errors import TransduceError, shown_names
+from transduce.interop.hugging_face.import_weights import ImportedModel
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.tutorials import USUAL_NAMES, Style, TutorialNames, import_tutorial, language_model_config
+from transduce.interop.vocabulary_files import character_vocabulary, read_vocabulary, read_words, start_symbol_id
+from transduce.model.config import Activation, ModelConfig
+from transduce.text.tokenizer import Tokenizer
+
+_MAX_BYTES = 4 * 1024**3
+_MAX_ADDED = 3  # padding, end and unknown words
+_NO_SCALE: tuple[Style, ...] = ("separate",)  # listings that do not multiply embeddings by √d_model
+_PRE_NORM: tuple[Style, ...] = ("annotated",)
+_INNER: dict[Style, str] = {
+    "torch": "linear1.weight",
+    "annotated": "feed_forward.w_1.weight",
+    "separate": "pos_ffn.fc.0.weight",
+    "blocks": "ffn.dense1.weight",
+    "transduce": "feed_forward.inner.weight",
+}
+"""For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""
+
+
+class TutorialModel(NamedTuple):
+    """A model that was imported from a tutorial's files, with its tokenizer."""
+
+    model: ImportedModel
+    tokenizer: Tokenizer
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of a tutorial's code that its model's weights do not show."""
+
+    style: Style
+    """How the code names its layers."""
+    num_heads: int
+    """Number of attention heads."""
+    norm_order: Literal["pre", "post"] | None = None
+    """The order of norms; None: the usual one of the style."""
+    scales_embeddings: bool = True
+    """False if embeddings are not multiplied by √d_model; they are not in the style `separate`, either."""
+    activation: Activation | None = None
+    """The activation of a language model's feed-forward networks; None: the usual one."""
+    embeddings: tuple[str, str, str] | None = None
+    """Names of the source embeddings, the target embeddings and the output layer; None: the usual ones."""
+    stacks: tuple[str, str] | None = None
+    """Names of the encoder's and the decoder's stack of layers; None: the usual ones."""
+
+    def names(self) -> TutorialNames:
+        """Return the names of embeddings, output layer and stacks."""
+        names = USUAL_NAMES[self.style]
+        if self.embeddings is not None:
+            source, target, output = self.embeddings
+            weight = [each if each.endswith(".weight") else f"{each}.weight" for each in (source, target)]
+            names = names._replace(source=weight[0], target=weight[1], output=output.removesuffix(".weight"))
+        if self.stacks is not None:
+            names = names._replace(encoder=self.stacks[0], decoder=self.stacks[1])
+        return names
+
+
+class SpecialWords(NamedTuple):
+    """The spellings of special symbols in word lists of translators; None: a usual one, such as <s>, </s>, <pad>."""
+
+    start: str | None = None
+    end: str | None = None
+    padding: str | None = None
+
+
+# --- translators ---
+
+
+def read_translator(
+    file: Path, lists: Sequence[str], listing: Listing, special: SpecialWords, *, source_start: bool = False
+) -> TutorialModel:
+    """Read a translator written after a tutorial.
+
+    Args:
+        file: the weights, a state_dict.
+        lists: the word list of both sides, or those of source and target.
+        listing: what the weights do not show.
+        special: how the lists spell their special symbols.
+        source_start: True if the source begins with the start symbol, too.
+
+    Raises:
+        TransduceError: a file cannot be read, or the files do not fit together.
+    """
+    weights, words = read_tensors(file), [_read_list(path, special) for path in lists]
+    start_id = start_symbol_id(words[-1])
+    if start_id is None:
+        raise TransduceError("The target's word list has no usual start symbol: name its own with --start.")
+    tokenizer = read_vocabulary(*words, source_start=source_start)
+    target = tokenizer.target
+    for id, meaning, option in ((target.pad_id, "padding", "--padding"), (target.eos_id, "end", "--end")):
+        if id not in words[-1].values():
+            raise TransduceError(f"The target's word list has no usual {meaning} symbol: name its own with {option}.")
+    config = _translator_config(file, listing, weights, (target.pad_id, target.eos_id, start_id))
+    found = import_tutorial(weights, config, style=listing.style, names=listing.names())
+    return TutorialModel(_with_unknown(found, tokenizer), tokenizer)
+
+
+def _read_list(file: str, special: SpecialWords) -> dict[str, int]:
+    """Return the words of a vocabulary file with their ids, and with usual names of the special symbols.
+
+    Raises:
+        TransduceError: the file lacks a symbol that `special` names.
+    """
+    ids = read_words(Path(file))
+    for symbol, usual in zip(special, ("<s>", "</s>", "<pad>"), strict=True):
+        if symbol is not None and symbol not in ids:
+            raise TransduceError(f"{file} has no {symbol!r}: name a symbol as the list spells it.")
+        if symbol is not None and symbol != usual:
+            ids[usual] = ids.pop(symbol)
+    return ids
+
+
+def _translator_config(
+    file: Path, listing: Listing, weights: Mapping[str, Tensor], ids: tuple[int, int, int]
+) -> ModelConfig:
+    """Return the configuration of a tutorial's translator, from the shapes of its weights and its listing.
+
+    Args:
+        file: the file of weights, for messages.
+        listing: what the weights do not show.
+        weights: the model's state_dict.
+        ids: ids of padding, end and the decoder's start symbol.
+
+    Raises:
+        TransduceError: the weights lack the source embeddings, or the style's names of layers.
+    """
+    names, style = listing.names(), listing.style
+    if names.source not in weights:
+        raise TransduceError(
+            f"{file} has no {names.source}, the source embeddings of the style {style}: pass the names with "
+            f"--embeddings; the first weights are {shown_names(weights, 5)}."
+        )
+    inner = [name for name in weights if name.endswith(_INNER[style])]
+    if not inner:
+        raise TransduceError(
+            f"{file} has no weight that ends with {_INNER[style]}, as the style {style} has: choose another --style."
+        )
+    return ModelConfig(
+        source_vocabulary_size=len(weights[names.source]),
+        target_vocabulary_size=len(weights.get(names.target, weights[names.source])),
+        tie_source_target=False,  # the import finds out
+        num_encoder_layers=sum(name.startswith(f"{names.encoder}.") for name in inner),
+        num_decoder_layers=sum(name.startswith(f"{names.decoder}.") for name in inner),
+        d_model=weights[names.source].shape[1],
+        d_ff=len(weights[inner[0]]),
+        num_heads=listing.num_heads,
+        norm_order=listing.norm_order or ("pre" if style in _PRE_NORM else "post"),
+        final_norm=f"{names.encoder}.norm.weight" in weights or f"{names.encoder}.norm.a_2" in weights,
+        scale_embeddings=listing.scales_embeddings and style not in _NO_SCALE,
+        pad_id=ids[0],
+        eos_id=ids[1],
+        start_id=ids[2],
+    )
+
+
+def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
+    """Return an imported translator with rows for the symbols that its word lists lacked, such as unknown words.
+
+    Without such symbols the model is returned unchanged.
+
+    Args:
+        found: the configuration and weights.
+        tokenizer: the tokenizer of the word lists, to which the symbols were added.
+
+    Raises:
+        TransduceError: the word lists have fewer words, or over 3 more, than the embeddings have rows.
+    """
+    sizes = tokenizer.source.size, tokenizer.target.size
+    config = found.config
+    added = sizes[0] - config.source_vocabulary_size, sizes[1] - config.target_vocabulary_size
+    if added == (0, 0):
+        return found
+    if min(added) < 0 or max(added) > _MAX_ADDED:
+        raise TransduceError(
+            f"The word lists have {sizes[0]:,} and {sizes[1]:,} words, but the embeddings "
+            f"{config.source_vocabulary_size:,} and {config.target_vocabulary_size:,} rows: pass the lists that the "
+            "model was trained with."
+        )
+    rows = {"source_weight": added[0], "own_target_weight": added[1], "own_output_weight": added[1]}
+    weights = _with_rows(found.weights, rows, "output_bias", (config.target_vocabulary_size, sizes[1]))
+    config = msgspec.structs.replace(
+        config, source_vocabulary_size=sizes[0], target_vocabulary_size=sizes[1], output_bias=True
+    )
+    return ImportedModel(config, weights)
+
+
+def _with_rows(
+    weights: Mapping[str, Tensor], added: Mapping[str, int], bias: str, sizes: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Return weights with more rows, for tokens that were added to a word list and must never be generated.
+
+    The rows are zero, and the bias of the tokens' logits is −10,000.
+
+    Args:
+        weights: the weights by name, which are not changed.
+        added: number of rows to add to each matrix, by its name; matrices that the model lacks are left out.
+        bias: name of the output layer's bias, which is zero if the model lacks it.
+        sizes: numbers of tokens of the output layer, before and after.
+    """
+    padded = {name: functional.pad(weights[name], (0, 0, 0, rows)) for name, rows in added.items() if name in weights}
+    old_bias = weights.get(bias, torch.zeros(sizes[0]))
+    return {**weights, **padded, bias: functional.pad(old_bias, (0, sizes[1] - sizes[0]), value=-1e4)}
+
+
+# --- language models ---
+
+
+def read_language_model(file: Path, words: str, listing: Listing) -> TutorialModel:
+    """Read a language model written after nanoGPT, minGPT or Karpathy's lecture.
+
+    Args:
+        file: the weights, a state_dict.
+        words: a tokenizer.json, or a file with a list of characters.
+        listing: what the weights do not show.
+
+    Raises:
+        TransduceError: a file cannot be read, or the files do not fit together.
+    """
+    weights, source = read_tensors(file), USUAL_NAMES["karpathy"].source
+    tables = (source, "token_embedding_table.weight")
+    table = next((weights[name] for name in tables if name in weights), None)
+    if table is None:
+        raise TransduceError(
+            f"{file} has no embeddings of the style karpathy ({', '.join(tables)}): choose another --style; the first "
+            f"weights are {shown_names(weights, 5)}."
+        )
+    tokenizer = _language_tokenizer(words, len(table))
+    vocabulary = tokenizer.target
+    if (added := vocabulary.size - len(table)) > 0:
+        rows = dict.fromkeys((*tables, "lm_head.weight"), added)
+        weights = _with_rows(weights, rows, "lm_head.bias", (len(table), vocabulary.size))
+    config = language_model_config(
+        weights,
+        listing.num_heads,
+        activation=listing.activation,
+        pad_id=vocabulary.pad_id,
+        eos_id=vocabulary.eos_id,
+    )
+    return TutorialModel(import_tutorial(weights, config, style="karpathy"), tokenizer)
+
+
+def _language_tokenizer(file: str, rows: int) -> Tokenizer:
+    """Return the tokenizer of an imported language model.
+
+    Args:
+        file: a tokenizer.json, or a file with a list of characters.
+        rows: number of the model's embeddings. The tokenizer's size is at least that, and up to 3 more, for padding,
+            end and unknown.
+
+    Raises:
+        TransduceError: the number of tokens does not fit the embeddings.
+    """
+    if Path(file).name == "tokenizer.json":
+        tokenizer = read_vocabulary(file)
+    else:
+        tokenizer = character_vocabulary(read_words(Path(file), may_be_space=True), file)
+    assert isinstance(tokenizer, ImportedTokenizer)
+    record = tokenizer.record.source
+    if not rows <= max(rows, record.size) <= rows + _MAX_ADDED:
+        raise TransduceError(
+            f"{file} has {len(record.ids):,} tokens, but the embeddings have {rows:,} rows: pass the list that the "
+            "model was trained with."
+        )
+    source = msgspec.structs.replace(record, size=max(rows, record.size), keeps_line_feeds=True)
+    return ImportedTokenizer(msgspec.structs.replace(tokenizer.record, source=source))
+
+
+# --- weights ---
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Read a state_dict from a file of PyTorch or safetensors, without running code that a pickle may contain.
+
+    A state_dict inside a checkpoint (`state_dict`, `model_state_dict`, `model`) is taken out of it, and the prefixes
+    of DataParallel and torch.compile are removed from the names.
+
+    Raises:
+        TransduceError: the file is too large, damaged, or holds something else than tensors by name.
+    """
+    with name_path_in_errors(file):
+        size = file.stat().st_size
+    if size > _MAX_BYTES:
+        raise TransduceError(f"{file} has {size:,} bytes, but at most {_MAX_BYTES:,} are read.")
+    is_safetensors = file.suffix == ".safetensors"
+    if not is_safetensors and not zipfile.is_zipfile(file):
+        raise TransduceError(f"{file} is neither .safetensors nor a file of torch.save of PyTorch 1.6 or later.")
+    try:
+        content = load_file(file) if is_safetensors else _load_archive(file)
+    except TransduceError:  # a ValueError
+        raise
+    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+        raise TransduceError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise TransduceError(
+            f"{file} holds more than tensors, and nothing else is unpickled: save `model.state_dict()` with torch.save."
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+        raise TransduceError(f"{file} must hold a state_dict, tensors by name: save `model.state_dict()`.")
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in content.items()}
+
+
+def _load_archive(file: Path) -> object:
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
+            raise TransduceError(f"{file} unpacks to more than {_MAX_BYTES:,} bytes.")
+    content: object = torch.load(file, map_location="cpu", weights_only=True)
+    return content
