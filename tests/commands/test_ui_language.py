@@ -257,7 +257,14 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "transduce train：缺少参数：--out（见 transduce train --help）"),
+        (["train"], "transduce train：缺少参数：--out、--source（见 transduce train --help）"),
+        (["train", "--source", "a"], "transduce train：缺少参数：--out（见 transduce train --help）"),
+        (["plot", "poistions"], "lengths）；是不是要用 positions？"),
+        (["inspect", "m", "x", "--html", "page.pdf"], "page.pdf 应当是 HTML 网页，而不是 .pdf：请以 .html 结尾"),
+        (
+            ["translate", "{folder}", "--plugin", "{folder}/my_layer.py"],
+            "my_layer.py 不存在：请指定登记组件的 Python 文件。",
+        ),
         (
             ["train", "--stepps", "3"],
             "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",

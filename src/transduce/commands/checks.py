@@ -16,6 +16,7 @@ from transduce.commands.options import (
     check_writable,
     loading_options,
     option_of,
+    page_file,
     write_report,
 )
 from transduce.commands.train import add_run, run_request
@@ -122,7 +123,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help="language codes, if columns or fields of pairs are named after them",
     )
     add_settings(corpus.add_argument, "columns")
-    corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
+    corpus.add_argument("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
     add_device(parser)  # no --precision: the doctor computes in float64
 
 

@@ -378,6 +378,18 @@ def file_or_stream(path: str) -> str | None:
     return None if path == "-" else path
 
 
+def page_file(path: str) -> str:
+    """Return the name of a page to write; as argparse's `type`, it refuses names of other kinds of files.
+
+    Raises:
+        argparse.ArgumentTypeError: the name ends as that of a picture, PDF or JSON file.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (*PICTURE_SUFFIXES, ".jpg", ".json", ".txt", ".md"):
+        raise argparse.ArgumentTypeError(f"{path} is to be a page of HTML, not {suffix}: name it .html")
+    return path
+
+
 def check_writable(
     *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
 ) -> None:

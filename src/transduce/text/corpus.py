@@ -350,8 +350,8 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
     remedy = (
         f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
         if returns
-        else f"find the line that is missing; `transduce doctor --source {shell_word(source)} --target "
-        f"{shell_word(target)}` shows where."
+        else f"find the line that is missing; of translations, `transduce doctor --source {shell_word(source)} "
+        f"--target {shell_word(target)}` shows where."
     )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "

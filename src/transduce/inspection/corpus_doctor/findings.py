@@ -17,7 +17,7 @@ from transduce.inspection.corpus_doctor.report import (
     severity_of,
 )
 from transduce.text.corpus import Pair
-from transduce.text.files import is_decodable
+from transduce.text.files import count_noun, is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import is_word_character, main_script, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -457,8 +457,10 @@ def language_findings(text: CorpusText) -> list[Finding]:
         for side, misplaced_lines, expected in zip(scripts, misplaced, own_scripts, strict=True)
     )
     names = f"source: {_join_names(own_scripts[0])}; target: {_join_names(own_scripts[1])}"
+    swapped = len({*source} & {*target})
+    note = f"; {count_noun(swapped, 'pair')} may have the sides swapped" if swapped else ""
     script = line_finding(
-        text, "wrong script", (source, target), f"{{count}} in a script that is not their side's ({names})", 0.01
+        text, "wrong script", (source, target), f"{{count}} in a script that is not their side's ({names}){note}", 0.01
     )
     if not (own_scripts[0] & own_scripts[1]):
         return [script]
