@@ -251,9 +251,11 @@ class Catalog:
         }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
-        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too.
+        """Return a translation with its fields filled in.
 
-        Such a field may begin or end with a Latin letter, which a space separates from a Chinese character beside it.
+        `{name!t}` is a field that is translated, too, and `{name!w}` a number of millions that is shown in units of
+        10,000, as Chinese counts. A field may begin or end with a Latin letter, which a space separates from a Chinese
+        character beside it.
         """
         from string import Formatter
 
@@ -262,6 +264,8 @@ class Catalog:
             result += " " + literal if _MEETING.fullmatch(result[-1:] + literal[:1]) else literal
             if name is not None:
                 value = self.translate(fields[name]) if conversion == "t" else fields[name]
+                if conversion == "w" and re.fullmatch(r"[\d,]+(?:\.\d+)?", value):
+                    value = f"{100.0 * float(value.replace(',', '')):,.0f}"
                 if _NAMES.fullmatch(value) and not result.endswith(("`", '"')):
                     value = value.replace(", ", "、")
                 result += " " + value if _MEETING.fullmatch(result[-1:] + value[:1]) else value

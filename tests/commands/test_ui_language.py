@@ -93,7 +93,7 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
         fields = enumerate(sorted(_fields(text)))
         values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
         values |= {"n": "7"} if "n" in values else {}
-        found, expected = catalog.find(text.format(**values)), re.sub(r"!t\}", "}", translation).format(**values)
+        found, expected = catalog.find(text.format(**values)), re.sub(r"![tw]\}", "}", translation).format(**values)
         if found is None or found.replace(" ", "") != expected.replace(" ", ""):  # spaces beside fields vary
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
@@ -171,6 +171,13 @@ def test_marks_between_chinese_parts_are_full_width_and_have_no_spaces() -> None
     assert localized("`model.d_model`, 32, is no multiple of 64") == "`model.d_model` 是 32，不是 64 的倍数"
     assert localized("the width of a head, 8, is no multiple of 16") == "一个头的宽度是 8，不是 16 的倍数"
     assert ui_language.labeled("Machine", "Linux") == "机器：Linux"
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(("millions", "shown"), [("0.44", "44"), ("1.1", "110"), ("1,000.5", "100,050")])
+def test_millions_are_shown_in_units_of_ten_thousand(millions: str, shown: str) -> None:
+    text = localized(f"2 + 2 layers × 128, 4 heads, {millions} million parameters")
+    assert text == f"2 + 2 层 × 128，4 个头，{shown} 万个参数"
 
 
 @pytest.mark.usefixtures("chinese")
