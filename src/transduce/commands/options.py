@@ -382,10 +382,10 @@ def page_file(path: str) -> str:
     """Return the name of a page to write; as argparse's `type`, it refuses names of other kinds of files.
 
     Raises:
-        argparse.ArgumentTypeError: the name ends as that of a picture, PDF or JSON file.
+        argparse.ArgumentTypeError: the name ends as that of a picture or PDF.
     """
     suffix = Path(path).suffix.lower()
-    if suffix in (*PICTURE_SUFFIXES, ".jpg", ".json", ".txt", ".md"):
+    if suffix in PICTURE_SUFFIXES:
         raise argparse.ArgumentTypeError(f"{path} is to be a page of HTML, not {suffix}: name it .html")
     return path
 
