@@ -141,7 +141,8 @@ SEARCH_OPTIONS = {
     ),
     "repetition_penalty": SettingOption(
         "search.repetition_penalty",
-        "greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
+        "greater than 1: earlier tokens, also of a prompt, become less likely, as in transformers; usually 1: no "
+        "effect",
         {"type": float, "metavar": "P"},
     ),
     "coverage_penalty": SettingOption(
