@@ -161,7 +161,9 @@ def _find_device(device: str) -> str:
         return device
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if device != "cpu" and int(device.partition(":")[2] or 0) >= gpus:
-        available = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
+        if not gpus:
+            raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds no GPU here: use `cpu`.")
+        available = "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
         raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds {available} here: use another.")
     return device
 

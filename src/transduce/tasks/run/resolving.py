@@ -557,7 +557,9 @@ def _resolve_weight_decay(
     if choice.value is None:
         shown = Choice("set later", choice.reason)
     else:  # the value alone looks too high in a short run
-        shown = Choice(choice.value, f"shrinks weights by at most {choice.value * rate:.1%} a step: {choice.reason}")
+        shown = Choice(
+            choice.value, f"shrinks weights by at most {100.0 * choice.value * rate:.2g}% a step: {choice.reason}"
+        )
     choice_log.record("training.weight_decay", None, shown)
     return choice.value
 
