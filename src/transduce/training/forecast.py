@@ -335,7 +335,9 @@ def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunF
 
 
 _LARGEST_MODEL = 1 << 50  # parameters; where a matrix is too large even to be described
-_COUNTED_LAYERS = 8  # stacks with more layers are extrapolated from two, as building a layer takes milliseconds
+# Larger Transformers are extrapolated from two layers, as building a layer takes milliseconds. In a recurrent model,
+# the number of layers changes other weights too.
+_COUNTED_LAYERS = 8
 
 
 def refuse_too_large_model(
@@ -379,7 +381,7 @@ def count_unbuilt(config: ModelConfig, *, with_embeddings: bool = True) -> int:
     stacks = {
         name: layers
         for name in ("num_encoder_layers", "num_decoder_layers")
-        if (layers := getattr(config, name)) > _COUNTED_LAYERS
+        if config.kind != "recurrent" and (layers := getattr(config, name)) > _COUNTED_LAYERS
     }
     few = msgspec.structs.replace(config, **dict.fromkeys(stacks, 2))
     count = _count_on_meta(few, with_embeddings)
