@@ -51,6 +51,7 @@ IF_NOT_SET = {
     "task.class_weights": "all `1`",
     "data.languages": "the files' suffixes",
     "data.columns": "by their names",
+    "data.language_tokens": "with several language pairs, or as in `init_from`",
     "data.weight_column": "none",
     "data.document_column": "empty lines",
     "data.prepared": "not set",

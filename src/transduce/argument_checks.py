@@ -10,6 +10,9 @@ from transduce.errors import TransduceError
 
 T = TypeVar("T")
 
+Files = str | Path | Sequence[str | Path]
+"""The path of one file, or those of several."""
+
 
 def as_texts(value: str | Iterable[str]) -> list[str]:
     """Return one text or several as a list of texts.
@@ -135,7 +138,7 @@ def as_path(value: str | Path, description: str) -> Path:
     return Path(value)
 
 
-def as_paths(value: str | Path | Sequence[str | Path], description: str) -> list[Path]:
+def as_paths(value: Files, description: str) -> list[Path]:
     """Return one path or several as a list of paths; `description` names the paths in error messages.
 
     Raises:

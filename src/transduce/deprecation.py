@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
+from transduce.errors import UntrainedDirectionWarning
 from transduce.process_environment import launched_ranks
 from transduce.ui_language import localized
 
@@ -58,12 +59,15 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
 
 @contextmanager
 def renamed_warnings_on_stderr() -> Iterator[None]:
-    """Print each warning about a renamed name as one line on standard error, where Python would hide it.
+    """Print each warning about a renamed name or an untrained direction as one line on standard error.
+
+    Python would hide the former.
 
     If several processes train together, only the first prints.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("always", RenamedWarning)
+        for category in (RenamedWarning, UntrainedDirectionWarning):
+            warnings.simplefilter("always", category)
         show_others = warnings.showwarning
 
         def show(
@@ -74,7 +78,7 @@ def renamed_warnings_on_stderr() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if not issubclass(category, RenamedWarning):
+            if not issubclass(category, RenamedWarning | UntrainedDirectionWarning):
                 show_others(message, category, filename, lineno, file, line)
             elif launched_ranks().rank == 0:
                 sys.stderr.write(localized(f"transduce: {message}\n"))

@@ -65,6 +65,10 @@ class WrongLanguageWarning(UserWarning):
     """A warning that a text to translate seems not to be in the model's source language."""
 
 
+class UntrainedDirectionWarning(UserWarning):
+    """A warning that a multilingual model was not trained for a pair of languages, though it knows both."""
+
+
 # --- suggested commands ---
 
 

@@ -20,10 +20,11 @@ from transduce.errors import TransduceError
 
 
 @contextmanager
-def handle_sigterm(handler: Callable[..., object]) -> Iterator[None]:
+def handle_sigterm(handler: Callable[..., object] | signal.Handlers) -> Iterator[None]:
     """Call `handler` when SIGTERM arrives in the body of `with`; outside of the main thread, nothing is changed.
 
-    A handler that raises an exception lets the body remove partial output and end its child processes.
+    A handler that raises an exception lets the body remove partial output and end its child processes. With
+    `signal.SIG_DFL`, the system ends the process, even while it waits in a library that runs no Python code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -79,6 +79,7 @@ def test_a_component_touches_one_file_and_the_configuration() -> None:
         assert len(files) == 1, title
 
 
+@pytest.mark.slow
 def test_the_tests_of_new_components_pass(project: Path) -> None:
     """Search, caching and training with kernels compute what the model's `forward` computes."""
     (commands,) = (block for block in blocks("sh") if "pytest" in block)
@@ -151,6 +152,7 @@ for target in ("onnx", "ctranslate2", "huggingface"):
 """
 
 
+@pytest.mark.slow
 def test_training_comparing_and_exporting_do_what_the_page_says(project: Path) -> None:
     training, export = (block for block in blocks("sh") if "transduce" in block and "pytest" not in block)
     training = re.sub(r"^(transduce train .*)$", rf"\1{SHORT_OPTIONS}", training, flags=re.MULTILINE)

@@ -236,6 +236,7 @@ def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypat
         assert (demonstration / picture).is_file()
 
 
+@pytest.mark.slow
 def test_the_paper_is_reproduced_in_small(
     demonstration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

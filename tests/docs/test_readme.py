@@ -68,6 +68,7 @@ def cut_down(block: str) -> str:
     return re.sub(r"^(transduce train .*)$", rf"\1{SHORT_OPTIONS}", block, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_commands_work_in_the_order_of_the_page(folder: Path) -> None:
     outputs = []
     for block in commands("README.md"):

@@ -35,6 +35,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_all_pages_run_and_the_model_translates_numbers(tmp_path: Path) -> None:
     printed = generator().run_pages(tmp_path)  # the blocks assert what they claim
     assert list(printed) == [page.stem for page in PAGES]

@@ -363,3 +363,41 @@ def test_the_author_of_an_ebook_stays() -> None:
     content = archive(*((name, text.encode()) for name, text in entries.items()), compression=zipfile.ZIP_STORED)
     with zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.epub", backwards_words))) as file:
         assert file.read("a.ncx").decode() == f"<ncx>{text.replace('one two', 'two one')}</ncx>"
+
+
+def test_word_styles_for_code_are_found_by_their_names() -> None:
+    """Word in German or Chinese has other identifiers of styles, but the same names."""
+    styles = "".join(
+        f'<w:style w:styleId="{identifier}"><w:name w:val="{name}"/><w:basedOn w:val="{base}"/></w:style>'
+        for identifier, name, base in (("B", "mine", "a3"), ("a3", "HTML Preformatted", "n"), ("Z1", "heading 1", "n"))
+    )
+    source = "".join(
+        f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr><w:r><w:t>a</w:t></w:r></w:p>' for style in ("a3", "B", "Z1")
+    )
+    run = '<w:p><w:r><w:rPr><w:rStyle w:val="a3"/></w:rPr><w:t>x</w:t></w:r><w:r><w:t>c</w:t></w:r></w:p>'
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    part = ("word/styles.xml", f'<w:styles xmlns:w="{namespace}">{styles}</w:styles>'.encode())
+    fake = Fake()
+    translate_upload(archive(TYPES, word(source + run), part), "a.docx", fake)
+    assert sorted(fake.texts) == ['<x id="0"/>c', "a"]
+
+
+def test_the_chosen_value_of_a_list_in_word_stays() -> None:
+    control = "<w:sdt><w:sdtPr><w:{}/></w:sdtPr><w:sdtContent><w:r><w:t>b</w:t></w:r></w:sdtContent></w:sdt>"
+    body = "".join(f"<w:p><w:r><w:t>a </w:t></w:r>{control.format(name)}</w:p>" for name in ("dropDownList", "text"))
+    fake = Fake()
+    translate_upload(archive(TYPES, word(body)), "a.docx", fake)
+    assert sorted(fake.texts) == ['a <g id="0">b</g>', 'a <x id="0"/>']
+
+
+def test_the_names_of_data_series_in_a_chart_are_translated() -> None:
+    names = "<c:ser><c:tx><c:v>a</c:v></c:tx></c:ser><c:title><c:tx><c:rich><a:p><a:r><a:t>b</a:t></a:r></a:p></c:rich>"
+    namespaces = 'xmlns:c="http://schemas.openxmlformats.org/drawingml/2006/chart" xmlns:a="{}"'.format(
+        "http://schemas.openxmlformats.org/drawingml/2006/main"
+    )
+    chart = f"<c:chart {namespaces}>{names}</c:tx></c:title></c:chart>".encode()
+    content = archive(TYPES, ("xl/charts/chart1.xml", chart))
+    with zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.xlsx", Fake(a="A", b="B")))) as file:
+        written = file.read("xl/charts/chart1.xml").decode()
+    assert "<c:v>A</c:v>" in written
+    assert "<a:t>B</a:t>" in written

@@ -120,6 +120,27 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
     assert translate(document, {text: text for text in texts}, settings=XML) == document
 
 
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ('one.<sup><a href="#n">1</a></sup> Two', "one. Two"),
+        ('one <sup class="reference"><a href="#n"><span>[</span>2<span>]</span></a></sup> two', "one two"),
+        ('one<a href="#n" class="footnote-ref" role="doc-noteref"><sup>1</sup></a> two', "one two"),
+        ('one<a href="#n" epub:type="noteref">*</a> two', "one two"),
+        ('one <a href="#n">2</a> two', "one 2 two"),
+        ('one <sup><a href="#n">word</a></sup>', "one word"),
+        ("10<sup>2</sup> two", "102 two"),
+        ('one <sup><a href="#n"></a></sup> two', "one two"),
+    ],
+)
+def test_references_to_notes_are_no_words_of_the_text(document: str, text: str) -> None:
+    plan = markup_plan(document, spaced=True)
+    assert plan.sentences == [text]
+    assert plan.assemble([text]) == document
+    if "<sup>1" in document or "[" in document:
+        assert plan.assemble(["TRANSLATED"]).count("href") == 1
+
+
 def test_inline_tags_follow_the_words_that_they_enclose() -> None:
     known = {"I love red tea .": "Roten Tee liebe ich."}
     parts = {"love": "liebe", "red tea": "Roten Tee"}

@@ -171,6 +171,40 @@ def test_equal_texts_are_translated_once() -> None:
     assert calls == [["a", "b"]]
 
 
+def test_a_text_whose_translation_is_empty_stays() -> None:
+    source = '{"a": "b", "c": "d"}'
+    result = translate_upload(
+        source.encode(), "a.json", lambda texts, _: ["" if text == "b" else "x" for text in texts]
+    )
+    assert json.loads(result) == {"a": "b", "c": "x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "translation", "expected"),
+    [
+        # Tags of components have numbers, which HTML does not know.
+        (
+            "<1>a</1> <b>c</b> <2/>",
+            "<n-1>a</n-1> <b>c</b> <n-2/>",
+            "<b>C</b> <n-1>A</n-1><n-2/>",
+            "<b>C</b> <1>A</1><2/>",
+        ),
+        ("a <1>b</1>", "a <1>b</1>", "<1>B</1> A", "<1>B</1> A"),
+        # Signs stay as the text writes them, unless they would become markup.
+        ("a & b <b>1 < 2</b>", "a & b <b>1 < 2</b>", "<b>1 &lt; 2</b> A &amp; B", "<b>1 < 2</b> A & B"),
+        ("a &amp; <b>b</b>", "a &amp; <b>b</b>", "<b>B</b> &amp; A", "<b>B</b> &amp; A"),
+        ("a & <b>b</b>", "a & <b>b</b>", "&amp;lt; &lt;b", "&amp;lt; &lt;b"),
+    ],
+)
+def test_tags_and_signs_in_json_stay_as_programs_read_them(
+    value: str, unit: str, translation: str, expected: str
+) -> None:
+    document = read_document("a.json", json.dumps({"k": value}).encode(), DocumentSettings(), Limits())
+    assert [each.text for each in document.units] == [unit]
+    assert json.loads(document.write([translation])) == {"k": expected}
+    assert json.loads(document.write([unit])) == {"k": value}
+
+
 # --- ICU messages ---
 
 
@@ -250,31 +284,36 @@ def test_the_branches_of_icu_messages_are_translated_as_sentences(
     result, _, record = message(source, translations)
     assert result == expected
     assert record is not None
-    assert record.kept == {}
+    assert record.kept == record.lost == []
     assert message(source, {})[0] == source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{n, selectordinal, one {#st} other {#th}} place",
-        "{n, choice, 0#none|1#one}",
-        "{n, plural, one {a} other {b}",
-        "{n, plural, other {'{a}}",
-        "{n, plural, other {{g, select, other {# of them}}}}",
-        "{{n}} {m, plural, other {a}}",
-        "#1 {n, plural, other {a {g, select, other {b}}}}",
-        "{a, plural, offset:1 other {# b}} {c, select, other {d}}",
-        "{a, plural, offset:1 other {# b}} {a, plural, other {# b}}",
-        "".join(f"{{a{number}, select, a {{x}} other {{y}}}}" for number in range(7)),
-        "{a, select, other {x}}" * 1_000,
-    ],
-)
+# Translation copies messages in balanced braces of a limited length; texts with others are not translated at all.
+COPIED = [
+    "{n, selectordinal, one {#st} other {#th}} place",
+    "{n, choice, 0#none|1#one}",
+    "{n, plural, other {{g, select, other {# of them}}}}",
+    "{{n}} {m, plural, other {a}}",
+    "#1 {n, plural, other {a {g, select, other {b}}}}",
+    "{a, plural, offset:1 other {# b}} {c, select, other {d}}",
+    "{a, plural, offset:1 other {# b}} {a, plural, other {# b}}",
+    "".join(f"{{a{number}, select, a {{x}} other {{y}}}}" for number in range(7)),
+    "{a, select, other {x}}" * 1_000,
+]
+LEFT_OUT = [
+    f"{{n, selectordinal, other {{{'long ' * 500}}}}}",
+    "{n, plural, one {a} other {b}",
+    "{n, plural, other {'{a}}",
+    "<b>a</b> {n, selectordinal, other {#th}}",
+]
+
+
+@pytest.mark.parametrize("source", [*COPIED, *LEFT_OUT])
 def test_icu_messages_that_cannot_be_divided_exactly_stay_and_are_recorded(source: str) -> None:
     result, seen, record = message(source, {})
     assert result == source
-    assert seen == [source]
-    assert record == MessageRecord({1: source})
+    assert record == MessageRecord([source])
+    assert seen == ([source] if source in COPIED else [])
 
 
 def test_an_icu_message_whose_translation_lacks_an_argument_stays_and_is_recorded() -> None:
@@ -282,15 +321,39 @@ def test_an_icu_message_whose_translation_lacks_an_argument_stays_and_is_recorde
     result, seen, record = message(source, {"{#n} file by {name}": "{#n} Datei", "{#n} files": "{#n} Dateien"})
     assert seen == ["{#n} file by {name}", "{#n} files"]
     assert result == source
-    assert record == MessageRecord({1: source}, [frozenset({"one", "other"})])
+    assert record == MessageRecord([], [source], [frozenset({"one", "other"})])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (  # each tag is in one sentence
+            '{n, plural, one {a <x id="1"/>} other {<g id="2">b</g> c}}',
+            '{n, plural, one {a <x id="1"/>!} other {<g id="2">b</g> c!}}',
+        ),
+        ('<x id="1"/> {n, plural, one {a} other {b}}', None),
+        ('{n, plural, one {<g id="2">b} other {c</g> d}}', None),
+        ('{n, selectordinal, one {<x id="1"/> a} other {b}}', None),
+    ],
+)
+def test_icu_messages_in_xliff_are_translated_if_their_tags_stay_unique(source: str, expected: str | None) -> None:
+    unit = (
+        f'<trans-unit id="1"><source>{source}</source></trans-unit><trans-unit id="2"><source>d</source></trans-unit>'
+    )
+    content = f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'
+    document = read_document("a.xlf", content.encode(), DocumentSettings(), Limits())
+    result = document.write([f"{unit.text}!" for unit in document.units]).decode()
+    assert ("<target>d!</target>" in result, result.count("<target>")) == (True, 1 if expected is None else 2)
+    assert expected is None or f"<target>{expected}</target>" in result
+    assert document.messages is not None
+    assert len(document.messages.kept) == int(expected is None)
 
 
 def test_icu_messages_in_markup_stay_and_are_recorded() -> None:
     """A text of a page is not a single message, so its sentences cannot be told."""
     page = b"<p>A</p><p>{n, plural, other {# files}}</p>"
     document = read_document("a.html", page, DocumentSettings(), Limits())
-    assert document.messages is not None
-    assert list(document.messages.kept) == [1]
+    assert document.messages == MessageRecord([page.decode()])
     assert read_document("a.json", b'{"k": "{n} and {d, date, short}"}', DocumentSettings(), Limits()).messages is None
 
 

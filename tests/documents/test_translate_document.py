@@ -83,7 +83,7 @@ def test_the_command_reports_messages_that_need_a_person(capsys: Capture, traine
     assert main(["translate", str(trained), str(source), "--output", str(target), *QUICK]) == 0
     error = capsys.readouterr().err
     assert (
-        "Kept, because the branches cannot be translated one by one: 1 ICU message.\n  message in text 3: {n, select"
+        "Kept, because the branches cannot be translated one by one: 1 ICU message.\n  this message stays: {n, select"
         in error
     )
     assert "1 plural in ICU messages without forms of the target language (`one`): add these" in error

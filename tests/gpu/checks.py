@@ -13,7 +13,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -56,6 +58,26 @@ from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import recording_disabled
 from transduce.training.settings import OptimizerName, ResolvedTraining
+
+if DEVICE == "cpu":
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    gc.set_threshold(50_000, 10, 10)  # the interpreter's many small objects need not be looked at so often
+    _patch_lang = interpreter._patch_lang
+
+    @cache
+    def patch_once(*languages: ModuleType) -> SimpleNamespace:
+        """Replace the functions of Triton's language by interpreted ones, for good.
+
+        Triton replaces and restores them at each call of a kernel, and of a function in a kernel: 40 % of the time.
+        """
+        _patch_lang(SimpleNamespace(__globals__={each.__name__: each for each in languages}))
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = lambda function: patch_once(
+        *(each for each in (tl, tl.core) if each in function.__globals__.values())
+    )
 
 KERNELS = GpuTraining(DEVICE)
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.03, "atol": 0.03}}

@@ -282,13 +282,27 @@ def test_generation_settings_in_the_configuration_count_only_without_a_file_of_t
     assert (found.beam_size, found.no_repeated_ngrams, found.length_penalty, found.max_length) == (2, 0, 1.0, None)
 
 
+@pytest.mark.parametrize("ends", [[2, 7], 7, [7]])
+def test_other_end_symbols_for_generation_than_for_the_model_are_refused(ends: int | list[int]) -> None:
+    config = {"eos_token_id": 2}
+    assert import_generation({"eos_token_id": [2]}, config, "folder", max_positions=None) is not None
+    with pytest.raises(TransduceError, match=r"`eos_token_id` must be the same in generation_config\.json and config"):
+        import_generation({"eos_token_id": ends}, config, "folder", max_positions=None)
+
+
+@pytest.mark.parametrize("setting", [{"watermarking_config": {"bias": 2.0}}, {"stop_strings": ["."]}])
+def test_generation_settings_without_a_counterpart_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(TransduceError, match=f"`{next(iter(setting))}` = .* cannot be imported"):
+        import_generation(setting, {}, "folder", max_positions=None)
+
+
 def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
     said = {
         "bad_words_ids": [[1]],
         "bos_token_id": 0,
         "decoder_start_token_id": 1,
-        "eos_token_id": 0,
+        "eos_token_id": 2,
         "forced_eos_token_id": 0,
         "max_length": 512,
         "num_beams": 6,

@@ -402,11 +402,22 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
+        (T5 | {"model_type": "t5", "dense_act_fn": "silu"}, "`dense_act_fn` must be 'relu' .* but is 'silu'"),
+        (T5 | {"model_type": "t5", "is_gated_act": True}, "`is_gated_act` must be False .* but is True"),
     ],
 )
 def test_unsupported_configurations_are_refused_by_setting(content: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         import_model(content, StoredTensors({}, "folder"), {})
+
+
+@pytest.mark.parametrize("name", ["Roberta", "XLMRoberta", "Camembert"])
+def test_a_roberta_head_with_another_activation_than_its_layers_is_refused(name: str, tmp_path: Path) -> None:
+    """The head of the classes in transformers always has gelu, ours has the activation of the layers."""
+    settings = BERT | {"pad_token_id": 1, "type_vocab_size": 1, "hidden_act": "relu"}
+    content, tensors = stored(peer(f"{name}ForMaskedLM", settings), tmp_path)
+    with pytest.raises(TransduceError, match="`hidden_act` must be gelu, which the head for hidden tokens always uses"):
+        import_model(content, tensors, {})
 
 
 def small_bart() -> ImportedModel:

@@ -140,6 +140,15 @@ def test_mbart_and_nllb_ids_with_language_tags_equal_those_of_transformers(
         tokenizer.for_languages(None, "xx")
 
 
+@pytest.mark.parametrize("model_type", ["mbart", "m2m_100"])
+def test_a_sentencepiece_model_without_the_languages_of_its_tags_is_refused(
+    model_type: str, train: Callable[..., bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, "sentencepiece.bpe.model", train("unigram"))
+    with pytest.raises(TransduceError, match="must name the languages of its tokenizer, but its files do not"):
+        our_tokenizer(tmp_path, model_type, pad_id=1, eos_id=2)
+
+
 def test_m2m100_ids_equal_those_of_transformers(texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> None:
     write(tmp_path, "sentencepiece.bpe.model", train("bpe"))
     write(tmp_path, "vocab.json", _fairseq_table(train("bpe")))

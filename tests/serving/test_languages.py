@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.serving.languages import Detector, Routes, canonical, has_letters_of, language_name
+from transduce.serving.languages import Detector, Routes, has_letters_of, language_name
 from transduce.serving.messages import RequestError
 from transduce.serving.models import parse_model
-from transduce.text.languages import learn_profiles
+from transduce.text.languages import canonical, learn_profiles
 
 
 @pytest.mark.parametrize(

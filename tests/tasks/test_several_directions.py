@@ -1,6 +1,8 @@
 """Test one model for several language pairs: corpora, language tokens, sampling, scores per direction."""
 
+import io
 import json
+import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ import transduce
 from transduce.commands.main import build_parser, main
 from transduce.commands.serve import load_models
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, UntrainedDirectionWarning
 from transduce.model_folder.write import to_toml
 from transduce.tasks.settings.reading import make_settings
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
@@ -112,16 +114,53 @@ def test_each_direction_has_its_own_dev_score(trained: Path) -> None:
 
 
 def test_a_model_of_several_directions_needs_the_target_language(
-    trained: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    texts = set[str]()
     with pytest.raises(TransduceError, match="translates to de, cs: choose one by `target_language`"):
         transduce.load(trained)
     with pytest.raises(TransduceError, match="translates to de, cs, but not to fr"):
         transduce.load(trained, target_language="fr")
     with pytest.raises(TransduceError, match="translates from en, but not from de"):
         transduce.load(trained, source_language="de", target_language="cs")
+    with pytest.raises(TransduceError, match="`target_language` must be the code of a language, such as de, but is em"):
+        transduce.load(trained, target_language="")
     assert main(["translate", str(trained), "--target-language", "cs", "/dev/null"]) == 0
     capsys.readouterr()
+    lines = "\n".join(sentences(2))
+    for language in ("cs", "CS", "cs-CZ"):  # the server accepts these, too
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+        assert main(["translate", str(trained), "--target-language", language]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+    translator = transduce.load(trained, task="translation", source_language="en-GB", target_language="CS")
+    assert (translator.source_language, translator.target_language) == ("en", "cs")
+
+
+def test_directions_without_training_are_refused_or_reported(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(trained, folder)
+    pairs = [("en", "de"), ("de", "cs")]
+    (folder / "directions.json").write_text(json.dumps({"directions": pairs}), "utf-8")
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest["sha256"].pop("directions.json", None)
+    (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(TransduceError, match=r"must differ, but both are de: .* en → de, de → cs"):
+        transduce.load(folder, source_language="de", target_language="DE")
+    with pytest.warns(UntrainedDirectionWarning, match="for en → de, de → cs, but not for en → cs"):
+        zero_shot = transduce.load(folder, task="translation", source_language="en", target_language="cs")
+    assert (zero_shot.source_language, zero_shot.target_language) == ("en", "cs")
+    german = zero_shot.for_target("de")
+    assert (german.source_language, german.for_target("cs").source_language) == ("en", "de")
+    assert main(["translate", str(folder), "--source-language", "en", "--target-language", "cs", "/dev/null"]) == 0
+    err = capsys.readouterr().err
+    assert "but not for en → cs: expect much worse translations" in err
+    assert "Warning" not in err
+    (tmp_path / "in.en").write_text("The sun is not there, but the book is with us.\n", "utf-8")
+    assert main(["translate", str(folder), "--target-language", "cs", str(tmp_path / "in.en")]) == 0
+    assert "looks English, not German" in capsys.readouterr().err
 
 
 def test_commands_that_open_a_translator_take_its_target_language(
@@ -158,6 +197,52 @@ def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[di
     translator = transduce.load(out, task="translation")
     with pytest.raises(TransduceError, match="translates to one language, but not to cs"):
         translator.for_target("cs")
+
+
+FEW_STEPS: dict[str, Any] = {
+    "settings": {"training.batch_tokens": 256, "data.filters.max_length_ratio": 20.0},
+    "steps": 4,
+    "threads": 1,
+    "precision": "fp32",
+}
+
+
+def test_fine_tuning_on_one_pair_keeps_the_token_of_its_target_language(trained: Path, tmp_path: Path) -> None:
+    lines = sentences(80, first=820)
+    czech = translate_words(lines, IN_CZECH)
+    files = [write(tmp_path / name, part) for name, part in (("a.en", lines[:60]), ("b.en", lines[60:]))]
+    others = [write(tmp_path / name, part) for name, part in (("a.cs", czech[:60]), ("b.cs", czech[60:]))]
+    transduce.train(
+        init_from=trained,
+        out=tmp_path / "run",
+        source=files,
+        target=others,
+        back_translated=files[1:],
+        **FEW_STEPS,
+    )
+    out = tmp_path / "run"
+    assert json.loads((out / "directions.json").read_text("utf-8")) == {"directions": [["en", "cs"]]}
+    token = transduce.load(trained, task="translation", target_language="cs").tokenizer.source.before
+    corpus = PreparedCorpus.open(out / "corpus")
+    source, _ = corpus.read(0, corpus.pairs)
+    assert {(id,) for id in source.ids[source.offsets[:-1]].tolist()} == {token}
+    settings = make_settings(tomllib.loads((out / "settings.toml").read_text("utf-8")))
+    assert settings.data.directions == (("en", "cs"),) * 2  # a resumed run has the tokens, too
+    found = [one.text for one in transduce.load(out, task="translation")(lines[:10])]
+    assert sum(one == other for one, other in zip(found, czech[:10], strict=True)) >= 8
+
+
+def test_fine_tuning_on_a_language_that_the_base_lacks_has_no_tokens(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = sentences(80, first=820)
+    source, target = write(tmp_path / "a.en", lines), write(tmp_path / "a.fr", translate_words(lines, IN_GERMAN))
+    transduce.train(init_from=trained, out=tmp_path / "run", source=source, target=target, **FEW_STEPS)
+    assert "has learned none for fr" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run" / "directions.json").exists()
+    pairs = write(tmp_path / "pairs.tsv", [f"{line}\t{line}" for line in lines])
+    with pytest.raises(TransduceError, match=r"several pairs of languages \(en → de, en → cs\).*--languages"):
+        transduce.train(init_from=trained, out=tmp_path / "unknown", source=pairs, **FEW_STEPS)
 
 
 def test_a_run_of_several_directions_resumes_exactly(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
@@ -284,6 +369,14 @@ def test_corpora_survive_the_settings_file() -> None:
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "monolingual": ["c.de"]}, "one pair of languages"),
         ({"temperature": 0.5}, "`data.temperature` must be from 1"),
+        ({"source": ["a.en"], "target": ["a.de"], "language_tokens": True}, "needs the two languages"),
+        (
+            {
+                "corpora": [{"source": ["a.en"], "target": ["a.de"]}, {"source": ["a.en"], "target": ["a.cs"]}],
+                "language_tokens": False,
+            },
+            "several pairs of languages",
+        ),
     ],
 )
 def test_contradictory_corpora_are_refused(data: dict[str, Any], message: str) -> None:
@@ -332,6 +425,23 @@ def test_an_export_translates_to_the_language_that_is_named(trained: Path, tmp_p
         assert transduce.load(out, task="translation")("sun moon star").text == original("sun moon star").text
     else:
         assert ">>cs<<" in (out / "README.md").read_text("utf-8")
+
+
+def test_a_model_that_transformers_saved_keeps_its_languages(trained: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    transduce.export(trained, tmp_path / "exported", to="huggingface")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
+    model.save_pretrained(tmp_path / "exported")
+    with pytest.raises(TransduceError, match="translates to de, cs, but not to fr"):
+        transduce.import_model(tmp_path / "exported", tmp_path / "imported", target_language="fr")
+    transduce.import_model(tmp_path / "exported", tmp_path / "imported")
+    lines = sentences(10, first=940)
+    for language in ("de", "cs"):
+        one, other = (
+            transduce.load(folder, task="translation", target_language=language, precision="fp32", device="cpu")
+            for folder in (trained, tmp_path / "imported")
+        )
+        assert [each.text for each in one(lines)] == [each.text for each in other(lines)]
 
 
 def test_hugging_face_chooses_the_language_by_its_token(trained: Path, tmp_path: Path) -> None:

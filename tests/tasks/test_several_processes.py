@@ -1,5 +1,7 @@
 """Test `torchrun … -m transduce train`: several processes train the same run as one, and resume each other's runs."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,17 +11,22 @@ from typing import Any
 
 import pytest
 
+from transduce.commands.main import main
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
 
 def train_together(count: int, settings: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m"]
-    if count > 1:
-        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
-    command += ["transduce", "train", str(settings), "--out", str(out), "--device", "cpu", *options]
+    """Train in so many processes of one thread each, a single one in this process; return the exit code and stderr."""
+    command = ["train", str(settings), "--out", str(out), "--device", "cpu", *options]
+    if count == 1:
+        with contextlib.redirect_stderr(io.StringIO()) as stream:
+            return subprocess.CompletedProcess(command, main([*command, "--threads", "1"]), stderr=stream.getvalue())
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        [*launch, "transduce", *command], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -117,3 +124,4 @@ def test_a_mistake_ends_all_processes_with_one_sentence(settings_file: Path, tmp
     assert done.returncode != 0
     assert done.stderr.count("nowhere.zh does not exist") == 1
     assert "tasks/run/run.py" not in done.stderr  # the traceback is torchrun's own
+    assert "SIGKILL" not in done.stderr  # torchrun waits 30 seconds for the other process before

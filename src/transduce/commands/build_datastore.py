@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transduce.inference.datastore import Datastore
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DatastoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report about a new datastore for kNN retrieval: its size, and its effect on the loss."""
 
     pairs: int
@@ -106,9 +106,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(datastore: "Datastore") -> Report:
+def _report(datastore: "Datastore") -> DatastoreReport:
     card = datastore.neighbors.card
-    return Report(
+    return DatastoreReport(
         pairs=card.pairs,
         left_out=datastore.left_out,
         positions=len(datastore.neighbors.tensors.labels),

@@ -14,6 +14,7 @@ from transduce.commands.options import (
     add_json,
     check_writable,
     loading_options,
+    option_of,
     write_report,
 )
 from transduce.commands.train import add_run, run_request
@@ -152,8 +153,7 @@ def _check_options(options: argparse.Namespace) -> None:
         sources, targets = getattr(options, one), getattr(options, other)
         are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
         if bool(sources) != bool(targets) and not are_pairs:
-            names = [name.replace("_", "-") for name in (one, other)]
-            raise TransduceError(f"--{names[0]} and --{names[1]} belong together: pass both.")
+            raise TransduceError(f"{option_of(one)} and {option_of(other)} belong together: pass both.")
     if options.test_source and not options.source:
         raise TransduceError("--test-source is searched in the training text: pass --source and --target too.")
     if options.html and not options.source:

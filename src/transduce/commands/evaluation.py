@@ -31,6 +31,7 @@ from transduce.commands.options import (
     search_settings,
     write_lines,
     write_report,
+    write_results,
 )
 from transduce.errors import TransduceError, shell_word
 from transduce.text.files import count_noun
@@ -98,7 +99,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     hypotheses = _translate(translator, sources, search, glossary)
     elapsed_seconds = time.monotonic() - started_at
     if options.output:
-        write_file(Path(options.output), "".join(f"{line}\n" for line in hypotheses).encode())
+        write_results((f"{line}\n" for line in hypotheses), options.output)
     counting = {
         "target_language": translator.target_language,
         "tokenize": options.tokenize,
@@ -178,7 +179,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     check_labels(classifier, labels, f"{options.reference}:1")
     predicted = [each.label for each in classifier(texts)]
     if options.output:
-        write_file(Path(options.output), "".join(f"{label}\n" for label in predicted).encode())
+        write_results((f"{label}\n" for label in predicted), options.output)
     report = score_labels(predicted, labels)
     write_report(report, options.json)
     if options.json != "-":
@@ -598,7 +599,7 @@ def run_estimate_quality(options: argparse.Namespace) -> int:
         write_file(Path(options.output), write_table(lines))
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
-        write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
+        write_results((f"{each.text}\n" for each in redecoded), options.redecode)
         remaining = _report(
             _reviewed(redecoded, estimate_quality(translator, redecoded, glossary=glossary), glossary), None
         )

@@ -2,10 +2,8 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_device,
     add_json,
@@ -15,8 +13,8 @@ from transduce.commands.options import (
     loading_options,
     refuse_options,
     write_report,
+    write_results,
 )
-from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 
 if TYPE_CHECKING:
@@ -75,12 +73,7 @@ def run(options: argparse.Namespace) -> int:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
     forecast = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
-    lines = "".join(f"{line}\n" for line in table_lines(forecast))
-    if options.output:
-        write_file(Path(options.output), lines.encode())
-    else:
-        with standard_output() as output:
-            output.write(lines)
+    write_results((f"{line}\n" for line in table_lines(forecast)), options.output)
     return 0
 
 

@@ -19,10 +19,10 @@ from transduce.commands.options import (
     refuse_options,
     sampling_from,
     search_from,
+    standard_output,
     text_argument,
     write_report,
 )
-from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 

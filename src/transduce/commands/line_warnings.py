@@ -13,8 +13,9 @@ from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
 from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, load_tokenizer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
-from transduce.model_folder.read import MANIFEST, Manifest, outline_imported
+from transduce.model_folder.read import MANIFEST, Manifest, outline_imported, read_directions
 from transduce.model_folder.safety import read_json
+from transduce.text.languages import choose_direction
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
 from transduce.text.vocabulary import Vocabulary, byte_of
@@ -202,11 +203,15 @@ def with_warnings(
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: each argument if it is set, else that of the manifest.
 
-    A language is None if neither specifies it. A folder without a manifest specifies none.
+    A language is None if neither specifies it. A folder without a manifest specifies none. For a multilingual model the
+    source language is the one that `choose_direction` finds.
 
     Raises:
-        TransduceError: the manifest is damaged.
+        TransduceError: the manifest is damaged, or the multilingual model does not know a language.
     """
+    directions = read_directions(folder)
+    if directions:
+        return choose_direction(directions, source, target)
     if not (folder / MANIFEST).is_file():
         return source, target
     manifest = read_json(folder, MANIFEST, Manifest)

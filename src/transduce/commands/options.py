@@ -1,9 +1,12 @@
-"""Declare the command-line options that several subcommands share, read them, check files, and write reports."""
+"""Declare the options that several commands share, read them, check files, read standard input, and write results."""
 
 import argparse
+import codecs
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,7 @@ from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, json_bytes, write_file
 from transduce.errors import TransduceError
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
 
@@ -138,7 +141,8 @@ SEARCH_OPTIONS = {
     ),
     "repetition_penalty": SettingOption(
         "search.repetition_penalty",
-        "greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
+        "greater than 1: earlier tokens, also of a prompt, become less likely, as in transformers; usually 1: no "
+        "effect",
         {"type": float, "metavar": "P"},
     ),
     "coverage_penalty": SettingOption(
@@ -504,3 +508,98 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path != "-":
         print_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     sys.stderr.write(localized(f"{report}\n"))
+
+
+# --- standard input and output ---
+
+
+_MAX_DAMAGED = 5  # damaged lines that are reported individually
+_FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
+_OTHER_CONTENT = (
+    (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
+    (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
+    (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
+)
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[io.TextIOWrapper]:
+    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
+    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
+    try:
+        yield output
+        output.flush()
+    finally:
+        output.detach()
+
+
+def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
+    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
+
+    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
+    stream.
+
+    Args:
+        is_any_text: do not check whether the first lines show a document, such as subtitles.
+
+    Raises:
+        TransduceError: the first bytes show another format.
+    """
+    from transduce.documents.formats import recognize_text
+
+    damaged, start = 0, b""
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        if number <= 2 and not is_any_text:
+            start += raw
+            recognize_text("Standard input", start)
+        line = raw.removesuffix(b"\n")
+        line = line.removesuffix(b"\r") if line != raw else line
+        if number == 1:
+            _refuse_other_content(line)
+            _refuse_other_ends(raw)
+            line = line.removeprefix(codecs.BOM_UTF8)
+        text = line.decode("utf-8", "replace")
+        if text.count("\ufffd") > line.count("\ufffd".encode()):
+            damaged += 1
+            if damaged <= _MAX_DAMAGED:
+                sys.stderr.write(
+                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                )
+        yield text
+    if damaged > _MAX_DAMAGED:
+        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
+
+
+def _refuse_other_content(line: bytes) -> None:
+    for beginning, what, remedy in _OTHER_CONTENT:
+        if line.startswith(beginning):
+            raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
+
+
+def _refuse_other_ends(raw: bytes) -> None:
+    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
+
+    Args:
+        raw: the bytes of the first line.
+    """
+    if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
+        raise TransduceError(
+            "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
+            "`tr '\\r' '\\n'`."
+        )
+
+
+def write_results(results: Iterable[str], output: str | None) -> None:
+    """Write results, which include their line breaks.
+
+    Args:
+        results: the results, each one or more lines.
+        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
+    """
+    if output:
+        write_file(Path(output), "".join(results).encode("utf-8", "replace"))
+        return
+    with standard_output() as stream:
+        for result in results:
+            stream.write(result)
+            stream.flush()

@@ -23,7 +23,7 @@ from transduce.errors import TransduceError, import_extra
 from transduce.inspection.page import render_live_page
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
-from transduce.text.languages import LanguageProfiles, merge_profiles
+from transduce.text.languages import LanguageProfiles, canonical, merge_profiles
 from transduce.ui_language import localized
 from transduce.ui_language_choice import set_ui_language
 
@@ -213,7 +213,6 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
         TransduceError: a model cannot be loaded, or a glossary belongs to none of them.
     """
     from transduce.inference.load import task_of
-    from transduce.serving.languages import canonical
     from transduce.serving.models import ServedModel, parse_model
 
     models, generators, glossaries = [], [], read_glossaries(options.glossary, len(options.models))
@@ -300,8 +299,10 @@ def _translators(
         yield load_translator(str(folder), options), languages
         return
     wanted = directions if languages is None else (languages,)
-    first = load_translator(str(folder), argparse.Namespace(**vars(options), target_language=wanted[0][1]))
-    for source, target in wanted:
+    named = {"source_language": wanted[0][0], "target_language": wanted[0][1]}
+    first = load_translator(str(folder), argparse.Namespace(**vars(options), **named))
+    yield first, wanted[0]
+    for source, target in wanted[1:]:
         yield first.for_target(target), (source, target)
 
 
@@ -315,7 +316,6 @@ def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] |
     Raises:
         TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.
     """
-    from transduce.serving.languages import canonical
     from transduce.serving.models import parse_model
 
     glossaries: dict[tuple[str, str] | None, Glossary] = {}

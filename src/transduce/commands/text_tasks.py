@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
-from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
+from transduce.atomic_io import name_path_in_errors, open_atomically
 from transduce.commands.options import (
     add_computing,
     add_json,
@@ -18,10 +18,11 @@ from transduce.commands.options import (
     check_writable,
     file_or_stream,
     loading_options,
+    stdin_lines,
     text_argument,
     write_report,
+    write_results,
 )
-from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError, shown_names
 from transduce.text.files import read_lines
 from transduce.text.tagged import is_tagged_file, read_tagged
@@ -59,22 +60,6 @@ def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T],
 
 def _input_lines(options: argparse.Namespace) -> Iterator[str]:
     return read_lines(options.text) if options.text else stdin_lines()
-
-
-def _write_results(results: Iterable[str], output: str | None) -> None:
-    """Write results, which include their line breaks.
-
-    Args:
-        results: the results, each one or more lines.
-        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
-    """
-    if output:
-        write_file(Path(output), "".join(results).encode())
-        return
-    with standard_output() as stream:
-        for result in results:
-            stream.write(result)
-            stream.flush()
 
 
 # --- classify ---
@@ -125,7 +110,7 @@ def run_classify(options: argparse.Namespace) -> int:
         _report_labels(options, classifier)
         return 0
     found = _in_blocks(classifier, _input_lines(options), _BLOCK_LINES)
-    _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+    write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
     return 0
 
 
@@ -140,7 +125,7 @@ def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> Non
     check_labels(classifier, labels, f"{options.labels}:1")
     found = list(_in_blocks(classifier, texts, _BLOCK_LINES))
     if options.output:
-        _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+        write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
     write_report(score_labels([each.label for each in found], labels), options.json)
 
 
@@ -205,7 +190,7 @@ def run_tag(options: argparse.Namespace) -> int:
         _report_tags(options, tagger)
         return 0
     taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
-    _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
     return 0
 
 
@@ -242,7 +227,7 @@ def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
         sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
     if options.output:
-        _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+        write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
     report = score_tags([tagging.tags for tagging in taggings], [sentence.tags for sentence in sentences])
     write_report(report, options.json)
 
@@ -312,7 +297,7 @@ def run_parse(options: argparse.Namespace) -> int:
         return 0
     sentences = ([unescape_word(word) for word in line.split()] for line in _input_lines(options))
     parses = _in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER)
-    _write_results((_format_parse(parse, options) for parse in parses), options.output)
+    write_results((_format_parse(parse, options) for parse in parses), options.output)
     return 0
 
 
@@ -328,7 +313,7 @@ def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingRep
     sentences = (reference.words() for reference in references)
     parses = list(_in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER))
     if options.output:
-        _write_results((_format_parse(parse, options) for parse in parses), options.output)
+        write_results((_format_parse(parse, options) for parse in parses), options.output)
     brackets = score_trees([parse.tree for parse in parses], references, BracketSettings())
     all_lengths = brackets.all
     return ParsingReport(

@@ -1,7 +1,6 @@
 """`transduce translate MODEL < in.txt > out.txt`: translate lines of text."""
 
 import argparse
-import codecs
 import contextlib
 import io
 import sys
@@ -28,11 +27,12 @@ from transduce.commands.options import (
     refuse_options,
     sampling_from,
     search_settings,
+    standard_output,
+    stdin_lines,
     text_argument,
     thread_count,
 )
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
-from transduce.documents.formats import recognize_text
 from transduce.errors import TransduceError
 from transduce.inference.segmentation import join_wrapped_lines
 from transduce.text.files import count_noun, read_lines
@@ -44,14 +44,6 @@ if TYPE_CHECKING:
     from transduce.commands.line_warnings import LineWarnings
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
     from transduce.inference.translator import Translator
-
-_MAX_DAMAGED = 5  # damaged lines that are reported individually
-_FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
-_OTHER_CONTENT = (
-    (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
-    (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
-    (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -435,71 +427,6 @@ def _digests(folder: Path) -> list[str]:
 def open_device(path: str) -> io.TextIOWrapper:
     """Open a device such as /dev/stdout to write UTF-8 text with line feeds, whatever the locale is."""
     return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
-
-
-@contextlib.contextmanager
-def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Give a `with` block standard output as UTF-8 text with line feeds, in any locale; flush it at the end."""
-    output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
-    try:
-        yield output
-        output.flush()
-    finally:
-        output.detach()
-
-
-def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
-
-    Such lines are reported on standard error. In a file they would be an error, since a user can fix a file, but not a
-    stream.
-
-    Args:
-        is_any_text: do not check whether the first lines show a document, such as subtitles.
-
-    Raises:
-        TransduceError: the first bytes show another format.
-    """
-    damaged, start = 0, b""
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        if number <= 2 and not is_any_text:
-            start += raw
-            recognize_text("Standard input", start)
-        line = raw.removesuffix(b"\n")
-        line = line.removesuffix(b"\r") if line != raw else line
-        if number == 1:
-            _refuse_other_content(line)
-            _refuse_other_ends(raw)
-            line = line.removeprefix(codecs.BOM_UTF8)
-        text = line.decode("utf-8", "replace")
-        if text.count("\ufffd") > line.count("\ufffd".encode()):
-            damaged += 1
-            if damaged <= _MAX_DAMAGED:
-                sys.stderr.write(
-                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
-                )
-        yield text
-    if damaged > _MAX_DAMAGED:
-        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
-
-
-def _refuse_other_content(line: bytes) -> None:
-    for beginning, what, remedy in _OTHER_CONTENT:
-        if line.startswith(beginning):
-            raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
-
-
-def _refuse_other_ends(raw: bytes) -> None:
-    """Refuse standard input in which carriage returns alone end the lines, so that it would be read as one line.
-
-    Args:
-        raw: the bytes of the first line.
-    """
-    if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
-        raise TransduceError(
-            "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
-            "`tr '\\r' '\\n'`."
-        )
 
 
 def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:

@@ -217,13 +217,14 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
         language: code of the target language; None: unknown.
     """
     record = document.messages
-    if record is not None and record.kept:
-        count = count_noun(len(record.kept), "ICU message")
+    kept = [] if record is None else [*record.kept, *record.lost]
+    if kept:
+        count = count_noun(len(kept), "ICU message")
         yield f"Kept, because the branches cannot be translated one by one: {count}."
-        for number, text in sorted(record.kept.items())[:_MAX_SHOWN]:
+        for text in kept[:_MAX_SHOWN]:
             shown = " ".join(text.split())
             shown = shown if len(shown) <= _MAX_MESSAGE else f"{shown[:_MAX_MESSAGE]}…"
-            yield f"  message in text {number}: {shown}"
+            yield f"  this message stays: {shown}"
     missing = [lacking_plural_forms(forms, language) for forms in ([] if record is None else record.plural_forms)]
     if any(missing):
         names = shown_names([f"`{name}`" for name in PLURAL_FORMS if any(name in each for each in missing)])
@@ -277,7 +278,7 @@ class _UnitWarnings:
             noun="text",
         )
         self._tally = None if glossary is None else TermTally(glossary, of_document=True)
-        self._kept = frozenset() if document.messages is None else document.messages.kept.keys()
+        self._kept = frozenset() if document.messages is None else frozenset(document.messages.kept)
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -290,7 +291,7 @@ class _UnitWarnings:
             pair = plain_text(unit.text, unit.kind), plain_text(translation, unit.kind)
             if self._tally is not None:
                 self._tally.add(self._count, *pair)
-            if unit.kind != "html" and self._count not in self._kept:
+            if unit.kind != "html" and unit.text not in self._kept:
                 self._warnings.add(self._count, *pair)
 
     def __str__(self) -> str:

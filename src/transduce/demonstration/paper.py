@@ -24,6 +24,7 @@ from transduce.inspection.complexity import PaperReport
 from transduce.inspection.plots import Chart, WordLines
 from transduce.inspection.reading import Reader
 from transduce.tasks.experiments import ExperimentOptions, expand, make_experiment, run_all
+from transduce.tasks.kinds.kind import DEV_SCORES
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
 from transduce.text.trees import read_clean_trees
@@ -190,7 +191,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
 
 def _scores(folder: Path) -> tuple[float, float, str]:
     """Return the lowest dev perplexity of the run in a folder, the BLEU of its best model, and BLEU's signature."""
-    score = json.loads((folder / "dev_score.json").read_text("utf-8"))["bleu"]
+    score = json.loads((folder / DEV_SCORES).read_text("utf-8"))["bleu"]
     events = read_events(folder, dict[str, Any])
     perplexity = min(float(event["perplexity"]) for event in events if event["event"] == "validation")
     return perplexity, float(score["value"]), str(score["signature"])

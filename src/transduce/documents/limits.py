@@ -213,6 +213,21 @@ def xml_text(text: str) -> str:
     return _NOT_XML.sub("", text)
 
 
+def add_text(element: Any, text: str) -> None:
+    """Append characters at the end of an XML element: to its text, or to the tail of its last child."""
+    if len(element):
+        element[-1].tail = (element[-1].tail or "") + text
+    else:
+        element.text = (element.text or "") + text
+
+
+def clear(element: Any) -> None:
+    """Remove the text and the children of an XML element; its attributes stay."""
+    element.text = None
+    for child in list(element):
+        element.remove(child)
+
+
 _EXCEL_ESCAPE = re.compile("_x(?![Dd][89A-Fa-f])([0-9A-Fa-f]{4})_")
 
 

@@ -93,6 +93,10 @@ _FORMATTING_CODE = re.compile(
 _LINE_BREAK_CODE = re.compile(
     r"""\b(?:ctype|subType|id|type)\s*=\s*["'](?:lb|xlf:lb|x-(?:html-)?br|LINE_BREAK)|&lt;br\b""", re.IGNORECASE
 )
+_NOTE_NAMES = {"sup": "a", "a": "sup"}
+"""Elements that may be the reference to a note, such as `<sup><a href="#n1">1</a></sup>`, with the other in them."""
+_NOTE_ROLE = re.compile(r"(?<![\w-])(?:doc-)?noteref(?![\w-])|(?<![\w-])footnote-ref", re.IGNORECASE)
+_MAX_NOTE = 12  # tags and texts in the reference to a note
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
 Side = Literal["", "next", "previous"]
@@ -425,8 +429,20 @@ class _Reader:
         -1 if the item at the index is no start tag of such an element, or has no end tag.
         """
         item = self.items[index]
-        end = self.outline.partner.get(index, -1)
-        return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
+        end = self.outline.partner.get(index, -1) if item.role == "start" else -1
+        if end >= 0 and (_copies(item.name, item.attributes, self.settings) or self._is_note(index, end)):
+            return end
+        return -1
+
+    def _is_note(self, start: int, stop: int) -> bool:
+        """Return whether an HTML element from one index to another is the number or sign of a footnote, with a link."""
+        item, inner = self.items[start], self.items[start + 1 : stop]
+        if item.name not in _NOTE_NAMES or self.settings.kind != "html" or not 0 < len(inner) <= _MAX_NOTE:
+            return False
+        has_role = _NOTE_ROLE.search(item.attributes) is not None
+        text = unescape("".join(each.source for each in inner if each.role == "text"), self.settings)
+        is_sign = bool(text.strip()) and not any(map(str.isalpha, text))
+        return is_sign and (has_role or any(each.name == _NOTE_NAMES[item.name] for each in inner))
 
     def _copied(self, start: int, stop: int) -> Token:
         """Return the single token for an element that is copied to the translation with its content.
@@ -440,6 +456,8 @@ class _Reader:
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
+        if not _copies(item.name, item.attributes, self.settings):  # the reference to a note
+            return Token("empty", source, item.name, side="previous")
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
             if _LINE_BREAK_CODE.search(content):
                 return Token("break", source, item.name)

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from transduce.documents.formats import Source
-from transduce.documents.limits import Archive, escaped, parse_xml, unescaped, write_xml, xml_text
+from transduce.documents.limits import Archive, add_text, clear, escaped, parse_xml, unescaped, write_xml, xml_text
 from transduce.documents.units import (
     Document,
     InlineText,
     Part,
     Tag,
     Unit,
+    find_code_styles,
     has_letters,
     is_code_style,
     joined_parts,
@@ -59,6 +60,8 @@ class _Dialect(NamedTuple):
     """Elements that stand for content which is not translated, such as formulas."""
     has_escapes: bool = False
     """True if texts have escapes such as `_x000D_` for characters that XML cannot store."""
+    code_styles: frozenset[str] = frozenset()
+    """Identifiers of Word's styles for code, besides those that are recognized by the identifier itself."""
 
 
 _WORD = _Dialect(
@@ -72,7 +75,7 @@ _WORD = _Dialect(
     _names(_W, "tab ptab"),
     _names(_W, "br cr"),
     _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
-    _names(_W, "sym ruby pgNum fldSimple") | _names(_M, "oMath oMathPara"),
+    _names(_W, "sym ruby pgNum fldSimple sdt") | _names(_M, "oMath oMathPara"),
 )
 _DRAWING = _Dialect(
     f"{_A}p",
@@ -86,9 +89,9 @@ _DRAWING = _Dialect(
 _SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
 _THREAD = _SHEET._replace(paragraph=f"{_THREADS}threadedComment", text=f"{_THREADS}text")
 _CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
+_CHART_LABELS = (_CHART_LABEL, _CHART_LABEL._replace(paragraph=f"{_C}tx"))
 """Names of categories and data series, which a chart stores beside the cells that they come from."""
 _UNIMPORTANT = _names(_W, "lang noProof")
-_UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
 # --- reading a paragraph ---
 
@@ -189,8 +192,13 @@ class _OpenXmlParagraph(_Paragraph):
     @property
     def is_code(self) -> bool:
         """True if the paragraph has a Word style for code, so that it is not translated."""
-        style = self.element.find(f"{_W}pPr/{_W}pStyle")
-        return style is not None and is_code_style(style.get(f"{_W}val"))
+        return self._is_code_style(self.element, f"{_W}pPr/{_W}pStyle")
+
+    def _is_code_style(self, parent: Any, path: str) -> bool:
+        """Return whether the element at a path below another, or below None, names a Word style for code."""
+        style = None if parent is None else parent.find(path)
+        identifier = None if style is None else style.get(f"{_W}val")
+        return is_code_style(identifier) or identifier in self.dialect.code_styles
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
         """Yield a paragraph's content (or a container's in it) as (kind, run or container, text or element).
@@ -201,7 +209,7 @@ class _OpenXmlParagraph(_Paragraph):
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
                 continue
-            if child.tag == dialect.run and is_code_style(self._style(child)):
+            if child.tag == dialect.run and self._is_code_style(self._run_properties(child), f"{_W}rStyle"):
                 yield "code", None, [_Leaf(child, part) for part in child if part.tag != dialect.run_properties]
             elif child.tag == dialect.run:
                 for part in child:
@@ -213,9 +221,7 @@ class _OpenXmlParagraph(_Paragraph):
                         yield "leaf", child, part
             elif child.tag == dialect.text:  # a cell without runs
                 yield "text", None, self._text(child)
-            elif child.tag in dialect.containers and (
-                child.tag != f"{_W}fldSimple" or _is_text_field(child.get(f"{_W}instr", ""))
-            ):
+            elif child.tag in dialect.containers and not _is_copied(child):
                 holder = next((each for each in child if each.tag in dialect.holders), child)
                 yield "open", child, holder
                 yield from self._atoms(holder)
@@ -227,12 +233,6 @@ class _OpenXmlParagraph(_Paragraph):
         """Return the text of an XML element, with Excel's escapes decoded; an element without text has ""."""
         text = element.text or ""
         return unescaped(text) if self.dialect.has_escapes else text
-
-    def _style(self, run: Any) -> str | None:
-        """Return the name of the Word style of a run (stretch of formatted text); None if it has none."""
-        properties = self._run_properties(run)
-        style = None if properties is None else properties.find(f"{_W}rStyle")
-        return None if style is None else style.get(f"{_W}val")
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
         """Store the formatting that most characters of the paragraph have; text with it needs no inline tags."""
@@ -261,7 +261,7 @@ class _OpenXmlParagraph(_Paragraph):
             child.attrib.pop(f"{_W}hint", None)
             if child.tag in _UNIMPORTANT or (child.tag == f"{_W}rFonts" and not child.attrib):
                 properties.remove(child)
-        for name in _UNIMPORTANT_ATTRIBUTES:
+        for name in ("lang", "altLang", "dirty", "err", "noProof"):
             properties.attrib.pop(name, None)
         if not len(properties) and not properties.attrib:
             return b""
@@ -480,6 +480,13 @@ def _instruction(atoms: Sequence[_Atom]) -> str:
     return "".join(each.text or "" for kind, _, each in atoms if kind == "leaf" and each.tag == f"{_W}instrText")
 
 
+def _is_copied(container: Any) -> bool:
+    """Return whether a Word element with runs is copied: a field that shows no text, or a list or date to choose."""
+    if container.tag == f"{_W}fldSimple":
+        return not _is_text_field(container.get(f"{_W}instr", ""))
+    return any(container.find(f"{_W}sdtPr/{_W}{name}") is not None for name in ("dropDownList", "comboBox", "date"))
+
+
 def _is_text_field(instruction: str) -> bool:
     """Return whether a Word field with this instruction shows text to translate: a link or a table of contents."""
     return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
@@ -538,6 +545,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
 
 
 _WORKBOOK = "xl/workbook.xml"
+_STYLES = "word/styles.xml"
 _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[^/]*"
 
 
@@ -546,14 +554,22 @@ def read_docx(source: Source) -> Document:
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
     pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
-    return _document(archive, _part_files(archive, pattern, _WORD, _DRAWING, _CHART_LABEL))
+    word = _WORD._replace(code_styles=_code_styles(archive))
+    return _document(archive, _part_files(archive, pattern, word, _DRAWING, *_CHART_LABELS))
+
+
+def _code_styles(archive: Archive) -> frozenset[str]:
+    """Return the identifiers of a Word file's styles for code; Word in some languages has identifiers of its own."""
+    styles = parse_xml(archive[_STYLES], _STYLES).getroot().iter(f"{_W}style") if _STYLES in archive else ()
+    found = ([each.get(f"{_W}styleId", ""), *map(each.find, (f"{_W}name", f"{_W}basedOn"))] for each in styles)
+    return find_code_styles((style, *(e if e is None else e.get(f"{_W}val") for e in rest)) for style, *rest in found)
 
 
 def read_pptx(source: Source) -> Document:
     """Read a PowerPoint file as a document to translate: slides, notes, charts and diagrams."""
     archive = source.archive()
     texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
-    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, _CHART_LABEL))
+    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, *_CHART_LABELS))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -569,7 +585,7 @@ def read_xlsx(source: Source) -> Document:
         for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
     }
     tags = (f"{_S}si", f"{_S}is", f"{_S}text")
-    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, _CHART_LABEL)
+    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _THREAD, _DRAWING, *_CHART_LABELS)
     comments = r"comments[^/]*|comments/comment[^/]*|threadedComments/[^/]*"
     pattern = rf"xl/(?:sharedStrings|worksheets/[^/]*|{comments}|{_DRAWINGS})\.xml"
     files = []
@@ -714,7 +730,7 @@ class _OpenDocumentParagraph(_Paragraph):
     @override
     def _rebuild(self, parts: Sequence[Part]) -> None:
         holders, is_after_space = [self.element], True
-        _clear(self.element)
+        clear(self.element)
         for part in parts:
             if isinstance(part, str):
                 is_after_space = _append_text(holders[-1], part, is_after_space=is_after_space)
@@ -726,7 +742,7 @@ class _OpenDocumentParagraph(_Paragraph):
                 holders[-1].append(element)
                 is_after_space = is_after_space or element.tag in (f"{_TEXT}tab", f"{_TEXT}line-break")
                 if part.kind == "open":
-                    _clear(element)
+                    clear(element)
                     holders.append(element)
         cell = self.element.getparent()
         if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
@@ -760,29 +776,15 @@ def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
     """
     for index, word in enumerate(xml_text(text).split(" ")):
         if index and not is_after_space:
-            _append_characters(holder, " ")
+            add_text(holder, " ")
         elif index and len(holder) and holder[-1].tag == f"{_TEXT}s" and not holder[-1].tail:
             holder[-1].set(f"{_TEXT}c", str(_space_count(holder[-1]) + 1))
         elif index:
             holder.append(holder.makeelement(f"{_TEXT}s"))
         if word:
-            _append_characters(holder, word)
+            add_text(holder, word)
         is_after_space = not word and (is_after_space or index > 0)
     return is_after_space
-
-
-def _append_characters(holder: Any, text: str) -> None:
-    """Append characters at the end of an XML element: to its text, or to the tail of its last child."""
-    if len(holder):
-        holder[-1].tail = (holder[-1].tail or "") + text
-    else:
-        holder.text = (holder.text or "") + text
-
-
-def _clear(element: Any) -> None:
-    element.text = None
-    for child in list(element):
-        element.remove(child)
 
 
 def _collapsed(text: str | None) -> str:

@@ -135,6 +135,8 @@ _IDENTIFIER = re.compile(
     r"(?=.*[\W\d_])[#@./\\]?[A-Za-z0-9]+(?:[-_./:\\#@]+[A-Za-z0-9]+)*/?|(?:https?|ftp|mailto|data):\S+|[a-z]+(?:[A-Z][a-z0-9]*)+"
 )
 _HTML_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9-]*(?:\s[^<>]*)?/?>")
+# Tags such as <1>, which stand for components, and the names that they have during translation.
+_NUMBERED_TAG, _NAMED_NUMBER = re.compile(r"<(/?)(\d{1,4})(\s*/?)>"), re.compile(r"<(/?)n-(\d{1,4})(\s*/?)>")
 Path = tuple[str, ...]
 
 
@@ -212,11 +214,25 @@ def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
         value = _LONE_SURROGATE.sub("\ufffd", json.loads(text[start:end]))
         is_chosen = any(_matches(path, pattern) for pattern in patterns) if patterns else _is_prose(path, value)
         if is_chosen and has_letters(value):
-            unit = Unit(value, "html" if _HTML_TAG.search(value) else "text")
-            edits.append(
-                Edit(offset + start, offset + end, [unit], lambda new: json.dumps(new[0], ensure_ascii=is_ascii))
-            )
+            edits.append(_edit_value(value, offset + start, offset + end, is_ascii=is_ascii))
     return edits
+
+
+def _edit_value(value: str, start: int, end: int, *, is_ascii: bool) -> Edit:
+    """Return the edit that replaces a string value of a JSON file, which may have tags and signs such as `&` in it."""
+    has_tags = _HTML_TAG.search(value) is not None and _NAMED_NUMBER.search(value) is None
+    text = _NUMBERED_TAG.sub(r"<\1n-\2\3>", value) if has_tags else value
+
+    def render(translations: Sequence[str]) -> str:
+        new = translations[0]
+        if has_tags:
+            # Signs that are no markup stay signs, since the texts of programs are often not parsed as HTML.
+            for sign, entity in (("<", "&lt;"), (">", "&gt;"), ("&", "&amp;")):
+                new = new if entity in value else re.sub(rf"{entity}(?![\w#/!?])", sign, new)
+            new = _NAMED_NUMBER.sub(r"<\1\2\3>", new)
+        return json.dumps(new, ensure_ascii=is_ascii)
+
+    return Edit(start, end, [Unit(text, "html" if has_tags else "text")], render)
 
 
 def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:

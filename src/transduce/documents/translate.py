@@ -16,7 +16,7 @@ from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
-from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
+from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
@@ -120,11 +120,16 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 
 
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
-    """Return the translation of each unit (text) of a document, in order.
+    """Return the translation of each unit (text) of a document, in order; a unit whose translation is empty stays.
 
     Equal units are translated only once, and units of one kind together. If the model reads earlier sentences as
     context, all units are translated in the document's order instead.
     """
+    found = _translate_units(units, translate)
+    return [new if plain_text(new, unit.kind).strip() else unit.text for unit, new in zip(units, found, strict=True)]
+
+
+def _translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
     if isinstance(translate, ContextTexts) and translate.reads_context:
         return [
             text

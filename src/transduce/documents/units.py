@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.protected import find_protected
 
 # --- settings ---
 
@@ -53,6 +54,12 @@ class Unit(NamedTuple):
     text: str
     """The source text. Its line breaks are spaces, unless the author separated lines on purpose."""
     kind: UnitKind = "text"
+
+
+class UntranslatedText(str):
+    """A text of a document in place of its translation, so that a format that stores both has no translation of it."""
+
+    __slots__ = ()
 
 
 class Document(NamedTuple):
@@ -308,10 +315,10 @@ _LITERAL = re.compile(r"[^{}#']++")
 class MessageRecord:
     """A record of what becomes of a document's ICU messages with branches, such as `{n, plural, one {…} other {…}}`."""
 
-    kept: dict[int, str] = field(default_factory=dict)
-    """The messages that stay as they are, by the number of their text from 1. Writing the document adds those whose
-    translation lacks an argument.
-    """
+    kept: list[str] = field(default_factory=list)
+    """The texts with messages that stay as they are."""
+    lost: list[str] = field(default_factory=list)
+    """The texts whose translation lacked an argument when the document was written, so that they stay, too."""
     plural_forms: list[frozenset[str]] = field(default_factory=list)
     """The forms, such as `one` and `other`, of each plural in the messages that are translated."""
 
@@ -524,6 +531,10 @@ class _Message:
         self._sentences = list(islice(_sentences(self._pattern), _MAX_SENTENCES + 1))
         if len(self._sentences) > _MAX_SENTENCES:
             raise ValueError
+        # An inline tag of the message must be in one sentence, and its end tag in the same.
+        tags = Counter(tag[0] for each in self._sentences for tag in _TAG.finditer(each.text))
+        if tags != Counter(tag[0] for tag in _TAG.finditer(text)) or not all(map(_is_balanced, self._sentences)):
+            raise ValueError
         self.texts = [each.text for each in self._sentences if each.has_letters]
         """The sentences to translate; those without a letter are left out."""
 
@@ -556,6 +567,19 @@ class _Message:
         return self.text[:start] + _written(self._pattern, texts) + self.text[start + len(core) :]
 
 
+def _is_balanced(sentence: _Sentence) -> bool:
+    """Return whether each inline tag `<g>` in a sentence has its end tag."""
+    tags = [match["end"] for match in _TAG.finditer(sentence.text) if match["name"] == "g" and not match["empty"]]
+    depths = list(accumulate(-1 if end else 1 for end in tags))
+    return not depths or (depths[-1] == 0 and min(depths) >= 0)
+
+
+def _is_protected(text: str) -> bool:
+    """Return whether all ICU messages with branches in a text are in spans that translation copies."""
+    spans = find_protected(text)
+    return all(any(a <= match.start() < b for a, b in spans) for match in _BRANCHES.finditer(text))
+
+
 def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], around: _Around = ()) -> str:
     """Return a message with the texts of its branches, in the order of `_sentences`."""
     choice = next((part for part in parts if isinstance(part, _Choice)), None)
@@ -571,42 +595,44 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
 def with_divided_messages(document: Document, *, has_html: bool) -> Document:
     """Return a document in which ICU messages with branches are divided into the sentences of these branches.
 
-    Messages that cannot be divided exactly stay units of their own, in which the branches are not translated.
+    Messages that cannot be divided exactly are left out, or stay a part of their unit if translation copies them.
 
     Args:
         document: the document.
         has_html: units of HTML are single messages, not pages or parts of pages.
     """
     record, units = MessageRecord(), list[Unit]()
-    found: list[_Message | None] = []
+    found: list[list[Unit] | _Message] = []
     for unit in document.units:
-        message = None
+        own: list[Unit] | _Message = [unit]
         if _BRANCHES.search(unit.text):
+            is_page = unit.kind == "html" and not has_html
             try:
-                is_message = unit.kind == "text" or (unit.kind == "html" and has_html)
-                message = _Message(unit.text) if is_message else None
+                own = own if is_page else _Message(unit.text)
             except ValueError:
-                message = None
-            if message is None:
-                record.kept[len(units) + 1] = unit.text
+                # What surrounds a message that can be told from it is translated.
+                own = [unit] if unit.kind == "text" and _is_protected(unit.text) else []
+            if isinstance(own, _Message):
+                record.plural_forms += own.plural_forms
             else:
-                record.plural_forms += message.plural_forms
-        found.append(message)
-        units += [unit] if message is None else [Unit(text, unit.kind) for text in message.texts]
-    if not record.kept and not any(found):
+                record.kept.append(unit.text)
+        found.append(own)
+        units += [Unit(text, unit.kind) for text in own.texts] if isinstance(own, _Message) else own
+    if not record.kept and not any(isinstance(own, _Message) for own in found):
         return document
 
     def write(translations: Sequence[str]) -> bytes:
         texts: list[str] = []
-        position = 0
-        for unit, message in zip(document.units, found, strict=True):
-            count = 1 if message is None else len(message.texts)
-            own = translations[position : position + count]
+        record.lost, position = [], 0
+        for unit, own in zip(document.units, found, strict=True):
+            count = len(own.texts if isinstance(own, _Message) else own)
+            new = translations[position : position + count]
             try:
-                texts.append(own[0] if message is None else message.written(own))
+                text = own.written(new) if isinstance(own, _Message) else new[0] if own else None
             except ValueError:
-                texts.append(unit.text)
-                record.kept[position + 1] = unit.text
+                text = None
+                record.lost.append(unit.text)
+            texts.append(UntranslatedText(unit.text) if text is None else text)
             position += count
         return document.write(texts)
 
@@ -687,7 +713,9 @@ class TextFile:
                 number += len(edit.units)
                 parts.append(self.text[position : edit.start])
                 is_same = all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
-                is_kept = is_same and edit.is_in_place and not always
+                is_kept = is_same and (
+                    (edit.is_in_place and not always) or any(isinstance(each, UntranslatedText) for each in chosen)
+                )
                 parts.append(self.text[edit.start : edit.end] if is_kept else edit.render(chosen))
                 position = edit.end
             parts.append(self.text[position:])
@@ -711,7 +739,9 @@ class TextFile:
             ) from None
 
 
-_CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.IGNORECASE)
+_CODE_STYLE = re.compile(
+    r"code|verbatim|preformatted|source ?text|listing|macro|html ?(?:keyboard|sample|typewriter)", re.IGNORECASE
+)
 
 
 def is_code_style(name: str | None) -> bool:
@@ -720,6 +750,23 @@ def is_code_style(name: str | None) -> bool:
     Code is not translated. False for None, a text without a style.
     """
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
+
+
+_MAX_BASES = 4  # styles that are based on each other
+
+
+def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> frozenset[str]:
+    """Return the identifiers of the styles for code among a document's styles.
+
+    Args:
+        styles: the identifier of each style, its name, and the identifier of the style that it is based on, if any. A
+            style that is based on one for code is one, too.
+    """
+    found = set[str]()
+    for identifier, name, base in list(styles) * _MAX_BASES:
+        if is_code_style(name) or base in found:
+            found.add(identifier)
+    return frozenset(found)
 
 
 def has_letters(text: str) -> bool:

@@ -18,11 +18,14 @@ from transduce.model_folder.hugging_face import (
 )
 from transduce.model_folder.load import with_languages
 from transduce.model_folder.read import (
+    CONTEXT,
+    DIRECTIONS,
     SETTINGS_FILE,
     outline_imported,
     read_saved_by_transformers,
     was_saved_by_transformers,
 )
+from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import read_original_tokenizer, to_toml, write_model_folder, write_original_tokenizer
 from transduce.search.settings import SearchSettings
 
@@ -80,6 +83,8 @@ def import_model_folder(
     weights: Mapping[str, Tensor]
     if is_own:
         content = read_saved_by_transformers(folder)
+        if content.directions and (source_language, target_language) != (None, None):
+            with_languages(content, source_language, target_language)  # refuses languages that the model does not know
         weights = content.model.state_dict()
     else:
         content, weights = outline_imported(folder)
@@ -92,8 +97,12 @@ def import_model_folder(
     tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)} | kept_documents(folder)
-    if is_own and (folder / SETTINGS_FILE).is_file():
-        documents[SETTINGS_FILE] = (folder / SETTINGS_FILE).read_text("utf-8")
+    if is_own:
+        documents |= {
+            name: file_inside(folder, name).read_text("utf-8")
+            for name in (SETTINGS_FILE, DIRECTIONS, CONTEXT)
+            if (folder / name).is_file()
+        }
     elif kind == "transformer":  # other kinds have no search settings
         documents[SETTINGS_FILE] = _settings(hugging_face_search_settings(folder))
     elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:

@@ -71,7 +71,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
-from transduce.text.languages import sentence_separator
+from transduce.text.languages import choose_direction, sentence_separator
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
@@ -161,6 +161,8 @@ class Translator:
         """Measurements of the lines of training, which decide whether `auto` splits sentences; None: unknown."""
         self.context: DocumentContext | None = None
         """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
+        self.directions: tuple[tuple[str, str], ...] = ()
+        """The pairs of source and target language that a multilingual model was trained for; else empty."""
         self._set_tokenizer(tokenizer, target_language)
 
     examples = renamed_attribute("examples", "datastore")
@@ -173,10 +175,19 @@ class Translator:
     def for_target(self, language: str) -> "Translator":
         """Return a translator to another target language, which shares the loaded models.
 
+        If the model was not trained for this language pair, the source language becomes the only one with which the
+        target language was trained; None if there are several.
+
         Raises:
             TransduceError: the model was not trained for several target languages, or not for this one.
         """
-        return self._with_tokenizer(self.tokenizer.for_target(language), language)
+        source = self.source_language
+        if self.directions:
+            only_source, language = choose_direction(self.directions, None, language)
+            source = source if (source, language) in self.directions else only_source
+        translator = self._with_tokenizer(self.tokenizer.for_target(language), language)
+        translator.source_language = source
+        return translator
 
     def for_tag(self, tag: str) -> "Translator":
         """Return a translator of texts with a tag, such as a domain, which shares the loaded models.

@@ -41,7 +41,7 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     with_pieces,
 )
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.text.vocabulary import Symbol, Vocabulary, compose
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
@@ -157,7 +157,7 @@ def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) ->
         return _of_words(_numbered(source, "the list"), "the list", notes)
     path = Path(source)
     if path.is_dir():
-        if (path / "tokenizer_settings.json").exists() or (path / IMPORTED_TOKENIZER_FILE).exists():
+        if (path / TOKENIZER_CARD).exists() or (path / IMPORTED_TOKENIZER_FILE).exists():
             return load_tokenizer(path)
         names = ("tokenizer.json", *SENTENCEPIECE_NAMES)
         inside = next((path / name for name in names if (path / name).is_file()), None)

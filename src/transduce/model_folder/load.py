@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
-from transduce.errors import TransduceError, shown_names
+from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model
@@ -17,6 +17,7 @@ from transduce.model_folder.read import ModelFolder
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
+from transduce.text.languages import check_languages, choose_direction, warn_untrained_direction
 
 # --- precision ---
 # float32, bfloat16, or 8-bit integer weights that are quantized on loading.
@@ -240,6 +241,7 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
         TransduceError: the model has no language tags, or lacks a tag for a language; or it has several target
             languages and `target` is None.
     """
+    check_languages(source, target)
     if content.directions:
         return _with_direction(content, source, target)
     if source is None and target is None:
@@ -262,30 +264,14 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 
 
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
-    """Return the content of a folder of a multilingual model, set to translate from `source` to `target`.
-
-    The pair may be new if the model knows the source language and the target language from other pairs. If `target` is
-    None, it is the model's only target language. If `source` is None, it is the only language that occurs with the
-    target, or stays open if there are several.
+    """Return the content of a folder of a multilingual model, set to translate between the languages chosen by them.
 
     Raises:
-        TransduceError: the model does not know a language, or `target` is None and it has several.
+        TransduceError: `choose_direction` refuses the languages.
     """
-    targets = dict.fromkeys(target_language for _, target_language in content.directions)
-    if target is None and len(targets) > 1:
-        raise TransduceError(
-            f"The model translates to {shown_names(targets, 40)}: choose one by `target_language` (--target-language)."
-        )
-    target = target or next(iter(targets))
-    sources = dict.fromkeys(from_language for from_language, to_language in content.directions if to_language == target)
-    if source is not None and source not in {from_language for from_language, _ in content.directions}:
-        names = shown_names(dict.fromkeys(from_language for from_language, _ in content.directions), 40)
-        raise TransduceError(f"The model translates from {names}, but not from {source}: choose one of them.")
-    manifest = msgspec.structs.replace(
-        content.manifest,
-        source_language=source or (next(iter(sources)) if len(sources) == 1 else None),
-        target_language=target,
-    )
+    source, target = choose_direction(content.directions, source, target)
+    warn_untrained_direction(content.directions, source, target)
+    manifest = msgspec.structs.replace(content.manifest, source_language=source, target_language=target)
     return msgspec.structs.replace(content, tokenizer=content.tokenizer.for_target(target), manifest=manifest)
 
 

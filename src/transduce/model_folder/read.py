@@ -43,7 +43,7 @@ from transduce.model_folder.safety import (
 )
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, VerifiedFiles
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 
 M = TypeVar("M", bound=Model)
 S = TypeVar("S")
@@ -51,7 +51,6 @@ Built = TypeVar("Built", bound=AnyModel)
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
-TOKENIZER_CARD = "tokenizer_settings.json"
 VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKENIZER_FILE)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -307,7 +306,7 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library from a model of transduce, without our tokenizer: copy "
             f"{TOKENIZER_CARD} and {' or '.join(VOCABULARIES[:2])} (and target.spm) there from the folder that was "
-            "opened."
+            f"opened, and {DIRECTIONS}, {CONTEXT}, {SETTINGS_FILE} and other files of transduce if it has them."
         )
     config = _read_config(folder)
     model: Model = _read_model(folder, config, build_model, None)[0]
@@ -319,7 +318,8 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
         target_language=old_manifest.target_language if old_manifest else None,
         sha256={},
     )
-    return ModelFolder(model, _read_tokenizer(folder, config), manifest)
+    tokenizer = _read_tokenizer(folder, config)
+    return ModelFolder(model, tokenizer, manifest, directions=read_directions(folder))
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:

@@ -26,7 +26,6 @@ from transduce.model_folder.read import (
     FORMAT_VERSION,
     MANIFEST,
     SETTINGS_FILE,
-    TOKENIZER_CARD,
     VOCABULARIES,
     WEIGHTS,
     Manifest,
@@ -36,7 +35,7 @@ from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, re
 from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 
 # --- tokenizer files ---
 # The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.

@@ -126,6 +126,7 @@ class BeamSearch:
     """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence."""
 
     ranking: Ranking = PAPER_RANKING
+    """The order of finished hypotheses, and the length penalty of their scores."""
 
     def __init__(
         self,

@@ -292,9 +292,7 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
         neutral["diverse_groups"] = 1
     if samples or beam_size == 1:
         neutral["coverage_penalty"] = 0.0
-    max_length, min_length = changes.get("max_length"), changes.get("min_length")
+    max_length = changes.get("max_length")
     if isinstance(max_length, int) and search.min_length >= max_length:
         neutral["min_length"] = max(0, max_length - 1)
-    if isinstance(min_length, int) and search.max_length is not None and min_length >= search.max_length:
-        neutral["max_length"] = None
     return {name: value for name, value in neutral.items() if name not in changes}

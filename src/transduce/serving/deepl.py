@@ -16,7 +16,7 @@ from starlette.responses import Response
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
-from transduce.serving.languages import AUTO, base, canonical, language_name
+from transduce.serving.languages import AUTO, language_name
 from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request, unsupported_field
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
@@ -30,6 +30,7 @@ from transduce.serving.service import (
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
+from transduce.text.languages import base_code, canonical
 from transduce.text.text_settings import TextSettings
 
 # --- messages ---
@@ -279,7 +280,7 @@ class DeepLHandlers:
         if not message.source_lang:
             raise invalid_request("`glossary_id` needs `source_lang`")
         stored = self.service.glossaries.get(ids[0], owner)
-        pair = base(canonical(message.source_lang)), base(canonical(message.target_lang))
+        pair = base_code(canonical(message.source_lang)), base_code(canonical(message.target_lang))
         if pair != (stored.source, stored.target):
             raise invalid_request(
                 f"the glossary is for {stored.source} → {stored.target}, but the request for {pair[0]} → {pair[1]}"
@@ -296,7 +297,7 @@ class DeepLHandlers:
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
-            codes = sorted({base(code).upper() for code in routes.sources})
+            codes = sorted({base_code(code).upper() for code in routes.sources})
             return json_response([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
         targets = {code for target in routes.targets_of_any for code in _target_codes(target)}
         return json_response(
@@ -319,7 +320,7 @@ class DeepLHandlers:
     @Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs)
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
-        pairs = sorted({(base(source), base(target)) for source, target in self.service.routes.pairs})
+        pairs = sorted({(base_code(source), base_code(target)) for source, target in self.service.routes.pairs})
         return json_response(
             DeepLGlossaryPairs(
                 supported_languages=[
@@ -352,7 +353,7 @@ class DeepLHandlers:
         model = routes.model(source, target)
         if model is None:
             raise invalid_request("`source_lang` and `target_lang` must differ")
-        stored = self.service.glossaries.add(message.name, base(source), base(target), terms, owner)
+        stored = self.service.glossaries.add(message.name, base_code(source), base_code(target), terms, owner)
         try:
             model.check(self.service.glossaries.glossary(stored), model.search)
         except TransduceError as error:
@@ -518,7 +519,7 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
 
 
 def _detected_language(answer: Answer) -> str:
-    return base(answer.source).upper()
+    return base_code(answer.source).upper()
 
 
 def _describe(stored: StoredGlossary) -> DeepLGlossary:

@@ -11,7 +11,9 @@ from transduce.serving.messages import DetectedLanguage, RequestError, invalid_r
 from transduce.text.languages import (
     CHINESE,
     LanguageProfiles,
+    canonical,
     detect_other_language,
+    fitting_code,
     is_long_enough,
     is_written_in,
     script_of,
@@ -21,35 +23,6 @@ from transduce.text.languages import (
 
 AUTO = "auto"
 
-# Codes that clients use, and their canonical forms. Chinese codes carry the script.
-_ALIASES = {
-    "zh": "zh-Hans",
-    "zh-cn": "zh-Hans",
-    "zh-sg": "zh-Hans",
-    "zh-hans-cn": "zh-Hans",
-    "zh-hans-sg": "zh-Hans",
-    "cmn": "zh-Hans",
-    "cmn-hans": "zh-Hans",
-    "zho": "zh-Hans",
-    "chi": "zh-Hans",
-    "zh-tw": "zh-Hant",
-    "zh-hk": "zh-Hant",
-    "zh-mo": "zh-Hant",
-    "zh-hant-tw": "zh-Hant",
-    "zh-hant-hk": "zh-Hant",
-    "cmn-hant": "zh-Hant",
-    "zt": "zh-Hant",
-    "pb": "pt-BR",
-    "no": "nb",
-    "nor": "nb",
-    "nob": "nb",
-    "nb-no": "nb",
-    "no-no": "nb",
-    "iw": "he",
-    "in": "id",
-    "ji": "yi",
-    "fil": "tl",
-}
 _NAMES = {
     "ar": "Arabic",
     "bg": "Bulgarian",
@@ -95,24 +68,6 @@ _NAMES = {
     "zh-Hans": "Chinese",
     "zh-Hant": "Chinese (traditional)",
 }
-
-
-def canonical(code: str) -> str:
-    """Return a client's language code in canonical spelling, also if it is unknown.
-
-    Chinese codes get their script (zh and zh_CN become zh-Hans), old codes the current one (iw becomes he), and others
-    only case and hyphen (EN_us becomes en-US).
-    """
-    parts = code.strip().replace("_", "-").lower().split("-")
-    alias = _ALIASES.get("-".join(parts))
-    if alias is not None:
-        return alias
-    return "-".join([parts[0], *(part.title() if len(part) == 4 else part.upper() for part in parts[1:])])
-
-
-def base(code: str) -> str:
-    """Return the language of a canonical code without script and region, such as "zh" of "zh-Hans"."""
-    return code.partition("-")[0]
 
 
 def language_name(code: str) -> str:
@@ -201,18 +156,10 @@ class Routes:
         Raises:
             RequestError: no served language fits the code.
         """
-        requested = canonical(code)
-        if requested in self.codes:
-            return requested
-        # en-GB is served by a model of en, and pt by one of pt-BR.
-        similar = [
-            served
-            for served in self.codes
-            if base(served) == base(requested) and base(requested) in (served, requested)
-        ]
-        if not similar:
+        served = fitting_code(canonical(code), self.codes)
+        if served is None:
             raise RequestError(400, f"{code[:32]} is not supported")
-        return similar[0]
+        return served
 
     def model(self, source: str, target: str) -> Model | None:
         """Return the model for a pair of canonical language codes; None leaves a text as it is.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.argument_checks import as_path, as_paths, as_shard
+from transduce.argument_checks import Files, as_path, as_paths, as_shard
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
@@ -36,7 +36,7 @@ from transduce.tasks.settings.structs import Settings
 from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import LineNotes, count_noun
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.display import ProgressDisplay
 from transduce.ui_language import localized
@@ -44,7 +44,6 @@ from transduce.ui_language import localized
 PARTS_FOLDER = "parts"
 PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
 """The tasks whose corpora can be prepared before training."""
-_TOKENIZER_CARD = "tokenizer_settings.json"
 _A_PREPARED_CORPUS = "a prepared corpus"
 
 
@@ -124,10 +123,6 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
-Files = str | Path | Sequence[str | Path]
-"""The path of one file, or those of several."""
-
-
 def prepare(  # noqa: PLR0913  (the command's own options)
     *,
     out: str | Path,
@@ -205,7 +200,7 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
     """
     started_at = time.monotonic()
     task = _check_request(request)
-    with atomic_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
+    with atomic_folder(request.out, TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
         tokenizer = _learn(text, measure_corpus(text.files), task.settings, partial, ProgressDisplay())
     return TokenizerReport(
         folder=str(request.out),

@@ -186,10 +186,8 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     """
     settings = make_settings(request.settings)
     _check_monolingual(settings, request)
-    display, training_request = (
-        ProgressDisplay(),
-        msgspec.structs.replace(request, started_at=None, settings=_with_translations(request, settings)),
-    )
+    display = ProgressDisplay()
+    training_request = msgspec.structs.replace(request, started_at=None, settings=_with_translations(request, settings))
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
         preflight_run(training_request)

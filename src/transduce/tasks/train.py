@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.argument_checks import as_list, as_path, as_paths
+from transduce.argument_checks import Files, as_list, as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.model_folder.read import SETTINGS_FILE
@@ -143,8 +143,9 @@ def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any
         )
     stored, old = StoredTextFiles(folder), read_stored(folder / SETTINGS_FILE)
     data = stored.locate(old, needs_dev=False).data
-    if data.has_several_directions or data.prepared is not None:
-        reason = "has several language pairs" if data.has_several_directions else "is a prepared corpus"
+    has_several_pairs = len(set(data.directions)) > 1
+    if has_several_pairs or data.prepared is not None:
+        reason = "has several language pairs" if has_several_pairs else "is a prepared corpus"
         raise TransduceError(f"The training text of the run in {folder} {reason}: {remedy}")
     for name, path in zip((*old.data.source, *old.data.target), (*data.source, *data.target), strict=True):
         if not Path(path).exists():
@@ -172,10 +173,6 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
 
 
 # --- transduce.train ---
-
-
-Files = str | Path | Sequence[str | Path]
-"""The path of one file, or those of several."""
 
 
 @renamed_arguments(start_from="init_from", teacher="distill_from")

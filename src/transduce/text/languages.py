@@ -1,18 +1,20 @@
 """Handle language codes and scripts, identify languages, and detect texts in an unexpected language."""
 
+import itertools
 import math
 import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from warnings import warn
 
 import msgspec
 
 from transduce.atomic_io import json_bytes, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
 from transduce.text.files import uncompressed_name
 
 # --- scripts ---
@@ -437,6 +439,133 @@ _PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 def base_code(language: str) -> str:
     """Return the language of a code in lower case, without its script and region, such as zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
+
+
+# Codes that users write, and their canonical forms. Chinese codes carry the script.
+_ALIASES = {
+    "zh": "zh-Hans",
+    "zh-cn": "zh-Hans",
+    "zh-sg": "zh-Hans",
+    "zh-hans-cn": "zh-Hans",
+    "zh-hans-sg": "zh-Hans",
+    "cmn": "zh-Hans",
+    "cmn-hans": "zh-Hans",
+    "zho": "zh-Hans",
+    "chi": "zh-Hans",
+    "zh-tw": "zh-Hant",
+    "zh-hk": "zh-Hant",
+    "zh-mo": "zh-Hant",
+    "zh-hant-tw": "zh-Hant",
+    "zh-hant-hk": "zh-Hant",
+    "cmn-hant": "zh-Hant",
+    "zt": "zh-Hant",
+    "pb": "pt-BR",
+    "no": "nb",
+    "nor": "nb",
+    "nob": "nb",
+    "nb-no": "nb",
+    "no-no": "nb",
+    "iw": "he",
+    "in": "id",
+    "ji": "yi",
+    "fil": "tl",
+}
+
+
+def canonical(code: str) -> str:
+    """Return a user's language code in canonical spelling, also if it is unknown.
+
+    Chinese codes get their script (zh and zh_CN become zh-Hans), old codes the current one (iw becomes he), and others
+    only case and hyphen (EN_us becomes en-US).
+    """
+    parts = code.strip().replace("_", "-").lower().split("-")
+    alias = _ALIASES.get("-".join(parts))
+    if alias is not None:
+        return alias
+    return "-".join([parts[0], *(part.title() if len(part) == 4 else part.upper() for part in parts[1:])])
+
+
+def fitting_code(code: str, known: Iterable[str]) -> str | None:
+    """Return the known language code that a user's code means, such as `en` for `EN` and `en-GB`; None if none does.
+
+    A code without region or script also means a known one with it, and the other way around.
+    """
+    requested, codes = canonical(code), list(known)
+    same = (each for each in codes if code == each)
+    alike = (each for each in codes if canonical(each) == requested)
+    similar = (
+        each
+        for each in codes
+        if base_code(each) == base_code(requested) and base_code(requested) in (canonical(each), requested)
+    )
+    return next(itertools.chain(same, alike, similar), None)
+
+
+def choose_direction(
+    directions: Sequence[tuple[str, str]], source: str | None, target: str | None
+) -> tuple[str | None, str]:
+    """Return the pair of languages that a multilingual model is to translate, with the model's own codes.
+
+    The pair may be new if the model knows the source language and the target language from other pairs.
+
+    Args:
+        directions: the pairs of source and target language that the model was trained for.
+        source: the source language; None: the only one that occurs with the target. It stays None if there are several.
+        target: the target language; None: the model's only target language.
+
+    Raises:
+        TransduceError: a language is empty or unknown to the model, `target` is None and there are several, or both are
+            the same language, which the model was not trained for.
+    """
+    check_languages(source, target)
+    targets = list(dict.fromkeys(target_language for _, target_language in directions))
+    if target is None and len(targets) > 1:
+        raise TransduceError(
+            f"The model translates to {shown_names(targets, 40)}: choose one by `target_language` (--target-language)."
+        )
+    chosen = targets[0] if target is None else fitting_code(target, targets)
+    if chosen is None:
+        raise TransduceError(f"The model translates to {shown_names(targets, 40)}, but not to {target}.")
+    if source is None:
+        sources = dict.fromkeys(source_language for source_language, language in directions if language == chosen)
+        return (next(iter(sources)) if len(sources) == 1 else None), chosen
+    sources = dict.fromkeys(source_language for source_language, _ in directions)
+    from_language = fitting_code(source, sources)
+    if from_language is None:
+        raise TransduceError(
+            f"The model translates from {shown_names(sources, 40)}, but not from {source}: choose one of them."
+        )
+    if from_language == chosen and (from_language, chosen) not in directions:
+        raise TransduceError(
+            f"Source and target language must differ, but both are {chosen}: choose one of the pairs that the model "
+            f"was trained for, {_shown_pairs(directions)}."
+        )
+    return from_language, chosen
+
+
+def check_languages(source: str | None, target: str | None) -> None:
+    """Raise an error if one of the languages that a user set is an empty text, such as an unset variable of a shell.
+
+    Raises:
+        TransduceError: a language is empty.
+    """
+    for name, language in (("source_language", source), ("target_language", target)):
+        if language is not None and not language.strip():
+            raise TransduceError(f"`{name}` must be the code of a language, such as de, but is empty: set or omit it.")
+
+
+def warn_untrained_direction(directions: Sequence[tuple[str, str]], source: str | None, target: str) -> None:
+    """Issue an `UntrainedDirectionWarning` if a model knows both languages, but was not trained on the pair."""
+    if source is not None and directions and (source, target) not in directions:
+        message = (
+            f"The model was trained for {_shown_pairs(directions)}, but not for {source} → {target}: expect much worse "
+            "translations."
+        )
+        warn(message, UntrainedDirectionWarning, stacklevel=3)
+
+
+def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
+    return shown_names([f"{source} → {target}" for source, target in directions], 40)
 
 
 # Codes of ISO 639-2 and 639-3, and the two-letter codes of ISO 639-1 for the same languages.

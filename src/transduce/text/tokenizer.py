@@ -31,7 +31,7 @@ from transduce.text.sentencepiece_model import (
 from transduce.text.vocabulary import Vocabulary, compose
 
 _FORMAT_VERSION = 1
-_CARD_NAME = "tokenizer_settings.json"
+TOKENIZER_CARD = "tokenizer_settings.json"
 _JOINT_NAMES = ("sentencepiece.model",)
 _SEPARATE_NAMES = ("source.spm", "target.spm")
 
@@ -136,7 +136,7 @@ class Tokenizer:
         if self.joint and is_plain(self.source.model_bytes):
             write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length), indent=1)
             write_json(folder / "special_tokens_map.json", special_tokens_map(self.source), indent=1)
-        write_file(folder / _CARD_NAME, self._card())
+        write_file(folder / TOKENIZER_CARD, self._card())
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
@@ -145,7 +145,7 @@ class Tokenizer:
         Raises:
             TransduceError: a file is missing or broken.
         """
-        card = _read_card(Path(folder) / _CARD_NAME)
+        card = _read_card(Path(folder) / TOKENIZER_CARD)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
         return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))
 

@@ -71,7 +71,8 @@ def _range(first: int, last: int) -> str:
 
 _INVISIBLE = "\u00ad\u180e\u200b\u200e\u200f\u2060\ufeff" + _range(0x202A, 0x202E) + _range(0x2066, 0x2069)
 _SPECIAL_SPACES = "\u00a0\u2028\u2029\u202f\u205f" + _range(0x2000, 0x200A)
-_COMPATIBLE = _range(0xFB00, 0xFB06) + _range(0xFE80, 0xFEFC)  # ligatures of Latin letters, forms of Arabic ones
+# Ligatures of Latin letters, positional forms of Arabic ones, and full-width ASCII.
+_COMPATIBLE = _range(0xFB00, 0xFB06) + _range(0xFE80, 0xFEFC) + _range(0xFF01, 0xFF5E)
 _PLAIN = {
     **dict.fromkeys(_INVISIBLE, ""),
     **dict.fromkeys(_SPECIAL_SPACES, " "),
@@ -172,6 +173,7 @@ class Vocabulary:
         except RuntimeError:
             raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
         self.model_bytes = model_bytes
+        self._name = name
         self.size: int = self._processor.vocab_size()
         self.nfc = nfc
         self.may_lengthen = replaces_characters(model_bytes)  # sentencepiece may lengthen a text
@@ -294,8 +296,16 @@ class Vocabulary:
         return [self.token(id) for id in ids]
 
     def token(self, id: int) -> str:
-        """Return the token with this id as the sentencepiece model writes it, with ▁ for a space."""
-        token: str = self._processor.id_to_piece(int(id))
+        """Return the token with this id as the sentencepiece model writes it, with ▁ for a space.
+
+        Raises:
+            TransduceError: the model's file is damaged, and the token is not UTF-8.
+        """
+        try:
+            token: str = self._processor.id_to_piece(int(id))
+        except UnicodeDecodeError:
+            name = self._name
+            raise TransduceError(f"{name} is not a sentencepiece model: train or copy it again.") from None
         return token
 
     pieces = renamed_attribute("pieces", "tokens")
@@ -321,7 +331,9 @@ class Vocabulary:
         """The characters that `readable` replaces: a soft hyphen by nothing, for example."""
         if replaces_characters(self.model_bytes):
             return {}
-        return plain_readings(self.tokens(range(self.size)), by_character=is_by_character(self.model_bytes))
+        # Each character of the training text that the vocabulary covers is a token, too.
+        characters = [token for token in self.tokens(range(self.size)) if len(token) == 1]
+        return plain_readings(characters, by_character=is_by_character(self.model_bytes))
 
     @cached_property
     def _unread(self) -> re.Pattern[str] | None:

@@ -357,6 +357,8 @@ def t5(config: ConfigReader) -> Settings:
     name = str(projection).removeprefix("gated-")
     # T5's "gated-gelu" means the tanh approximation.
     name = "gelu_new" if gated and name == "gelu" else name
+    # transformers also reads what follows from `feed_forward_proj` when a file states it.
+    config.must_be({"is_gated_act": gated, "dense_act_fn": name})
     if name not in ACTIVATIONS:
         config.refuse("feed_forward_proj", "must be relu, gelu, silu, or one of these after `gated-`")
     activation = ACTIVATIONS[name]
@@ -526,6 +528,8 @@ class ImportFamily(NamedTuple):
     """True if the family's tokenizers split text differently from the sentencepiece library with the same model."""
     tagged: bool = False
     """True if languages are selected by tags."""
+    gelu_head: bool = False
+    """True if the head of a masked language model has the activation gelu, whatever the layers have."""
     fairseq: bool = False
     """True if token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
 
@@ -539,9 +543,9 @@ FAMILIES: Mapping[str, ImportFamily] = {
     "t5": ImportFamily("transformer", t5, names.T5),
     "mt5": ImportFamily("transformer", mt5, names.T5),
     "bert": ImportFamily("encoder", bert, names.BERT, end_is_separator=True),
-    "roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True),
-    "xlm-roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, fairseq=True),
-    "camembert": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True),
+    "roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True),
+    "xlm-roberta": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True, fairseq=True),
+    "camembert": ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True),
     "gpt2": ImportFamily("decoder", gpt2, names.GPT2),
     "llama": ImportFamily("decoder", llama, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
@@ -614,6 +618,12 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guidance_scale": (None, 1, 1.0),
     "force_words_ids": (None, []),
     "constraints": (None, []),
+    "penalty_alpha": (None, 0, 0.0),
+    "dola_layers": (None,),
+    "token_healing": (None, False),
+    "watermarking_config": (None,),
+    "stop_strings": (None, []),
+    "max_time": (None,),
 }
 _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False: "likely", "never": "never"}
 
@@ -634,6 +644,7 @@ def import_generation(
     Raises:
         TransduceError: a setting has no counterpart in this package.
     """
+    _check_end(generation, config, location)
     values = {name: value for name, value in (generation or config).items() if value is not None}
     for name, neutral_values in _UNSUPPORTED.items():
         if values.get(name) not in neutral_values:
@@ -680,6 +691,16 @@ def export_generation(search: SearchSettings, generate: GenerateSettings) -> dic
     }
     changed = {name: value for name, (value, default) in values.items() if value != default}
     return {"num_beams": search.beam_size} | changed
+
+
+def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], location: str) -> None:
+    """Raise an error if `generate` ends texts at other tokens than the one end symbol of the model."""
+    ends, end = generation.get("eos_token_id"), config.get("eos_token_id")
+    if ends is not None and end is not None and ends not in (end, [end]):
+        raise TransduceError(
+            f"{location}: `eos_token_id` must be the same in generation_config.json and config.json for an "
+            f"encoder–decoder, but is {ends!r} and {end!r}: make both {end!r} if texts end there."
+        )
 
 
 def _forced_first_id(values: ConfigReader) -> int | None:

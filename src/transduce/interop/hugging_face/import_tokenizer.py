@@ -371,9 +371,10 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     tags = frozenset(languages.tags.values()) if languages else frozenset()
     control = _control_tokens(files, special, parts.ids)
     symbols = [token for token in parts.added if token.id not in tags and token.text not in control]
-    is_decoder = model.family.kind == "decoder"
-    # Only for decoders: an encoder–decoder may be trained to generate such tokens (T5's sentinels).
-    silent_symbols = {token.id for token in symbols if token.special} if is_decoder else set[int]()
+    is_decoder, is_encoder_decoder = model.family.kind == "decoder", model.family.kind == "transformer"
+    # An encoder–decoder may be trained to generate such tokens (T5's sentinels), but none writes the mask.
+    masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
+    silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
     before = () if languages else parts.before
     record = ImportedVocabularyRecord(
         algorithm=parts.algorithm,
@@ -744,6 +745,9 @@ def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) ->
     """Return the language tags of an imported tokenizer by language, and where they are put in source and target.
 
     None for families that do not select languages by tags.
+
+    Raises:
+        TransduceError: the family does, but a tokenizer without tokenizer.json names no tag.
     """
     if not FAMILIES[model_type].tagged:
         return None
@@ -752,6 +756,11 @@ def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) ->
         match = LANGUAGE_TAG.fullmatch(text)
         if match is not None and text in parts.ids:
             tags[match["name"] or text] = parts.ids[text]
+    if not tags and files.read("tokenizer.json") is None:
+        raise TransduceError(
+            f"{files.location} must name the languages of its tokenizer, but its files do not: load the tokenizer with "
+            "transformers and save it, which writes tokenizer.json."
+        )
     settings = files.json("tokenizer_config.json")
     if model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class")):
         # The first NLLB tokenizers put the source tag after the end symbol.

@@ -116,6 +116,8 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     needs_output = not may_tie and not reader.flag("tie_word_embeddings", default=not rules.stores_output)
     tables = _read_tables(family, stored, settings, needs_output=needs_output)
     settings |= _ties(stored, tables, settings["pad_id"]) | encoder_heads(content, stored)
+    if settings.get("masked_language_head") and rules.gelu_head and settings["activation"] != "gelu":
+        reader.refuse("hidden_act", "must be gelu, which the head for hidden tokens always uses,")
     if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have
         family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))

@@ -18,7 +18,7 @@ from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Encoder
 from transduce.model_folder.read import read_run_setting
-from transduce.tasks.kinds.kind import RankAndCount, base_task, refuse_unused
+from transduce.tasks.kinds.kind import DEV_SCORES, RankAndCount, base_task, refuse_unused
 from transduce.tasks.settings.structs import ResolvedSettings, Settings, TaskSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_optimizer
@@ -110,7 +110,7 @@ def _masked_accuracy(folder: Path) -> float | None:
     if base_task(folder) != "masked-language-model":
         return None
     try:
-        score = json.loads((folder / "dev_score.json").read_text(encoding="utf-8"))["scores"]["masked_accuracy"]
+        score = json.loads((folder / DEV_SCORES).read_text(encoding="utf-8"))["scores"]["masked_accuracy"]
         return msgspec.convert(score, float)
     except (OSError, ValueError, KeyError, TypeError):
         return None

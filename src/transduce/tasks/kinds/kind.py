@@ -223,6 +223,10 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     """The base model's tokenizer, to use instead of learning one; None: learn one, or use the user's own vocabulary."""
 
 
+DEV_SCORES = "dev_score.json"
+"""The file of a model folder with the dev scores of the run."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a finished run: quality, usage hint, files of the model folder, and tuned search settings."""
 
@@ -248,8 +252,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         *,
         weakness: str | None = None,
     ) -> "Outcome":
-        """Return an outcome whose files are the model card, the dev scores (dev_score.json) and the files passed."""
-        own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
+        """Return an outcome whose files are the model card, the dev scores and the files passed."""
+        own = {"README.md": card.encode(), DEV_SCORES: msgspec.json.format(msgspec.json.encode(scores))}
         return cls(measured=measured, hint=hint, files=own | dict(files or {}), weakness=weakness)
 
 

@@ -601,8 +601,9 @@ def _longest_sentence(config: ModelConfig) -> int | None:
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the command's option that selects a target language; an empty text for a model of one language pair."""
-    return f" --target-language {data.directions[0][1]}" if data.directions else ""
+    """Return the command's option that selects a target language; an empty text for a model of one target language."""
+    targets = list(dict.fromkeys(target for _, target in data.directions))
+    return f" --target-language {targets[0]}" if len(targets) > 1 else ""
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from transduce.atomic_io import file_sha256, replace_file, write_json
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.inference.decoding import read_search_settings
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
@@ -24,8 +24,9 @@ from transduce.model.config import ModelConfig, convert_config
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
-from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.model_folder.read import ModelFolder, read_any_model_folder, read_directions
 from transduce.search.settings import BEAM_SETTINGS, BY_SOURCE, SearchSettings, override_search
+from transduce.tasks.corpus import languages_of
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
@@ -272,6 +273,41 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
             "tokens, and its tokenizer is kept: leave it out."
         )
     return content
+
+
+def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
+    """Return settings with a token of the target language before each source, if the base model has learned it.
+
+    Settings that decide about tokens of languages themselves, and those with a base model without them, are unchanged.
+
+    Args:
+        settings: the settings, with a base model.
+        choice_log: receives the choice.
+
+    Raises:
+        TransduceError: the base model translates several pairs of languages, and the languages of the text are unknown.
+    """
+    data, folder = settings.data, Path(str(settings.init_from))
+    directions = read_directions(folder) if kind_of(settings.task.kind).accepts_several_directions else ()
+    if not directions or data.language_tokens is not None or data.has_language_tokens:
+        return settings
+    source, target = languages_of(data)
+    if source is None or target is None:
+        pairs = shown_names([f"{one} → {other}" for one, other in directions], 40)
+        raise TransduceError(
+            f"The model in {folder} was trained on several pairs of languages ({pairs}), and those of your text are "
+            "not in the files' suffixes: pass `--languages`."
+        )
+    has_token = target in {other for _, other in directions}
+    reason = (
+        f"as in {folder}; the new model translates {source} → {target} only: add `--corpus` to keep other pairs"
+        if has_token
+        else f"the model in {folder} has learned none for {target}"
+    )
+    choice_log.record("data.language_tokens", None, Choice(has_token, reason))
+    languages = None if data.corpora else (source, target)
+    changed = msgspec.structs.replace(data, language_tokens=has_token, languages=data.languages or languages)
+    return msgspec.structs.replace(settings, data=changed)
 
 
 def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:

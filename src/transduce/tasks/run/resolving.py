@@ -371,7 +371,7 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         found: language codes of source and target; None: unknown.
         choice_log: receives each chosen setting with its value and the reason.
     """
-    if settings.data.directions:
+    if settings.data.directions and settings.data.corpora:
         directions = ", ".join(f"{source} → {target}" for source, target in dict.fromkeys(settings.data.directions))
         choice_log.record(
             "data.corpora", None, Choice(directions, "each corpus's languages; one model learns them all")

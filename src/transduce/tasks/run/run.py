@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import platform
+import signal
 import tempfile
 import threading
 import time
@@ -30,13 +31,14 @@ from transduce.model.build import Model, compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.read import SETTINGS_FILE, ModelFolder
 from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
-from transduce.process_environment import keep_freed_memory
+from transduce.process_environment import handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
+    follow_base_languages,
     follow_base_search,
     load_base_config,
     needs_stored_weights,
@@ -223,6 +225,7 @@ class Run:
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
         settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
         if base_model is not None:
+            settings = follow_base_languages(settings, choice_log)
             settings = follow_base_search(settings, self._specified_search(), choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
@@ -464,7 +467,8 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
     """
     request = run.request
     if not run.processes.is_first:
-        run.processes.wait()
+        with handle_sigterm(signal.SIG_DFL):  # torchrun sends it if the first process fails, and kills after 30 s
+            run.processes.wait()
         return run.resume()
     if request.resume and has_run:
         resources.enter_context(lock_run(request.out))

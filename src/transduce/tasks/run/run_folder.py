@@ -18,13 +18,13 @@ from transduce.model_folder.read import (
     CONFIG,
     MANIFEST,
     SETTINGS_FILE,
-    TOKENIZER_CARD,
     VOCABULARIES,
     WEIGHTS,
     read_run_settings,
 )
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
+from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 from transduce.training.schedule import decay_of_steps, has_decay_of_steps

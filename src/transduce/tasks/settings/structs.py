@@ -269,6 +269,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Several corpora with their own languages, each a `[[data.corpora]]` table, instead of `source` and `target`. The
     model learns all directions; a token of the target language starts each source sentence."""
 
+    language_tokens: bool | None = None
+    """Whether a token of the target language starts each source sentence; None: if there are several pairs of
+    languages, or if `init_from` is a model that has learned such tokens."""
+
     mix: tuple[str, ...] = ()
     """Folders of earlier runs, each with the share of all pairs that come from its training text: `models/old:0.3`. The
     settings of the run then have `corpora` instead."""
@@ -285,6 +289,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def __post_init__(self) -> None:
         self._join_corpora()
+        self._check_language_tokens()
         self._check_context()
         self._check_corpora()
         for code in self.languages or ():
@@ -303,6 +308,20 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
         if self.dev_target and not self.dev_source:
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
+
+    def _check_language_tokens(self) -> None:
+        """Refuse several pairs of languages without tokens, and tokens without languages.
+
+        Raises:
+            TransduceError: `language_tokens` contradicts the corpora.
+        """
+        if self.language_tokens is False and self._has_several_pairs:
+            raise TransduceError(
+                "`data.language_tokens` is false, but `data.corpora` has several pairs of languages, which the model "
+                "could not tell apart: leave it out."
+            )
+        if self.language_tokens and self.languages is None and not self.corpora:
+            raise TransduceError("`data.language_tokens` needs the two languages: give `data.languages` too.")
 
     def _check_context(self) -> None:
         """Refuse settings of documents that contradict each other.
@@ -354,7 +373,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             if getattr(self, name) not in ((), joined):
                 raise TransduceError(f"`data.{name}` and `data.corpora` both name files: leave one of them out.")
             msgspec.structs.force_setattr(self, name, joined)
-        if self.has_several_directions and self.dev_source and not all(each.dev_source for each in self.corpora):
+        if self._has_several_pairs and self.dev_source and not all(each.dev_source for each in self.corpora):
             raise TransduceError(
                 "Either all tables of `data.corpora` have a dev set or none does, but only some have one: add the "
                 "others, or leave them out."
@@ -397,8 +416,13 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return any(corpus.share is not None for corpus in self.corpora)
 
     @property
-    def has_several_directions(self) -> bool:
-        """True if the corpora have several language pairs, so that a token of the target language is needed."""
+    def has_language_tokens(self) -> bool:
+        """True if a token of the target language starts each source sentence."""
+        return self._has_several_pairs if self.language_tokens is None else self.language_tokens
+
+    @property
+    def _has_several_pairs(self) -> bool:
+        """True if the corpora have several pairs of languages, so that a token of the target language is needed."""
         return len({corpus.known_direction for corpus in self.corpora} - {None}) > 1
 
     @property
@@ -407,23 +431,26 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
         None if the settings do not name them, or if there are several pairs.
         """
-        if not self.corpora or self.has_several_directions:
+        if not self.corpora or self._has_several_pairs:
             return self.languages
         return next((pair for corpus in self.corpora if (pair := corpus.known_direction)), None)
 
     @property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `source`, in a run with several language pairs; otherwise empty."""
-        if not self.has_several_directions:
-            return ()
-        return tuple(corpus.direction for corpus in self.corpora for _ in corpus.source)
+        """The language pair of each file of `source`, in a run with tokens of languages; otherwise empty."""
+        return self._directions("source") if self.has_language_tokens else ()
 
     @property
     def dev_directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `dev_source`, in a run with several language pairs; otherwise empty."""
-        if not self.has_several_directions:
-            return ()
-        return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
+        """The language pair of each file of `dev_source`, in a run with tokens of languages; otherwise empty."""
+        return self._directions("dev_source") if self.has_language_tokens else ()
+
+    def _directions(self, side: str) -> tuple[tuple[str, str], ...]:
+        """Return the language pair of each file of a side of the corpora, or else of the settings themselves."""
+        if self.corpora:
+            return tuple(corpus.direction for corpus in self.corpora for _ in getattr(corpus, side))
+        assert self.languages is not None  # else the settings are refused
+        return (self.languages,) * len(getattr(self, side))
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
         """Return the schedule of each corpus's share of the batches, and weights that divide the rest among the others.
