@@ -183,6 +183,22 @@ def test_files_that_are_no_datastore_of_the_model_are_refused(
         open_translator(trained, datastore=tmp_path / "damaged")
 
 
+def test_a_datastore_of_other_languages_is_refused(translator: Translator, pairs: Pairs) -> None:
+    chinese = Translator(translator.model, translator.tokenizer, source_language="zh", target_language="en")
+    datastore = build_datastore(chinese, pairs[0][:2], pairs[1][:2]).neighbors
+    assert (datastore.card.source_language, datastore.card.target_language) == ("zh", "en")
+    given: Any = {"model": translator.model, "tokenizer": translator.tokenizer, "datastore": datastore}
+    with pytest.raises(TransduceError, match="this one is for zh → en and the translator for zh → cs: build another"):
+        Translator(**given, source_language="zh", target_language="cs")
+    with pytest.raises(TransduceError, match="for zh → en and the translator for de → en"):
+        Translator(**given, source_language="de", target_language="en")
+    for source, target in ((None, None), ("zh", "en"), ("zh-CN", "EN")):
+        assert Translator(**given, source_language=source, target_language=target).datastore is datastore
+    # Earlier versions stored no languages.
+    old = NeighborIndex(datastore.tensors, msgspec.structs.replace(datastore.card, target_language=None))
+    assert Translator(**given | {"datastore": old}, target_language="cs").datastore is old
+
+
 def test_a_datastore_serves_translators_of_other_precisions(
     trained: Path, datastore_file: Path, translator_with_datastore: Translator, sentences_about_tea: list[str]
 ) -> None:

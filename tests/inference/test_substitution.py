@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from transduce.inference.batching import Part
-from transduce.inference.glossary_search import translate_with_terms
+from transduce.inference.glossary_search import _with_final_mark, translate_with_terms
 from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import Score
 from transduce.inference.spans import word_spans
@@ -90,6 +91,25 @@ def test_the_most_probable_form_of_a_term_is_inserted(vocabulary: Vocabulary) ->
     assert substituted(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
 
 
+def test_a_further_form_must_be_much_more_probable_than_the_first(vocabulary: Vocabulary) -> None:
+    """Words that are new to a model differ by about 1 nat, whatever their number and case."""
+    glossary = Glossary([Term("鱼", ("apple", "apples"))])
+    for nats, text in ((1.0, "we eat apple"), (3.0, "we eat apples")):
+
+        def score(sources: Sequence[str], targets: Sequence[str], nats: float = nats) -> list[Score]:
+            scores = Opinions(vocabulary, CAUSES).score(sources, targets)
+            return [
+                msgspec.structs.replace(each, token_log_probabilities=(-9.0 + nats * each.target.endswith("apples"),))
+                if "apple" in each.target
+                else each
+                for each in scores
+            ]
+
+        (changed,) = substitute([("我吃鱼", "we eat fish")], glossary, TermModel(vocabulary, score, not_called))
+        assert changed is not None
+        assert changed.target == text
+
+
 @pytest.mark.parametrize(
     ("replaced", "forms", "taken"),
     [
@@ -114,6 +134,20 @@ def test_an_english_term_takes_the_grammatical_number_of_the_replaced_word(vocab
         (changed,) = substitute([("我喜欢茶", "we like teas")], glossary, model)
         assert changed is not None
         assert changed.target == text
+
+
+@pytest.mark.parametrize(
+    ("source", "plain", "again", "text"),
+    [
+        ("He works at Foo GmbH.", "Er arbeitet.", "Er arbeitet an einem GmbH", "Er arbeitet an einem GmbH."),
+        ("At Foo!", "Da!", "Da ist Foo,", "Da ist Foo,"),
+        ("At Foo Inc.", "Da.", "Da ist Foo Inc.", "Da ist Foo Inc."),
+        ("At Foo", "Da.", "Da ist Foo", "Da ist Foo"),
+        ("我在Foo。", "I am.", "I am at Foo", "I am at Foo."),
+    ],
+)
+def test_a_search_for_terms_keeps_the_mark_at_the_end(source: str, plain: str, again: str, text: str) -> None:
+    assert _with_final_mark(Translation.of(source, again), plain).text == text
 
 
 def test_neighboring_words_are_replaced_if_that_is_more_probable(vocabulary: Vocabulary) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import transduce
@@ -16,6 +17,7 @@ from transduce.commands.main import build_parser, main
 from transduce.commands.serve import load_models
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
 from transduce.errors import TransduceError, UntrainedDirectionWarning
+from transduce.inference.retrieval import NeighborIndex, read_datastore
 from transduce.model_folder.write import to_toml
 from transduce.tasks.settings.reading import make_settings
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
@@ -184,6 +186,16 @@ def test_commands_that_open_a_translator_take_its_target_language(
             assert float(out.partition("chrF ")[2].split()[0]) > 50
         if command[0] == "build-datastore":
             assert f"--datastore {tmp_path / 'store'} --target-language cs" in err
+    store = read_datastore(tmp_path / "store", transduce.load(trained, task="translation", target_language="cs").model)
+    with pytest.raises(TransduceError, match="is for en → cs and the translator for en → de"):
+        transduce.load(trained, target_language="de", datastore=tmp_path / "store")
+    # In a datastore of an earlier version, the token of the target language shows the language.
+    old = NeighborIndex(store.tensors, msgspec.structs.replace(store.card, source_language=None, target_language=None))
+    czech = transduce.load(trained, task="translation", target_language="cs")
+    czech.datastore = old
+    assert czech.for_target("cs").datastore is old
+    with pytest.raises(TransduceError, match=r"is for \? → cs and the translator for en → de"):
+        czech.for_target("de")
     assert main(["evaluate", model, "--source", source, "--reference", target]) == 2
     assert main(["quantize", model, "--prove", source, "--target-language", "cs"]) == 0
     assert main(["quantize", model, "--target-language", "cs"]) == 2

@@ -17,6 +17,8 @@ def glossary(**terms: str) -> Glossary:
     [
         ("Ein Hund bellt.", ["Hund"]),
         ("Hunde rennen.", []),  # another word
+        ("Ein Hund-Futter, ein Jagd-Hund", []),  # part of a word
+        ("Hund- und -Hund - Hund", ["Hund"]),
         ("Der Hund, der Hund!", ["Hund"]),  # once
         ("ein hund", []),  # a capital is as written
         ("Bellen ist laut. BELLEN!", ["bellen"]),  # lower case is any

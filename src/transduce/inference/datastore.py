@@ -116,6 +116,8 @@ def build_datastore(
     else:
         tuner = _Tuner.of(translator, index, _usable_pairs(translator, *dev, document=document))
     card, loss_without, loss_with = tuner.choose(len(pairs))
+    languages = {"source_language": translator.source_language, "target_language": translator.target_language}
+    card = msgspec.structs.replace(card, **languages)
     left_out = len(sources) - len(pairs)
     return Datastore(NeighborIndex(tensors, card), left_out, loss_without, loss_with, len(tuner.alone))
 

@@ -25,7 +25,7 @@ from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase, normalize_for_comparison, read_glossary
-from transduce.text.languages import CHINESE, JAPANESE, base_code, is_unspaced_character
+from transduce.text.languages import CHINESE, JAPANESE, base_code, is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
@@ -338,7 +338,7 @@ def translate_with_terms(
     current |= insert_terms(parts, current, glossary, search, model)
     second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary))
     acceptable = {
-        key: _without_faults(current[key].text, translation, glossary)
+        key: _without_faults(current[key].text, _with_final_mark(translation, current[key].text), glossary)
         for key, translation in second.items()
         if key in current
     }
@@ -350,6 +350,23 @@ def translate_with_terms(
         key: inserted.get(key) or choose_most_terms(translation, acceptable.get(key), glossary)
         for key, translation in current.items()
     }
+
+
+def _with_final_mark(again: Translation, plain: str) -> Translation:
+    """Return a translation whose alternatives end with the mark of `plain`, the one without terms, if they have none.
+
+    A search that must write a term often ends with it. Alternatives stay as they are if the source has no final mark.
+    """
+    mark = _ENDS.search(plain)
+    if mark is None or _ENDS.search(again.source) is None:
+        return again
+    alternatives = tuple(
+        msgspec.structs.replace(each, text=each.text + mark[0].rstrip())
+        if each.ended and is_word_character(each.text[-1:] or " ")
+        else each
+        for each in again.alternatives
+    )
+    return msgspec.structs.replace(again, alternatives=alternatives)
 
 
 def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:

@@ -28,6 +28,8 @@ from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Scorer
 from transduce.search.selection import log_sum_exp
+from transduce.text.languages import canonical
+from transduce.text.vocabulary import Vocabulary, language_token
 
 Ids = Sequence[Sequence[int]]
 """Token ids of several sentences, one list each, with end symbols."""
@@ -52,6 +54,10 @@ class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Interpolation weight of the retrieved neighbors; the model has the weight 1 - weight."""
     temperature: float
     """Temperature of the softmax over retrieved neighbors: squared distances are divided by it."""
+    source_language: str | None = None
+    """Code of the pairs' source language; None: unknown, as in datastores that earlier versions wrote."""
+    target_language: str | None = None
+    """Code of the pairs' target language; None: unknown."""
 
 
 class DatastoreTensors(NamedTuple):
@@ -169,6 +175,31 @@ class NeighborIndex:
                 f"A datastore belongs to one model, but there are {len(models)}: name one, or leave the datastore out."
             )
         return self
+
+    def check_languages(self, source: str | None, target: str | None, vocabulary: Vocabulary) -> None:
+        """Raise an error if the datastore has pairs of other languages than those of a translator.
+
+        Unknown languages are not compared. A datastore without languages has its target language from the token at the
+        start of the first source, if the model translates to several languages.
+
+        Args:
+            source: the translator's source language; None: unknown.
+            target: its target language; None: unknown.
+            vocabulary: its source vocabulary.
+
+        Raises:
+            TransduceError: a language differs.
+        """
+        tokens = {vocabulary.token(id) for id in self.tensors.first_source.tolist()} if vocabulary.before else set()
+        marked = [language for language in vocabulary.target_languages if language_token(language) in tokens]
+        stored = self.card.source_language, self.card.target_language or next(iter(marked), None)
+        for own, other in zip(stored, (source, target), strict=True):
+            if own is not None and other is not None and canonical(own) != canonical(other):
+                pairs = [" → ".join(code or "?" for code in pair) for pair in (stored, (source, target))]
+                raise TransduceError(
+                    f"A datastore belongs to one pair of languages, but this one is for {pairs[0]} and the translator "
+                    f"for {pairs[1]}: build another one, or leave it out."
+                )
 
     @property
     def max_sentences(self) -> int:

@@ -41,6 +41,9 @@ _SINGLE_TOKEN = 0.999
 """Share of the greatest loss of log-probability from which on neighboring characters count as one token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
+# A further form of a term replaces the first one only if it makes the translation this much more likely. Words that are
+# new to the model differ by about 1 nat, whatever their number and case.
+_FORM_NATS = 2.0
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
@@ -170,18 +173,21 @@ def substitute(
         for (_, text), found in zip(pairs, positions, strict=True)
     ]
     candidates = [
-        (source, each) for (source, _), each_variants in zip(pairs, variants, strict=True) for each in each_variants
+        (source, text) for (source, _), each_variants in zip(pairs, variants, strict=True) for text, _ in each_variants
     ]
     scores = iter(score_pairs(candidates, model.score))
-    best_scores = [
-        max((next(scores) for _ in each_variants), key=_preference, default=None) for each_variants in variants
-    ]
+    scored = [[(next(scores), further) for _, further in each_variants] for each_variants in variants]
+    best_scores = [max(each, key=lambda one: _preference(*one))[0] if each else None for each in scored]
     return [None if best is None or glossary.missing(best.source, best.target) else best for best in best_scores]
 
 
-def _preference(score: Score) -> tuple[float, str]:
-    """Return a sort key of scored translations: the mean log-probability per token, then the text."""
-    return score.log_probability / len(score.token_log_probabilities), score.target
+def _preference(score: Score, num_further: int) -> tuple[float, str]:
+    """Return a sort key of scored translations: the mean log-probability per token, then the text.
+
+    Each of the `num_further` insertions that are not the first form of their term must outweigh `_FORM_NATS`.
+    """
+    log_probability = score.log_probability - _FORM_NATS * num_further
+    return log_probability / len(score.token_log_probabilities), score.target
 
 
 def _find_positions(
@@ -291,8 +297,11 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
-def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) -> Iterator[str]:
-    """Yield texts with all terms inserted, each of which varies the span or form of one of the terms."""
+def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) -> Iterator[tuple[str, int]]:
+    """Yield texts with all terms inserted, each of which varies the span or form of one of the terms.
+
+    Each text comes with the number of insertions that are not the first form of their term.
+    """
     ways_of = [_ways(text, position, is_english=is_english) for position in positions]
     first_ways = [ways[0] for ways in ways_of]
     for number, own_ways in enumerate(ways_of):
@@ -300,7 +309,7 @@ def _variants(text: str, positions: Sequence[_Position], *, is_english: bool) ->
         for edits in own_ways:
             ways = sorted([*other_edits, *edits])
             if all(one.end <= other.start for (one, _), (other, _) in pairwise(ways)):
-                yield _put(text, ways)
+                yield _put(text, ways), len(edits) if edits[0][1] != own_ways[0][0][1] else 0
 
 
 def _ways(text: str, position: _Position, *, is_english: bool) -> list[list[tuple[Span, str]]]:

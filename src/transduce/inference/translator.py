@@ -152,7 +152,6 @@ class Translator:
         """
         self.model = model
         self.models = (model, *ensemble)
-        self.source_language = source_language
         self.search = search or SearchSettings()
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
@@ -163,7 +162,7 @@ class Translator:
         """The earlier sentences of a document that the model reads; None: it translates each sentence by itself."""
         self.directions: tuple[tuple[str, str], ...] = ()
         """The pairs of source and target language that a multilingual model was trained for; else empty."""
-        self._set_tokenizer(tokenizer, target_language)
+        self._set_tokenizer(tokenizer, (source_language, target_language))
 
     examples = renamed_attribute("examples", "datastore")
 
@@ -185,9 +184,7 @@ class Translator:
         if self.directions:
             only_source, language = choose_direction(self.directions, None, language)
             source = source if (source, language) in self.directions else only_source
-        translator = self._with_tokenizer(self.tokenizer.for_target(language), language)
-        translator.source_language = source
-        return translator
+        return self._with_tokenizer(self.tokenizer.for_target(language), (source, language))
 
     def for_tag(self, tag: str) -> "Translator":
         """Return a translator of texts with a tag, such as a domain, which shares the loaded models.
@@ -195,18 +192,24 @@ class Translator:
         Raises:
             TransduceError: the model was not trained with this tag.
         """
-        return self._with_tokenizer(self.tokenizer.for_tag(tag), self.target_language)
+        return self._with_tokenizer(self.tokenizer.for_tag(tag), (self.source_language, self.target_language))
 
-    def _with_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> "Translator":
-        """Return a copy with another tokenizer and target language, which shares the loaded models."""
+    def _with_tokenizer(self, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> "Translator":
+        """Return a copy with another tokenizer and other languages, which shares the loaded models."""
         translator = copy.copy(self)
-        translator._set_tokenizer(tokenizer, target_language)
+        translator._set_tokenizer(tokenizer, languages)
         return translator
 
-    def _set_tokenizer(self, tokenizer: Tokenizer, target_language: str | None) -> None:
-        """Set the tokenizer, the target language, and what depends on them (the maximum source length, for example)."""
+    def _set_tokenizer(self, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> None:
+        """Set the tokenizer, the languages, and what depends on them (the maximum source length, for example).
+
+        Raises:
+            TransduceError: the datastore is for other languages.
+        """
+        if self.datastore is not None:
+            self.datastore.check_languages(*languages, tokenizer.source)
         self.tokenizer = tokenizer
-        self.target_language = target_language
+        self.source_language, self.target_language = languages
         special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.longest_source = max(1, min(self.max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)

@@ -1,6 +1,7 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -427,15 +428,17 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
-def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
-    """Count, in `notes`, a block's texts with the mark "▁" or with outer or repeated spaces, which may change.
+def _note_changes(block: PairBlock, notes: LineNotes) -> None:
+    """Count, in `notes`, a block's texts that may change: with the mark "▁", odd spaces, or separate accents.
 
-    Most vocabularies read "▁" as a space and collapse spaces.
+    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC).
     """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
         notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
     notes.repeated_spaces += len(_ODD_SPACES.findall(texts))
+    if not unicodedata.is_normalized("NFC", texts):
+        notes.decomposed += sum(not unicodedata.is_normalized("NFC", text) for text in texts.split("\n"))
 
 
 _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
@@ -456,7 +459,7 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     reader, skipped = PairReader(files, notes), notes.skipped_lines
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
-        _note_spaces(block, notes)
+        _note_changes(block, notes)
         block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
         longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter

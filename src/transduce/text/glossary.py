@@ -38,6 +38,16 @@ def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
     return not continues_before and not continues_after
 
 
+_HYPHENS = "-\u2010\u2011"
+
+
+def _is_part_of_hyphenated(text: str, start: int, end: int) -> bool:
+    """Return whether the part of a text from `start` to `end` is joined to a word by a hyphen, as `man` in man-made."""
+    follows = start > 1 and text[start - 1] in _HYPHENS and is_spaced_word_character(text[start - 2])
+    precedes = end + 1 < len(text) and text[end] in _HYPHENS and is_spaced_word_character(text[end + 1])
+    return (follows and is_spaced_word_character(text[start])) or (precedes and is_spaced_word_character(text[end - 1]))
+
+
 def contains_phrase(text: str, phrase: str) -> bool:
     """Return whether a text contains a phrase as whole words, with matching case; no text contains an empty phrase."""
     return any(True for _ in occurrences(normalize_for_comparison(text), normalize_for_comparison(phrase)))
@@ -125,7 +135,7 @@ class Glossary:
         """Return the distinct terms in a text, in order of first occurrence.
 
         Matching goes from left to right, prefers the longest term, and finds no term within another. In scripts with
-        spaces, terms match whole words.
+        spaces, terms match whole words, and no part of a word with hyphens.
         """
         return list({term.source: term for _, _, term in self.occurrences(normalize_for_comparison(text))}.values())
 
@@ -160,7 +170,9 @@ class Glossary:
         for length in sorted(lengths, reverse=True):
             part = text[start : start + length]
             term = self._terms.get(part) or self._terms.get(part.lower())
-            if term is not None and ends_at_word_boundaries(text, start, start + length):
+            if term is None or not ends_at_word_boundaries(text, start, start + length):
+                continue
+            if not _is_part_of_hyphenated(text, start, min(len(text), start + length)):
                 return term, len(part)  # shorter at the end of the text
         return None, 1
 
