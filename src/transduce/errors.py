@@ -1,5 +1,6 @@
 """Errors that a user can fix: their exception, imports of optional packages, and the commands that messages suggest."""
 
+import codecs
 import os
 import re
 import shlex
@@ -39,6 +40,78 @@ def shown_names(names: Iterable[object], most: int = MAX_SHOWN) -> str:
     texts = list(map(str, names))
     others = len(texts) - most
     return ", ".join([*texts[:most], *([f"… (+{others:,})"] if others > 0 else [])]) or "none"
+
+
+# --- encodings ---
+
+
+def utf16_name(content: bytes) -> str | None:
+    """Return the encoding of text that is UTF-16, such as UTF-16LE; None if it is not.
+
+    Text without a byte order mark is UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of it
+    is zero bytes, unless it would have control characters.
+
+    Args:
+        content: the first bytes of the text.
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    if 0 not in content:
+        return None
+    for name in ("UTF-16LE", "UTF-16BE"):
+        try:
+            text = codecs.getincrementaldecoder(name)().decode(content)
+        except UnicodeDecodeError:
+            continue
+        zeros = content[name == "UTF-16LE" :: 2].count(0)
+        is_wide = ("\n" in text and not is_utf8(content)) or 4 * zeros >= len(content)
+        if is_wide and not re.search("[\x00-\x08\x0e-\x1f]", text):
+            return name
+    return None
+
+
+def is_utf8(content: bytes) -> bool:
+    """Return whether bytes are UTF-8, of which the last character may be incomplete."""
+    try:
+        codecs.getincrementaldecoder("UTF-8")().decode(content)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def not_utf8(path: str | Path, what: str, encoding: str | None = None) -> TransduceError:
+    """Return the error that a text file is not UTF-8, with the command that converts it.
+
+    Args:
+        path: the file, possibly with a line number after a colon.
+        what: what is wrong, such as "this line is not".
+        encoding: the file's encoding; None: it is not known.
+    """
+    file = re.sub(r":\d+$", "", str(path))
+    name, is_table = shell_word(file), file.lower().endswith((".csv", ".tsv"))
+    return TransduceError(
+        f"{path}: files must be UTF-8, but {what}: convert it by `iconv -f {encoding} -t UTF-8 {name} > NEW`"
+        f"{', or save it in Excel as CSV UTF-8' if is_table else ''}."
+        if encoding
+        else f"{path}: files must be UTF-8, but {what}: convert it from its encoding, for Chinese by `iconv -f GB18030 "
+        f"-t UTF-8 {name} > NEW`{', or save it in Excel as CSV UTF-8' if is_table else ''}."
+    )
+
+
+def decode_utf8(content: bytes, path: str | Path) -> str:
+    """Return the text of a file of UTF-8 without a byte order mark, with line feeds as line ends.
+
+    Raises:
+        TransduceError: the content is not UTF-8; the message names the file and the command that converts it.
+    """
+    encoding = utf16_name(content)
+    if encoding:
+        raise not_utf8(path, f"this one is {encoding}", encoding)
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise not_utf8(f"{path}:{line}", "this line is not") from None
 
 
 # --- packages ---

@@ -26,6 +26,7 @@ _MEETING = re.compile(r"[\u4e00-\u9fff][\w`]|[\w`][\u4e00-\u9fff]", re.ASCII)  #
 _PHRASE = re.compile(r"\b(?!transduce )[A-Za-z][a-z]+ [a-z]{2,}\b")  # a command is no phrase
 # What stands between messages in one text, in this order, and between their translations.
 _SEPARATORS = {"\n": "\n", " · ": " · ", "; ": "；", ", ": "，", " and ": "，"}
+_NAMES = re.compile(r"[\w.*/-]+(?:, [\w.*/-]+)+")  # a list of values, which stay as they are
 _FULL_WIDTH = "，。；：、（）"  # a mark of this kind has its own space around it
 
 _state = {"language": "en"}
@@ -152,6 +153,13 @@ class Template(NamedTuple):
         fields = dict(zip(self.names, [*values, text[position:end]], strict=True))
         return fields if fields.get(NUMBER, "0").replace(",", "").replace(".", "").isdigit() else None
 
+    def is_case_of(self, other: "Template") -> bool:
+        """Return whether the other template matches each text that this one matches: this one is more specific."""
+        return self.parts != other.parts and other.fields(_ANY.join(self.parts)) is not None
+
+
+_ANY = "\ue000"  # stands for a field
+
 
 def parse_template(text: str, translation: str) -> Template:
     """Return the template of a message with fields in braces, where two braces stand for one."""
@@ -203,12 +211,13 @@ class Catalog:
         if text in self._texts:
             return self._texts[text]
         matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
+        matches = [(template, fields) for template, fields in matches if self._is_plausible(template, text, fields)]
         found = [
             self._fill(template.translation, fields)
             for template, fields in matches
-            if self._is_plausible(template, text, fields)
+            if not any(other.is_case_of(template) for other, _ in matches)
         ]
-        # The right template is the one by which most is translated: it leaves the fewest letters of the alphabet.
+        # Of those left, the right template is the one by which most is translated: it leaves the fewest letters.
         return min(found, key=lambda each: sum(letter.isascii() and letter.isalpha() for letter in each), default=None)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
@@ -242,9 +251,11 @@ class Catalog:
         }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
-        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too.
+        """Return a translation with its fields filled in.
 
-        Such a field may begin or end with a Latin letter, which a space separates from a Chinese character beside it.
+        `{name!t}` is a field that is translated, too, and `{name!w}` a number of millions that is shown in units of
+        10,000, as Chinese counts. A field may begin or end with a Latin letter, which a space separates from a Chinese
+        character beside it.
         """
         from string import Formatter
 
@@ -253,6 +264,10 @@ class Catalog:
             result += " " + literal if _MEETING.fullmatch(result[-1:] + literal[:1]) else literal
             if name is not None:
                 value = self.translate(fields[name]) if conversion == "t" else fields[name]
+                if conversion == "w" and re.fullmatch(r"[\d,]+(?:\.\d+)?", value):
+                    value = f"{100.0 * float(value.replace(',', '')):,.0f}"
+                if _NAMES.fullmatch(value) and not result.endswith(("`", '"')):
+                    value = value.replace(", ", "、")
                 result += " " + value if _MEETING.fullmatch(result[-1:] + value[:1]) else value
         return result
 

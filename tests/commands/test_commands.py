@@ -290,7 +290,10 @@ def test_many_damaged_lines_are_counted(capsys: Capture, monkeypatch: pytest.Mon
     assert main(["translate", str(trained), "--max-length", "2", *COMPUTING]) == 0
     told = capsys.readouterr().err.split("\n")[:-1]
     assert told[:5] == [f"Standard input, line {n}: bytes that are not UTF-8 were read as U+FFFD." for n in range(1, 6)]
-    assert told[5:] == ["Standard input: 9 lines had such bytes in total."]
+    assert told[5:] == [
+        "Standard input: 9 lines had such bytes in total.",
+        "Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.",
+    ]
 
 
 @pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
@@ -306,7 +309,10 @@ def test_each_input_line_gives_one_output_line(
     assert len(lines) == len(ODD_LINES) + (final == b"\n\n")
     assert (lines[1], lines[3], lines[7]) == (b"", b"", b"   ")  # layout is kept
     assert lines[0]
-    assert captured.err == b"Standard input, line 7: bytes that are not UTF-8 were read as U+FFFD.\n"
+    assert captured.err.decode().splitlines() == [
+        "Standard input, line 7: bytes that are not UTF-8 were read as U+FFFD.",
+        "Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.",
+    ]
 
 
 def test_standard_input_and_a_file_give_the_same(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
+from typing import Any, get_type_hints
 
 import polib
 import pytest
@@ -17,7 +18,9 @@ from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import _check_fits
-from transduce.model.config import ModelConfig
+from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.tasks.settings.reading import _names, make_settings, setting_names, struct_of
+from transduce.tasks.settings.structs import Settings
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized, wrap
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
@@ -90,7 +93,7 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
         fields = enumerate(sorted(_fields(text)))
         values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
         values |= {"n": "7"} if "n" in values else {}
-        found, expected = catalog.find(text.format(**values)), re.sub(r"!t\}", "}", translation).format(**values)
+        found, expected = catalog.find(text.format(**values)), re.sub(r"![tw]\}", "}", translation).format(**values)
         if found is None or found.replace(" ", "") != expected.replace(" ", ""):  # spaces beside fields vary
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
@@ -168,6 +171,13 @@ def test_marks_between_chinese_parts_are_full_width_and_have_no_spaces() -> None
     assert localized("`model.d_model`, 32, is no multiple of 64") == "`model.d_model` 是 32，不是 64 的倍数"
     assert localized("the width of a head, 8, is no multiple of 16") == "一个头的宽度是 8，不是 16 的倍数"
     assert ui_language.labeled("Machine", "Linux") == "机器：Linux"
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(("millions", "shown"), [("0.44", "44"), ("1.1", "110"), ("1,000.5", "100,050")])
+def test_millions_are_shown_in_units_of_ten_thousand(millions: str, shown: str) -> None:
+    text = localized(f"2 + 2 layers × 128, 4 heads, {millions} million parameters")
+    assert text == f"2 + 2 层 × 128，4 个头，{shown} 万个参数"
 
 
 @pytest.mark.usefixtures("chinese")
@@ -254,7 +264,14 @@ def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "transduce train：缺少参数：--out（见 transduce train --help）"),
+        (["train"], "transduce train：缺少参数：--out、--source（见 transduce train --help）"),
+        (["train", "--source", "a"], "transduce train：缺少参数：--out（见 transduce train --help）"),
+        (["plot", "poistions"], "lengths）；是不是要用 positions？"),
+        (["inspect", "m", "x", "--html", "page.pdf"], "page.pdf 应当是 HTML 网页，而不是 .pdf：请以 .html 结尾"),
+        (
+            ["translate", "{folder}", "--plugin", "{folder}/my_layer.py"],
+            "my_layer.py 不存在：请指定登记组件的 Python 文件。",
+        ),
         (
             ["train", "--stepps", "3"],
             "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",
@@ -300,3 +317,43 @@ def test_columns_are_aligned_where_a_chinese_character_takes_two() -> None:
     assert aligned(rows) == ["变体  BLEU", "base  31.2", "大    9"]
     assert aligned(rows, left=0) == ["变体  BLEU", "base  31.2", "  大     9"]
     assert aligned(rows, left=1) == ["变体  BLEU", "base  31.2", "大       9"]
+
+
+# --- lists of values ---
+
+
+def _wrong_setting(name: str) -> str:
+    group, _, key = name.partition(".")
+    with pytest.raises(TransduceError) as raised:
+        make_settings({group: {key: {"no": "value"}}})
+    return str(raised.value)
+
+
+def _choices(name: str) -> list[str]:
+    hint: Any = Settings
+    for key in name.split("."):
+        hint = get_type_hints(struct_of(hint))[key]
+    return _names(hint)
+
+
+CHOICES = {name: choices for name in setting_names() if name.count(".") == 1 and (choices := _choices(name))}
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("name", CHOICES)
+def test_values_that_a_setting_accepts_are_never_translated(name: str) -> None:
+    listed = "、".join([*CHOICES[name], *sorted(OWN_NAMES.get(name.removeprefix("model."), ()))])
+    shown = f"{listed} 之一，但现在是 `" if "、" in listed or name == "model.attention" else f"或 {listed}，但现在是 `"
+    assert f"`{name}` 必须是" in _wrong_setting(name)
+    assert shown in _wrong_setting(name)
+
+
+@pytest.mark.usefixtures("chinese")
+def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
+    with pytest.raises(TransduceError) as raised:
+        ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, positions="circular")  # type: ignore[arg-type]
+    assert "必须是 sinusoidal、learned、rotary、rotary-interleaved、relative、none 之一，但现在是" in str(raised.value)
+    general, special = "{a} must be {b}.", "{a} must be one of {b}."
+    catalog = Catalog({general: "{a} 必须是{b!t}。", special: "{a} 必须是 {b} 之一。", "none": "没有"})
+    assert catalog.find("x must be one of all, none.") == "x 必须是 all、none 之一。"
+    assert catalog.find("`x, y` must be none.") == "`x, y` 必须是没有。"

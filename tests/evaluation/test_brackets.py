@@ -88,7 +88,7 @@ def test_short_sentences_are_counted_by_themselves() -> None:
     assert (report.all.sentences, report.short.sentences) == (2, 1)
     wider = score_trees([long, REFERENCE], [long, REFERENCE], BracketSettings(short_length=41))
     assert wider.short.sentences == 2
-    assert "at most 41 words: F1 100.00" in str(wider)
+    assert "at most 41 words: F1 100.00 %" in str(wider)
 
 
 def test_a_reference_of_traces_alone_has_no_brackets() -> None:

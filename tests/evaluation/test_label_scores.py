@@ -13,7 +13,7 @@ def test_accuracy_and_macro_f1_equal_hand_computed_ones() -> None:
     assert (report.texts, report.right) == (5, 3)
     assert report.accuracy == pytest.approx(60.0)
     assert report.macro_f1 == pytest.approx(100 * (2 * 2 / 6 + 1.0 + 0.0 + 0.0) / 4)  # d was given and never right
-    assert "accuracy 60.00 % (3 of 5 texts), macro F1 41.67" in str(report)
+    assert "accuracy 60.00 % (3 of 5 texts), macro F1 41.67 %" in str(report)
 
 
 def test_the_table_of_chinese_labels_is_aligned() -> None:

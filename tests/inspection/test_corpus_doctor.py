@@ -364,6 +364,29 @@ def test_headers_and_lines_without_two_columns_of_a_table_are_on_neither_side(wr
     assert [example.location.rpartition(":")[2] for example in malformed.examples] == ["32"]
 
 
+def test_punctuation_of_another_width_and_swapped_sides_are_described(write_lines: WriteLines) -> None:
+    def examined(chinese: str, english: str) -> CorpusReport:
+        sides = ([*SOURCE, chinese], [*TARGET, english])
+        return examine_corpus(*([str(write_lines(name, side))] for name, side in zip("ab", sides, strict=True)))
+
+    half = examined("我喜欢,你也喜欢.", "I like it, you too.").finding("mixed punctuation").message
+    assert half == "1 line with half-width (ASCII) punctuation, while the rest of the side has full-width punctuation"
+    full = examined("我喜欢，你也喜欢。", "I like it，you too。").finding("mixed punctuation").message
+    assert full == "1 line with full-width punctuation, while the rest of the side has half-width (ASCII) punctuation"
+    swapped = examined("I like it", "我喜欢").finding("wrong script").message
+    assert swapped.endswith("; 1 pair may have the sides swapped")
+
+
+def test_lines_of_a_table_with_a_header_are_those_of_the_file(write_lines: WriteLines) -> None:
+    rows = ["英文,中文", *(f"sentence {number},第{number}句" for number in range(30)), 'copy,"copy"', '"a\nb",两行']
+    path = str(write_lines("table.csv", rows))
+    report = examine_corpus([path], languages=("zh", "en"))
+    assert (report.source_lines, report.target_lines) == (32, 32)
+    (copy,) = report.finding("copies").examples
+    assert (copy.location, copy.text) == (f"{path}:32", "copy")
+    assert examine_corpus([path], columns=("中文", "英文")).findings == report.findings
+
+
 def test_tables_that_training_converts_are_examined_by_their_own_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

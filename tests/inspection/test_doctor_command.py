@@ -74,7 +74,16 @@ def test_files_of_pairs_are_examined_as_two_files_are(capsys: Capture, write_lin
     tabs = str(write_lines("pairs.tsv", map("\t".join, pairs)))
     objects = [json.dumps({"translation": {"zh": one, "en": other}}) for one, other in pairs]
     lines = str(write_lines("pairs.jsonl", objects))
-    for arguments in ([tabs], [lines, "--languages", "zh", "en"]):
+    fields = str(write_lines("other.jsonl", [json.dumps({"a": one, "b": other}) for one, other in pairs]))
+    wide = str(write_lines("wide.tsv", [f"{number}\t{one}\t{other}" for number, (one, other) in enumerate(pairs)]))
+    quoted = str(write_lines("pairs.csv", [f'"{one}","{other}"' for one, other in pairs]))
+    for arguments in (
+        [tabs],
+        [lines, "--languages", "zh", "en"],
+        [fields, "--columns", "a", "b"],
+        [wide, "--columns", "2", "3"],
+        [quoted, "--columns", "1", "2"],
+    ):
         found = told("--source", *arguments)
         places = [line.replace(f"{arguments[0]}:", f"{sides[0]}:") for line in found]
         assert places == [line.replace(f"{sides[1]}:", f"{sides[0]}:") for line in expected]
@@ -84,10 +93,11 @@ def test_files_of_pairs_are_examined_as_two_files_are(capsys: Capture, write_lin
     ("arguments", "message"),
     [
         ([], "The doctor needs a model, a settings file, or text: name one, or pass --source and --target."),
-        (["--source", "a"], "--source and --target belong together: pass both."),
-        (["m", "--test-source", "a"], "--test-source and --test-target belong together: pass both."),
+        (["--source", "a"], "--source and --target belong together: pass both, or files of pairs"),
+        (["m", "--test-source", "a"], "--test-source and --test-target belong together: pass both, or files of pairs"),
         (["m", "--test-source", "a", "--test-target", "b"], "--test-source is searched in the training text"),
         (["m", "--html", "page.html"], "--html writes the report on a corpus: pass --source and --target too."),
+        (["--source", "pairs.xlsx"], "pairs.xlsx is a spreadsheet, which is not read: save it in Excel as CSV UTF-8."),
         (["gone"], "The doctor examines a model folder or a settings file, but gone does not exist."),
         (["--source", "gone.zh", "--target", "gone.en"], "gone.zh does not exist: check the file's name."),
     ],

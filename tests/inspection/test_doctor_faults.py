@@ -316,6 +316,15 @@ def test_each_fault_is_found_by_its_check(order: Order, fault: Fault, check: str
     assert report.failed() == [check]
     assert not report.passed
     assert f"FAIL  {check}" in str(report)
+    assert bool(report.checks[0].weights) == (check == "gradient")
+
+
+def test_weights_without_gradient_are_named() -> None:
+    report = examine(subject("pre", "memory detached"), [each for each in CHECKS if each.name == "gradient"])
+    (check,) = report.checks
+    assert len(check.weights) == check.figure
+    assert f"weights: {check.weights[0]}, " in str(check)
+    assert all("encoder" in name for name in check.weights[:3])
 
 
 def test_a_decoder_that_never_sees_its_newest_token() -> None:

@@ -119,7 +119,7 @@ def test_a_word_list_may_begin_with_a_token_in_brackets(tmp_path: Path) -> None:
         ("<pad>\n\x85a\nb\n".encode(), r"token 2: a word list has one token on each line, without spaces"),
         ("a\u2028b\nc\n".encode(), r"token 1: a word list has one token on each line, without spaces"),
         (b"a\nb\na\n", r"token 3: 'a' is token 1 already"),
-        ("Mädchen\n".encode("latin-1"), r"must be a word list in UTF-8, but is not UTF-8: convert it"),
+        ("Mädchen\n".encode("latin-1"), r"files must be UTF-8, but this word list is not: convert it"),
     ],
 )
 def test_word_lists_whose_ids_would_be_ambiguous_are_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -160,17 +160,17 @@ def test_a_configuration_of_the_first_version_is_read() -> None:
 @pytest.mark.parametrize(
     ("name", "word", "words"),
     [
-        ("positions", "alibi", "sinusoidal, learned, rotary, rotary-interleaved, relative or none"),
-        ("norm", "rmsnorm", "layer, rms, batch or annotated"),
-        ("norm_order", "Post", "pre, post or sandwich"),
-        ("attention_kind", "Hard", "soft or hard"),
+        ("positions", "alibi", "sinusoidal, learned, rotary, rotary-interleaved, relative, none"),
+        ("norm", "rmsnorm", "layer, rms, batch, annotated"),
+        ("norm_order", "Post", "pre, post, sandwich"),
+        ("attention_kind", "Hard", "soft, hard"),
         ("activation", "relu6", "relu, gelu, "),
-        ("kind", "encoder-decoder", "transformer, encoder, decoder, recurrent or series"),
+        ("kind", "encoder-decoder", "transformer, encoder, decoder, recurrent, series"),
     ],
 )
 def test_an_unknown_component_name_is_refused_with_the_known_ones(name: str, word: str, words: str) -> None:
     changes: dict[str, Any] = {name: word}
-    with pytest.raises(TransduceError, match=rf"`model\.{name}` must be {words}.*, but is '{word}'"):
+    with pytest.raises(TransduceError, match=rf"`model\.{name}` must be one of {words}.*, but is '{word}'"):
         ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, **changes)
 
 

@@ -40,6 +40,16 @@ def test_texts_that_need_repair_are_counted_and_the_doctor_is_named(tmp_path: Pa
     assert notes.notices(writes_text=False) == []
 
 
+def test_texts_that_are_composed_are_counted(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_text("schön\nfu\u0308nf\nKa\u0308se\n", "utf-8")
+    target.write_text("nice\nfive\ncheese\n", "utf-8")
+    notes = LineNotes()
+    measure_corpus(CorpusFiles(source=(str(source),), target=(str(target),)), notes)
+    (notice,) = notes.notices()
+    assert notice.startswith("2 texts with letters and accents as separate characters: a vocabulary that is learned")
+
+
 def test_a_run_reports_space_marks_in_its_text(
     toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -292,7 +292,11 @@ def test_data_without_pairs_is_refused_and_leaves_no_folder(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "Hallo,Hello\nb,B\n", r"a\.csv begins with 'Hallo', 'Hello', which are no usual names of columns"),
+        (
+            "a.csv",
+            "Hallo,Hello\nb,B\n",
+            r"a\.csv begins with 'Hallo', 'Hello', which name neither columns",
+        ),
         ("a.csv", "de,en\na,A\nb,B,C\n", r"a\.csv:3: a row needs 2 columns as the header has, but this one has 3"),
         (
             "a.tsv",

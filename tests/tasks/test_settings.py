@@ -131,7 +131,7 @@ def test_a_settings_file_that_is_missing_or_no_toml(tmp_path: Path, write_lines:
         read_settings(write_lines("bad.toml", ["steps: 5"]))
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'preset = "\xe9"\n')
-    with pytest.raises(TransduceError, match=r"latin\.toml is not valid TOML"):
+    with pytest.raises(TransduceError, match=r"latin\.toml:1: files must be UTF-8, but this line is not: "):
         read_settings(latin)
 
 

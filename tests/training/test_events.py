@@ -131,6 +131,15 @@ def test_progress_is_printed_as_lines_without_a_terminal() -> None:
     ]
 
 
+def test_scores_that_are_shares_are_shown_in_percent() -> None:
+    stream = io.StringIO()
+    scores = {"exact_match": 0.235, "accuracy": 80.0, "masked_accuracy": 14.2857, "bits_per_character": 1.25}
+    event = msgspec.structs.replace(validation_event(2), bleu=None, chrf=None, scores=scores, samples=[])
+    ProgressDisplay(Console(file=stream, width=300)).validation(event, best=False)
+    shown = "exact match 23.5 % · accuracy 80.0 % · masked accuracy 14.3 % · bits per character 1.250"
+    assert stream.getvalue().endswith(f" · {shown}\n")
+
+
 def test_progress_lines_count_the_units_of_the_task() -> None:
     stream = io.StringIO()
     display = ProgressDisplay(Console(file=stream, width=40))

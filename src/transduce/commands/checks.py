@@ -12,14 +12,17 @@ from transduce.commands.options import (
     add_computing,
     add_device,
     add_json,
+    add_settings,
     check_writable,
     loading_options,
     option_of,
+    page_file,
     write_report,
 )
 from transduce.commands.train import add_run, run_request
 from transduce.errors import TransduceError
 from transduce.text.corpus import format_of
+from transduce.text.files import is_spreadsheet, spreadsheet_error
 from transduce.text.pair_files import table_format
 from transduce.ui_language import localized
 
@@ -114,9 +117,13 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     corpus.add_argument("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
     corpus.add_argument(
-        "--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, if JSON lines use them as keys"
+        "--languages",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="language codes, if columns or fields of pairs are named after them",
     )
-    corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
+    add_settings(corpus.add_argument, "columns")
+    corpus.add_argument("--html", metavar="PATH", type=page_file, help="write the report on the corpus as an HTML page")
     add_device(parser)  # no --precision: the doctor computes in float64
 
 
@@ -153,7 +160,10 @@ def _check_options(options: argparse.Namespace) -> None:
         sources, targets = getattr(options, one), getattr(options, other)
         are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
         if bool(sources) != bool(targets) and not are_pairs:
-            raise TransduceError(f"{option_of(one)} and {option_of(other)} belong together: pass both.")
+            raise TransduceError(
+                f"{option_of(one)} and {option_of(other)} belong together: pass both, or files of pairs such as .tsv "
+                "and .csv."
+            )
     if options.test_source and not options.source:
         raise TransduceError("--test-source is searched in the training text: pass --source and --target too.")
     if options.html and not options.source:
@@ -161,7 +171,14 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    return format_of(path, "auto") != "lines" or table_format(path) is not None
+    """Return whether a file holds pairs by its name.
+
+    Raises:
+        TransduceError: it is a spreadsheet.
+    """
+    if is_spreadsheet(path):
+        raise spreadsheet_error(path)
+    return path == "-" or table_format(path) is not None or format_of(path, "auto") != "lines"
 
 
 def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
@@ -174,6 +191,7 @@ def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
         test_source=options.test_source,
         test_target=options.test_target,
         languages=None if options.languages is None else (options.languages[0], options.languages[1]),
+        columns=None if options.columns is None else (options.columns[0], options.columns[1]),
         tokenizer=_tokenizer(options.model),
     )
 

@@ -20,6 +20,7 @@ from transduce.commands.options import (
     load_translator,
     loading_options,
     option_of,
+    page_file,
     print_bytes,
     search_settings,
     text_argument,
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the sentence to translate, classify, … and inspect; for a time-series model, a table of its history "
         "(default with --html: samples of the dev set)",
     )
-    add("--html", metavar="PATH", help="write a self-contained page for a browser")
+    add("--html", metavar="PATH", type=page_file, help="write a self-contained page for a browser")
     add_json(add, "the content of the page")
     add(
         "--attribution",
@@ -268,7 +269,7 @@ def _report_input(translator: "Translator", text: str) -> None:
     )
     warnings.add(1, text, None)
     sys.stderr.write(localized(str(warnings)))
-    if translator.is_plain_sentence(text):
+    if not text.strip() or translator.is_plain_sentence(text):
         return
     sentences = len(find_sentences(text, translator.source_language))
     if sentences > 1:

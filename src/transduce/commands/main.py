@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         Names of options are checked first, as argparse would first complain about missing ones; renamed options are
         accepted. An error is printed, and the process exits with code 2.
         """
-        arguments = current_options(arguments, self._option_string_actions)
+        self._arguments = arguments = current_options(arguments, self._option_string_actions)
         for argument in arguments:
             option = argument.partition("=")[0]
             if option == "--":
@@ -148,10 +148,27 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error about the arguments on standard error, with a hint at `--help`, and exit with code 2."""
+        choice = re.match(r"^argument (.+): invalid choice: '(.*)' \(choose from (.+)\)$", message)
+        if choice is not None:
+            from difflib import get_close_matches
+
+            choices = re.findall(r"'([^']*)'", choice[3]) or choice[3].split(", ")
+            near = get_close_matches(choice[2], choices, 1)
+            name, value, listed = choice[1], choice[2], ", ".join(choices)
+            message = (
+                f"argument {name}: invalid choice: '{value}' (choose from {listed}); did you mean {near[0]}?"
+                if near
+                else f"argument {name}: invalid choice: '{value}' (choose from {listed})"
+            )
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
             message += f"; pass texts with --source and {other}"
+        if self.prog.endswith((" train", " prepare")) and "required: " in message:
+            # Text may also come from a file of settings, so that argparse does not require it.
+            names = {argument.partition("=")[0] for argument in self._arguments}
+            text = "" if names & {"--source", "--settings", "--set", "--resume"} else "--source"
+            message = f"{message}, {text}" if text else message
         sentence = f"{self.prog}: {message} (see {self.prog} --help)\n"
         sys.stderr.write(localized(sentence))
         raise SystemExit(2)

@@ -15,7 +15,7 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, json_bytes, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, utf16_name
 from transduce.tasks.settings.options import COUNT, FLAG, OPTIONS, SettingOption
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary
@@ -379,6 +379,18 @@ def file_or_stream(path: str) -> str | None:
     return None if path == "-" else path
 
 
+def page_file(path: str) -> str:
+    """Return the name of a page to write; as argparse's `type`, it refuses names of other kinds of files.
+
+    Raises:
+        argparse.ArgumentTypeError: the name ends as that of a picture or PDF.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in PICTURE_SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{path} is to be a page of HTML, not {suffix}: name it .html")
+    return path
+
+
 def check_writable(
     *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
 ) -> None:
@@ -514,12 +526,7 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
 
 
 _MAX_DAMAGED = 5  # damaged lines that are reported individually
-_FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
-_OTHER_CONTENT = (
-    (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
-    (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
-    (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
-)
+_GZIP_START = b"\x1f\x8b"
 
 
 @contextlib.contextmanager
@@ -568,12 +575,19 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         yield text
     if damaged > _MAX_DAMAGED:
         sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
+    if damaged:
+        sys.stderr.write(localized("Convert text in another encoding first: Chinese by `iconv -f GB18030 -t UTF-8`.\n"))
 
 
 def _refuse_other_content(line: bytes) -> None:
-    for beginning, what, remedy in _OTHER_CONTENT:
-        if line.startswith(beginning):
-            raise TransduceError(f"Standard input must be lines of UTF-8, but begins as {what}: {remedy}.")
+    encoding = utf16_name(line)
+    if encoding or line.startswith(_GZIP_START):
+        raise TransduceError(
+            f"Standard input must be lines of UTF-8, but begins as {encoding} does: put it through `iconv -f "
+            f"{encoding} -t UTF-8`."
+            if encoding
+            else "Standard input must be lines of UTF-8, but begins as gzip does: put it through `zcat`."
+        )
 
 
 def _refuse_other_ends(raw: bytes) -> None:

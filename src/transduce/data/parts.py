@@ -670,6 +670,9 @@ def _read_card(path: Path, kind: type[AnyCard], expected: int, described: str) -
             )
         return msgspec.json.decode(with_current_names(content), type=kind)
     except (FileNotFoundError, NotADirectoryError):
-        raise TransduceError(f"{path} does not exist: {path.parent} holds no {described}.") from None
+        raise TransduceError(
+            f"{path} does not exist: {path.parent} holds no {described}; copy it back, or prepare or train in a new "
+            "folder."
+        ) from None
     except msgspec.DecodeError as error:
         raise TransduceError(f"{path} does not describe a {described} ({error}): prepare it again.") from None

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, utf16_name
 from transduce.text.protected import find_protected
 
 # --- settings ---
@@ -327,7 +327,7 @@ def plain_text(text: str, kind: UnitKind) -> str:
 
 
 _MAX_SENTENCES, _MAX_CHOICES = 64, 16  # of a message
-_BRANCHES = re.compile(r"\{\s*+[\w.-]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+MESSAGE_BRANCHES = re.compile(r"\{\s*+[\w.-]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
 _ARGUMENT = re.compile(r"\{\s*+(?P<name>[\w.-]++)\s*+(?:\}|,\s*+(?P<type>\w++)\s*+(?:\}|(?P<style>,)))")
 _OFFSET = re.compile(r"\s*+offset:\s*+\d++")
 _KEY = re.compile(r"\s*+(?:=-?+\d++|[\w-]++)\s*+\{")
@@ -603,7 +603,7 @@ def _is_balanced(sentence: _Sentence) -> bool:
 def _is_protected(text: str) -> bool:
     """Return whether all ICU messages with branches in a text are in spans that translation copies."""
     spans = find_protected(text)
-    return all(any(a <= match.start() < b for a, b in spans) for match in _BRANCHES.finditer(text))
+    return all(any(a <= match.start() < b for a, b in spans) for match in MESSAGE_BRANCHES.finditer(text))
 
 
 def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], around: _Around = ()) -> str:
@@ -631,7 +631,7 @@ def with_divided_messages(document: Document, *, has_html: bool) -> Document:
     found: list[list[Unit] | _Message] = []
     for unit in document.units:
         own: list[Unit] | _Message = [unit]
-        if _BRANCHES.search(unit.text):
+        if MESSAGE_BRANCHES.search(unit.text):
             is_page = unit.kind == "html" and not has_html
             try:
                 own = own if is_page else _Message(unit.text)
@@ -706,6 +706,12 @@ class TextFile:
         Raises:
             TransduceError: the bytes are not text in this encoding.
         """
+        encoding_16 = utf16_name(content) if encoding == "utf-8" else None
+        if encoding_16 and not content.startswith(tuple(mark for mark, _ in _MARKS)):
+            raise TransduceError(
+                f"The document is {encoding_16} without a byte order mark: name the encoding on the command line by "
+                f"`--encoding {encoding_16}`."
+            )
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
             self.text = content[len(self.mark) :].decode(self.encoding)
@@ -716,7 +722,7 @@ class TextFile:
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
-                "convert it to UTF-8, or name its encoding on the command line by --encoding."
+                "convert it to UTF-8, or name its encoding on the command line, such as `--encoding gb18030`."
             ) from None
         self._is_markup = is_markup
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")

@@ -103,8 +103,8 @@ def _percent(part: int, total: int) -> float:
 
 def _line(title: str, counts: BracketCounts) -> str:
     return (
-        f"{title:>17}: F1 {counts.f1:.2f} (precision {counts.precision:.2f}, recall {counts.recall:.2f}), "
-        f"exact {counts.exact_match:.2f}, tags {counts.tagging_accuracy:.2f}, "
+        f"{title:>17}: F1 {counts.f1:.2f} % (precision {counts.precision:.2f} %, recall {counts.recall:.2f} %), "
+        f"exact {counts.exact_match:.2f} %, tags {counts.tagging_accuracy:.2f} %, "
         f"{count_noun(counts.sentences, 'sentence')}, {counts.invalid:,} invalid"
     )
 

@@ -482,7 +482,8 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
 
     def __str__(self) -> str:
-        return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
+        accuracy = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts)"
+        return f"{accuracy}, macro F1 {self.macro_f1:.2f} %"
 
     def table(self) -> str:
         """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels."""
@@ -578,8 +579,8 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
         line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.words:,} words)"
         if self.f1 is None:
             return line
-        kinds = "".join(f"\n  {kind}  F1 {f1:.2f}" for kind, f1 in self.f1_of_kinds.items())
-        return f"{line}, spans: F1 {self.f1:.2f}, precision {self.precision:.2f}, recall {self.recall:.2f}{kinds}"
+        kinds = "".join(f"\n  {kind}  F1 {f1:.2f} %" for kind, f1 in self.f1_of_kinds.items())
+        return f"{line}, spans: F1 {self.f1:.2f} %, precision {self.precision:.2f} %, recall {self.recall:.2f} %{kinds}"
 
 
 class TagCounts(NamedTuple):

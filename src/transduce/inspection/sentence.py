@@ -379,9 +379,10 @@ def describe(model: nn.Module) -> str:
     config = cast("ModelConfig", model.config)
     with torch.device("meta"):
         outline = build_any_model(config)  # an int8 model has other parameters
-    millions = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
+    count = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
+    millions = f"{count:,.1f}" if count >= 1.0 else f"{count:.2f}"
     counts = {"encoder": (config.num_encoder_layers,), "decoder": (config.num_decoder_layers,)}
     layers = " + ".join(map(str, counts.get(config.kind, (config.num_encoder_layers, config.num_decoder_layers))))
     if config.kind == "recurrent":
-        return f"{layers} layers × {config.d_model}, {millions:,.1f} million parameters"
-    return f"{layers} layers × {config.d_model}, {config.num_heads} heads, {millions:,.1f} million parameters"
+        return f"{layers} layers × {config.d_model}, {millions} million parameters"
+    return f"{layers} layers × {config.d_model}, {config.num_heads} heads, {millions} million parameters"

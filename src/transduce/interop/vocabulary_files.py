@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.argument_checks import as_list
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, not_utf8, utf16_name
 from transduce.interop.hugging_face.import_tokenizer import (
     SENTENCEPIECE_NAMES,
     AddedToken,
@@ -166,8 +166,16 @@ def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) ->
         path = inside
     content = _content(path)
     text = _text(content)
+    if text is None and 0 not in content:
+        raise not_utf8(path, "this word list is not")
     if text is None:
-        return Tokenizer(Vocabulary(_with_special_pieces(content, str(path), notes), nfc=nfc, name=str(path)))
+        try:
+            return Tokenizer(Vocabulary(_with_special_pieces(content, str(path), notes), nfc=nfc, name=str(path)))
+        except TransduceError:
+            encoding = utf16_name(content)
+            if encoding:
+                raise not_utf8(path, f"this one is {encoding}", encoding) from None
+            raise
     decoded = _lines_or_json(text, path)
     if isinstance(decoded, dict) and isinstance(decoded.get("model"), dict):
         return _of_tokenizer_json(decoded, path, notes)
@@ -271,9 +279,11 @@ def read_words(path: Path, *, may_be_space: bool = False) -> dict[str, int]:
     Raises:
         TransduceError: the file is no such list.
     """
-    text = _text(_content(path))
+    content = _content(path)
+    text = _text(content)
     if text is None:
-        raise TransduceError(f"{path} must be a word list in UTF-8, but is not UTF-8: convert it.")
+        encoding = utf16_name(content)
+        raise not_utf8(path, f"this one is {encoding}" if encoding else "this word list is not", encoding)
     return _numbered(_lines_or_json(text, path), str(path), may_be_space=may_be_space)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, is_utf8, not_utf8, utf16_name
 from transduce.text.vocabulary import Vocabulary, compose
 
 _SPACE = "▁"
@@ -276,8 +276,15 @@ def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = No
             fewer vectors than its header states.
     """
     sample = [first, *(file.readline(_MAX_LINE) for _ in range(_SAMPLED_LINES - 1))]
+    encoding = utf16_name(b"".join(sample))
+    if encoding:
+        raise not_utf8(path, f"this one is {encoding}", encoding)
+    sample = [line for line in sample if line]
+    damaged = sum(not is_utf8(line) for line in sample)
+    if 2 * damaged > len(sample):
+        raise not_utf8(path, f"{damaged} of the first {len(sample)} lines are not")
     # A word may end with a number, and a line may be damaged, so the most frequent count is the width.
-    widths = [_numbers_at_end(line) for line in sample if line]
+    widths = [_numbers_at_end(line) for line in sample]
     width = max(widths, key=lambda each: (widths.count(each), each), default=0)
     header_lines, number = int(count is not None), 0
     lines = itertools.chain(sample, iter(lambda: file.readline(_MAX_LINE), b""))

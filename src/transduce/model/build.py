@@ -1,5 +1,6 @@
 """Build the model that a configuration describes, also with components that users register."""
 
+import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -152,7 +153,11 @@ def load_plugin(path: str | Path) -> None:
     """
     path = Path(path)
     name = f"transduce_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [each.name for each in path.absolute().parent.glob("*.py")], 1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "name the Python file that registers components."
+        raise TransduceError(f"The plugin {path} is no file: {hint}")
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TransduceError(f"A plugin is a Python file that registers components, but {path} is none: name another.")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -93,7 +93,7 @@ def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
     The second dictionary has only the latter, as setting and component's name.
     """
-    own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
+    own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in tuple(known)}
     return {name: value for name, value in content.items() if name not in own}, own
 
 
@@ -119,9 +119,7 @@ def _check_choices(config: "ModelConfig") -> None:
     kind: Any = type(config)
     for name, choices in _choices_of(kind).items():
         if (value := getattr(config, name)) not in choices and value not in OWN_NAMES.get(name, ()):
-            raise TransduceError(
-                f"`model.{name}` must be {', '.join(choices[:-1])} or {choices[-1]}, but is {value!r}."
-            )
+            raise TransduceError(f"`model.{name}` must be one of {', '.join(choices)}, but is {value!r}.")
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, decode_utf8
 from transduce.serving.messages import RequestError
 
 # --- admission ---
@@ -188,11 +188,11 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
         TransduceError: the file cannot be read, or holds no key.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        lines = decode_utf8(Path(path).read_bytes(), path).split("\n")
+    except OSError as error:
         raise TransduceError(
-            f"{path} must be a text file with one API key per line, but cannot be read ({reason}): pass another file."
+            f"{path} must be a text file with one API key per line, but cannot be read ({error.strerror}): pass "
+            "another file."
         ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:

@@ -1,6 +1,7 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -430,10 +431,10 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
 
 
 def _note_texts(block: PairBlock, notes: LineNotes) -> None:
-    """Count, in `notes`, a block's texts with spaces that may change, and those that probably need repair.
+    """Count, in `notes`, a block's texts that may change, and those that probably need repair.
 
-    Most vocabularies read "▁" as a space and collapse spaces. Texts that need repair have tags, entities, damaged or
-    invisible characters.
+    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC). Texts that need repair
+    have tags, entities, damaged or invisible characters.
     """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
@@ -443,6 +444,8 @@ def _note_texts(block: PairBlock, notes: LineNotes) -> None:
     if not texts.isascii():
         notes.damaged += _count_matching(DAMAGED, texts)
         notes.invisible += _count_matching(INVISIBLE, texts)
+    if not unicodedata.is_normalized("NFC", texts):
+        notes.decomposed += sum(not unicodedata.is_normalized("NFC", text) for text in texts.split("\n"))
 
 
 def _count_matching(pattern: re.Pattern[str], texts: str) -> int:

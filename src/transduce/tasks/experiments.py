@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
-from transduce.errors import TransduceError, common_words
+from transduce.errors import TransduceError, common_words, decode_utf8
 from transduce.evaluation.scores import choose_tokenizer
 from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
@@ -99,10 +99,10 @@ def read_experiment(path: str | Path) -> ExperimentSettings:
         TransduceError: the file cannot be read, or a setting is wrong.
     """
     try:
-        content = tomllib.loads(Path(path).read_text("utf-8-sig"))
+        content = tomllib.loads(decode_utf8(Path(path).read_bytes(), path))
     except OSError as error:
         raise TransduceError(f"The experiment's file {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise TransduceError(f"The experiment's file {path} is not valid TOML: {error}.") from error
     return make_experiment(content, str(path))
 

@@ -19,7 +19,8 @@ from transduce.text.pair_files import (
     Columns,
     Origin,
     PairRow,
-    are_languages,
+    TableFormat,
+    languages_of,
     names_languages,
     origin_path,
     read_objects,
@@ -63,8 +64,8 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
         converted[name] = paths
     if data.corpora:
         return _with_corpora(data, converted)
-    if data.languages is None and languages and are_languages(languages[0]):
-        data = msgspec.structs.replace(data, languages=languages[0])
+    if data.languages is None and languages:
+        data = msgspec.structs.replace(data, languages=languages_of(languages[0]))
     return msgspec.structs.replace(data, **converted)
 
 
@@ -95,16 +96,12 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
     """
     name = "standard input" if path == STANDARD_INPUT else path
     if path == STANDARD_INPUT:
-        path = _store_standard_input(out, data.format) if overwrite else path
+        path = store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}
-    lines = format_of(path, data.format)
-    has_columns = data.columns is not None or (lines == "tsv" and any(more.values()))
-    if lines == "jsonl" and data.languages is None and not data.corpora and Path(path).is_file():
-        has_columns = has_columns or names_languages(path, [column for column in more.values() if column is not None])
-    format = table_format(path, data.format, has_columns=has_columns)
+    format = format_to_convert(path, data)
     if format is None:
         for name, column in more.items():
-            if column is not None and lines != "jsonl":
+            if column is not None and format_of(path, data.format) != "jsonl":
                 raise TransduceError(
                     f"`data.{name}_column` is {column}, but {path} is text without columns: leave it out, or write "
                     "the pairs to a table or to JSON lines."
@@ -118,7 +115,22 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
     return str(out)
 
 
-def _store_standard_input(out: Path, format: Format) -> str:
+def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
+    """Return the format of a file of pairs that training converts to JSON lines; None for one that it reads directly.
+
+    Args:
+        path: the file, or a folder of a dataset.
+        data: names the format, the columns and the languages, if they are set.
+    """
+    more = [column for column in (data.weight_column, data.document_column) if column is not None]
+    lines = format_of(path, data.format)
+    has_columns = data.columns is not None or (lines == "tsv" and bool(more))
+    if lines == "jsonl" and data.languages is None and not data.corpora and Path(path).is_file():
+        has_columns = has_columns or names_languages(path, more)
+    return table_format(path, data.format, has_columns=has_columns)
+
+
+def store_standard_input(out: Path, format: Format) -> str:
     """Copy standard input to a file beside `out`, and return its path, whose suffix is the format of the pairs."""
     line = sys.stdin.buffer.readline()
     if not line:
@@ -153,7 +165,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
     """
     found = list[tuple[str, str]]()
     _write(_read_objects(pairs, data, name, found), out, Origin(name, "row"))
-    return found[0] if found and are_languages(found[0]) else None
+    return languages_of(found[0]) if found else None
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:

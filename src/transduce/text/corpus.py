@@ -17,7 +17,9 @@ from transduce.text.files import (
     count_lone_carriage_returns,
     count_noun,
     is_decodable,
+    is_spreadsheet,
     read_lines,
+    spreadsheet_error,
     uncompressed_name,
 )
 from transduce.text.vocabulary import replace_lone_surrogates
@@ -348,8 +350,8 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
     remedy = (
         f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
         if returns
-        else f"find the line that is missing; `transduce doctor --source {shell_word(source)} --target "
-        f"{shell_word(target)}` shows where."
+        else f"find the line that is missing; of translations, `transduce doctor --source {shell_word(source)} "
+        f"--target {shell_word(target)}` shows where."
     )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "
@@ -371,6 +373,8 @@ def _pair_format(path: str, chosen: Format) -> Format:
     if chosen == "lines":
         if path != "-" and not Path(path).exists():
             raise TransduceError(f"{path} does not exist: check the file's name.")
+        if is_spreadsheet(path):
+            raise spreadsheet_error(path)
         raise TransduceError(
             f"{path} holds one side only: name the file of the other side too, or a task of one text (--task); a file "
             "of pairs ends in .tsv, .jsonl, .csv, .parquet, .arrow or .tmx, or pass `--set data.format=tsv` (or jsonl)."
@@ -387,6 +391,7 @@ MALFORMED, HEADER = "\udffe", "\udfff"
 _SAMPLE_LINES = 1_000
 _SOURCE_NAMES = ("source", "src", "source_text", "source_sentence", "original", "input", "question", "text", "sentence")
 _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "translation", "output", "answer", "label")
+_CHINESE_NAMES = ("原文", "源文", "源语言", "文本", "句子", "译文", "目标语言", "标签", "类别")
 
 
 class TableLayout(NamedTuple):
@@ -428,13 +433,34 @@ def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) 
     `languages` are the corpus's languages, whose codes count in any form.
     """
     first = tuple(name.strip().casefold() for name in names)
+    codes = tuple(map(column_language, first))
     return first[0] != first[1] and (
-        all(name in (*_SOURCE_NAMES, *_TARGET_NAMES) for name in first)
-        or all(_LANGUAGE_CODE.fullmatch(name) for name in first)
+        all(name in (*_SOURCE_NAMES, *_TARGET_NAMES, *_CHINESE_NAMES) for name in first)
+        or (None not in codes and codes[0] != codes[1])
         or (languages is not None and first == tuple(code.casefold() for code in languages))
     )
 
 
+def column_language(name: str) -> str | None:
+    """Return the code of the language that a column is named after by its code or name: zh for 中文; None if none."""
+    name = name.strip().casefold()
+    return name if _LANGUAGE_CODE.fullmatch(name) else _CODE_OF_LANGUAGE.get(name)
+
+
+_CODE_OF_LANGUAGE = {
+    name: code
+    for code, names in {
+        "zh": "chinese|中文|汉语|汉文|简体中文|繁体中文",
+        "en": "english|英文|英语",
+        "de": "german|deutsch|德文|德语",
+        "fr": "french|français|法文|法语",
+        "es": "spanish|español|西班牙文|西班牙语",
+        "ja": "japanese|日本語|日文|日语",
+        "ko": "korean|한국어|韩文|韩语",
+        "ru": "russian|русский|俄文|俄语",
+    }.items()
+    for name in names.split("|")
+}
 _QUOTED = re.compile('"(?:[^"]|"")*"')
 _LANGUAGE_CODE = re.compile("[a-z]{2,3}(?:[-_](?:[a-z]{2}|[a-z]{4}))?")
 

@@ -15,9 +15,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from transduce.errors import TransduceError, import_extra
+from transduce.errors import TransduceError, import_extra, not_utf8, utf16_name
+
+# --- spreadsheets ---
+
+
+def is_spreadsheet(path: str | Path) -> bool:
+    """Return whether a file is a spreadsheet by its name, such as pairs.xlsx."""
+    return str(path).lower().endswith((".xlsx", ".xlsm", ".xls", ".ods"))
+
+
+def spreadsheet_error(path: str | Path) -> TransduceError:
+    """Return the error that a spreadsheet cannot be read as text."""
+    return TransduceError(f"{path} is a spreadsheet, which is not read: save it in Excel as CSV UTF-8.")
+
 
 # --- counts with nouns ---
 
@@ -39,11 +52,12 @@ _MAGIC = {
 }
 COMPRESSED_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A file is refused if at least this many lines, and more than this share of those decoded so far, are not UTF-8.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
 _CHUNK = 1 << 20
+_START = 4096  # bytes that show whether a file is UTF-16
+_SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # .xlsx and .ods, and .xls
 
 
 MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
@@ -73,6 +87,8 @@ class LineNotes:
     """The number of texts with U+2581 (▁), which vocabularies read as a space."""
     repeated_spaces: int = 0
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
+    decomposed: int = 0
+    """Texts that are not in composed form (Unicode NFC), which most vocabularies read."""
     marked_up: int = 0
     """Texts with tags or entities."""
     damaged: int = 0
@@ -115,6 +131,11 @@ class LineNotes:
                 f"{count_noun(self.marked_up, 'text')} with tags or entities, {self.damaged:,} with damaged and "
                 f"{self.invisible:,} with invisible characters stay as they are: `transduce doctor` shows them and "
                 "looks for swapped and misaligned pairs."
+            )
+        if self.decomposed:
+            notices.append(
+                f"{count_noun(self.decomposed, 'text')} with letters and accents as separate characters: a vocabulary "
+                "that is learned composes them (Unicode NFC)."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
@@ -173,7 +194,7 @@ class LineBlocks:
         with _explained(self._path, self._decoder):
             plain = self._exit.enter_context(self._path.open("rb"))
             try:
-                self._stream = self._exit.enter_context(_uncompressed(plain, self._path))
+                self._stream = self._exit.enter_context(_uncompressed(plain, self._path, is_text=True))
             except BaseException:
                 self._exit.close()
                 raise
@@ -228,8 +249,10 @@ class _Decoder:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = self._offset + len(raw) - len(line) + error.start
-            if not self._keep_undecodable or (self.lines == 0 and raw.startswith(_UTF_16_MARKS)):
-                raise _undecodable(raw, self._name, self.lines + 1, offset) from None
+            encoding = None if self.lines else utf16_name(raw)
+            if encoding or not self._keep_undecodable:
+                what = f"this one is {encoding}" if encoding else f"this line is not (the byte at offset {offset})"
+                raise not_utf8(f"{self._name}:{self.lines + 1}", what, encoding) from None
             self._count_undecodable()
             text = line.decode("utf-8", "surrogateescape")
         self._refuse_other_ends(text)
@@ -244,10 +267,7 @@ class _Decoder:
         self._undecodable_lines += 1
         number = self.lines + 1
         if self._undecodable_lines >= _MANY_LINES and self._undecodable_lines > (number - self.skipped) * _MANY_SHARE:
-            raise TransduceError(
-                f"{self._name}:{number}: files must be UTF-8, but {self._undecodable_lines} of the first {number} "
-                "lines are not: convert the file."
-            )
+            raise not_utf8(f"{self._name}:{number}", f"{self._undecodable_lines} of the first {number} lines are not")
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
         """Return the texts of the file's next lines, bytes with their line feeds, without the line feeds.
@@ -297,7 +317,7 @@ class _Decoder:
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     counter = _Decoder(str(path), LineNotes())
-    with _explained(path, counter), path.open("rb") as plain, _uncompressed(plain, path) as stream:
+    with _explained(path, counter), path.open("rb") as plain, _uncompressed(plain, path, is_text=True) as stream:
         for raw in stream:
             counter.lines += 1
             yield raw
@@ -331,8 +351,10 @@ def _incomplete(path: Path, decoder: "_Decoder", taken: Sequence[bytes]) -> Tran
     )
 
 
-def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
+def _uncompressed(plain: io.BufferedReader, path: Path, *, is_text: bool = False) -> BinaryIO:
     start = plain.peek(16)
+    if is_spreadsheet(path) and start.startswith(_SPREADSHEET_STARTS):
+        raise spreadsheet_error(path)
     compression = next((name for name, magic in _MAGIC.items() if magic.match(start)), None)
     expected = COMPRESSED_SUFFIXES.get(path.suffix)
     if expected is not None and compression != expected:
@@ -340,7 +362,7 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
             f"{path} is not {expected} although its name ends in {path.suffix}: compress or rename it."
         )
     if compression is None:
-        return plain
+        return _checked(plain, path) if is_text else plain
     if compression == "zip":
         raise TransduceError(f"{path} is a zip archive, which may hold several files: unpack it.")
     stream: io.RawIOBase | io.BufferedIOBase
@@ -353,7 +375,16 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
     else:
         stream = _zstd_stream(plain, path)
     # The buffer around it makes reading by lines several times faster.
-    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 16))
+    buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 16)
+    return _checked(buffered, path) if is_text else cast(BinaryIO, buffered)
+
+
+def _checked(stream: "io.BufferedReader[Any]", path: Path) -> BinaryIO:
+    """Return a stream of text after checking that it is not UTF-16."""
+    encoding = utf16_name(stream.peek(_START)[:_START])
+    if encoding:
+        raise not_utf8(f"{path}:1", f"this one is {encoding}", encoding)
+    return cast(BinaryIO, stream)
 
 
 def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
@@ -366,17 +397,17 @@ def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
 
 
 @contextmanager
-def open_uncompressed(path: str | Path) -> Iterator[BinaryIO]:
+def open_uncompressed(path: str | Path, *, is_text: bool = False) -> Iterator[BinaryIO]:
     """Open a file, plain or compressed, and yield the stream of its uncompressed bytes.
 
     Raises:
-        TransduceError: the file cannot be read.
+        TransduceError: the file cannot be read, or `is_text` is true and it is UTF-16.
     """
     path = Path(path)
     with (
         _explained(path, _Decoder(str(path), LineNotes())),
         path.open("rb") as plain,
-        _uncompressed(plain, path) as stream,
+        _uncompressed(plain, path, is_text=is_text) as stream,
     ):
         yield stream
 
@@ -411,12 +442,3 @@ def count_lone_carriage_returns(path: str) -> int:
             complete = content.removesuffix(last)
             count += complete.count(b"\r") - complete.count(b"\r\n")
     return count
-
-
-def _undecodable(raw: bytes, name: str, number: int, offset: int) -> TransduceError:
-    if number == 1 and raw.startswith(_UTF_16_MARKS):
-        return TransduceError(f"{name}:1: files must be UTF-8, but this one begins as UTF-16: convert it first.")
-    return TransduceError(
-        f"{name}:{number}: files must be UTF-8, but the byte at offset {offset} does not continue a "
-        "character: convert the file or fix the line."
-    )

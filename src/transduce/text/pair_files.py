@@ -13,9 +13,17 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from transduce.errors import TransduceError, import_extra, shown_names
-from transduce.text.corpus import Format, find_layout, format_of, is_header, parse_weight, read_record
-from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
+from transduce.errors import TransduceError, import_extra, not_utf8, shown_names
+from transduce.text.corpus import (
+    Format,
+    column_language,
+    find_layout,
+    format_of,
+    is_header,
+    parse_weight,
+    read_record,
+)
+from transduce.text.files import is_decodable, open_uncompressed, read_lines, uncompressed_name
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
 _FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
@@ -190,7 +198,8 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
     """Return the names of a table's columns that hold source and target.
 
-    They are those that are set, those named by the languages, or those with usual names, or else the only two.
+    They are those that are set, those named by the codes of the languages, those with usual names, those named by the
+    names of the languages, or else the only two.
 
     Raises:
         TransduceError: the specified columns do not exist, or none are specified and none of the known names fit.
@@ -204,6 +213,11 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
     for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
         if pair[0] in names and pair[1] in names:
             return pair
+    if columns.languages:
+        by_language = {column_language(name): name for name in names}
+        found = [by_language.get(code.casefold()) for code in columns.languages]
+        if found[0] and found[1]:
+            return found[0], found[1]
     if len(names) == 2:
         return names[0], names[1]
     raise TransduceError(
@@ -242,12 +256,14 @@ def names_languages(path: str, ignored: Sequence[str]) -> bool:
     record = read_record(first[1], f"{path}:{first[0]}")
     nested = record.get("translation")
     names = list(nested) if isinstance(nested, dict) else [name for name in record if name not in ignored]
-    return len(names) == 2 and are_languages((str(names[0]), str(names[1])))
+    return len(names) == 2 and languages_of((str(names[0]), str(names[1]))) is not None
 
 
-def are_languages(names: tuple[str, str]) -> bool:
-    """Return whether the names of two columns are language codes, and no usual names such as `src` and `tgt`."""
-    return is_header(names) and not any(name.casefold() in usual for name in names for usual in _USUAL_NAMES)
+def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
+    """Return the language codes of two columns that are named after languages; None for names such as src and tgt."""
+    codes = [name if column_language(name) == name.casefold() else column_language(name) for name in names]
+    is_usual = any(name.casefold() in usual for name in names for usual in _USUAL_NAMES)
+    return None if is_usual or codes[0] is None or codes[1] is None or codes[0] == codes[1] else (codes[0], codes[1])
 
 
 # --- origins ---
@@ -320,9 +336,10 @@ def _listed(names: Sequence[str]) -> str:
 def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[PairRow]:
     is_plain = delimiter == "\t" and not find_layout(path).is_quoted
     quoting: Literal[0, 3] = csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL
-    with open_uncompressed(path) as stream:
-        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    with open_uncompressed(path, is_text=True) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
         sample = text.readline()
+        _check_decodable(sample, f"{path}:1")
         delimiter = delimiter or max(",;\t", key=sample.count)
         names = next(csv.reader([sample], delimiter=delimiter, quoting=quoting), [])
         numbers = column_numbers(columns.names, names, path)
@@ -330,8 +347,8 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
         has_header = numbers is None or is_header(keys, columns.languages)
         if columns.names is None and not is_header(keys, columns.languages):
             raise TransduceError(
-                f"{path} begins with {_listed(names)}, which are no usual names of columns: name the columns by "
-                "`data.columns`, or write a first line such as source,target."
+                f"{path} begins with {_listed(names)}, which name neither columns nor languages: name the "
+                "columns by `data.columns`, or write a first line such as source,target."
             )
         if has_header:
             columns.report(keys)
@@ -346,6 +363,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
                 first, last = last + 1, rows.line_num + 1
                 if not row:
                     continue
+                _check_decodable("".join(row), f"{path}:{first}")
                 if len(row) != len(names):
                     raise TransduceError(
                         f"{path}:{first}: a row needs {len(names)} columns as the header has, but this one has "
@@ -353,11 +371,16 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
                     )
                 more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{first}")
                 yield PairRow(row[indices[0]], row[indices[1]], more, first)
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             raise TransduceError(
-                f"{path}:{rows.line_num + 1}: this is no table in UTF-8 with the delimiter {delimiter!r} ({error}): "
-                "fix it, or convert the file."
+                f"{path}:{rows.line_num + 1}: this is no row of a table with the delimiter {delimiter!r} ({error}): "
+                "fix it."
             ) from None
+
+
+def _check_decodable(text: str, where: str) -> None:
+    if not is_decodable(text):
+        raise not_utf8(where, "this line is not")
 
 
 def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
@@ -429,8 +452,10 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
                 if pair[0] is not None and pair[1] is not None:
                     count += 1
                     yield PairRow(pair[0], pair[1], number=number)
-        except ElementTree.ParseError as error:
-            raise TransduceError(f"{path} is not valid XML ({error}): export it again.") from None
+        except TransduceError:
+            raise
+        except (ElementTree.ParseError, LookupError, ValueError) as error:  # unknown encodings, and those of many bytes
+            raise TransduceError(f"{path} is not valid XML ({error}): export it again, in UTF-8.") from None
     if not count:
         raise TransduceError(
             f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "

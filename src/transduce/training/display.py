@@ -58,6 +58,16 @@ _MIN_SHOWN_BLEU = 1.0
 """Dev BLEU below which no sample translation is shown."""
 
 
+# Scores of a validation that are shares, and what makes them percentages.
+_TO_PERCENT = {"exact_match": 100.0} | dict.fromkeys(
+    ("accuracy", "macro_f1", "f1", "masked_accuracy", "next_sentence_accuracy", "skill"), 1.0
+)
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{_TO_PERCENT[name] * value:.1f} %" if name in _TO_PERCENT else f"{value:.3f}"
+
+
 class ProgressDisplay:
     """A display of a run's progress on standard error: a bar on a terminal, or elsewhere one line per report."""
 
@@ -106,7 +116,7 @@ class ProgressDisplay:
         """
         measured = {"BLEU": event.bleu, "chrF": event.chrf}
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
-        scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
+        scores += "".join(f" · {name.replace('_', ' ')} {_shown(name, value)}" for name, value in event.scores.items())
         mark = " · best so far" if best else ""
         self.say(
             f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}"

@@ -38,24 +38,27 @@ def examine_corpus(
     test_source: Sequence[str] = (),
     test_target: Sequence[str] = (),
     languages: tuple[str, str] | None = None,
+    columns: tuple[str, str] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> CorpusReport:
     """Check a parallel corpus, whose files correspond line by line or hold pairs, for faults, and return a report.
 
     Args:
-        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl, .csv, …).
+        source: files of the source side, plain or compressed; without a target, files of pairs in any form
+            that training reads.
         target: files of the target side.
         test_source: source side of the test set, to find its sentences in the training text; empty: not checked.
         test_target: target side of the test set.
-        languages: codes of both languages, if they are the keys of JSON lines.
+        languages: codes of both languages, if columns of tables or keys of JSON lines are named after them.
+        columns: the columns or fields of files of pairs that hold source and target, by name or number.
         tokenizer: a model's tokenizer; None: one is trained on the corpus.
 
     Raises:
         TransduceError: a file is missing, empty, or not in UTF-8.
     """
     started_at = time.monotonic()
-    text = read_corpus(source, target, languages)
-    test = read_corpus(test_source, test_target, languages) if test_source else None
+    text = read_corpus(source, target, languages, columns)
+    test = read_corpus(test_source, test_target, languages, columns) if test_source else None
     stretches, alignment = _alignment_findings(text)
     findings = (
         _line_counts(text),

@@ -17,7 +17,7 @@ from transduce.inspection.corpus_doctor.report import (
     severity_of,
 )
 from transduce.text.corpus import Pair
-from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, count_noun, is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import is_word_character, main_script, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -137,21 +137,28 @@ def _quoted_side(text: CorpusText) -> Finding:
 
 
 def _punctuation(text: CorpusText) -> Finding:
-    source, target = (_odd_punctuation(side.lines) for side in text.sides)
-    message = "{count} with full-width punctuation where the side mostly has ASCII punctuation, or vice versa"
+    (source, is_full), (target, is_full_in_target) = (_odd_punctuation(side.lines) for side in text.sides)
+    kinds = {full for lines, full in ((source, is_full), (target, is_full_in_target)) if lines}
+    message = "{count} with punctuation of another width than the rest of the side, full or half"
+    if kinds == {True}:
+        message = "{count} with full-width punctuation, while the rest of the side has half-width (ASCII) punctuation"
+    elif kinds == {False}:
+        message = "{count} with half-width (ASCII) punctuation, while the rest of the side has full-width punctuation"
     return line_finding(text, "mixed punctuation", (source, target), message)
 
 
-def _odd_punctuation(lines: list[str]) -> list[int]:
+def _odd_punctuation(lines: list[str]) -> tuple[list[int], bool]:
     """Return the indices of the lines with full-width marks, or those with ASCII marks after characters, if fewer.
 
-    On a side where under half of the lines have Chinese characters, return those with full-width marks in any case.
+    On a side where under half of the lines have Chinese characters, return those with full-width marks in any case. The
+    second value tells whether the lines have full-width marks.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
     if 2 * sum(_HAN.search(line) is not None for _, line in wide) < len(lines):
-        return full
-    return min(full, [number for number, line in wide if _HAN_BEFORE_ASCII.search(line)], key=len)
+        return full, True
+    half = [number for number, line in wide if _HAN_BEFORE_ASCII.search(line)]
+    return (half, False) if len(half) < len(full) else (full, True)
 
 
 # --- repeats ---
@@ -451,8 +458,10 @@ def language_findings(text: CorpusText) -> list[Finding]:
         for side, misplaced_lines, expected in zip(scripts, misplaced, own_scripts, strict=True)
     )
     names = f"source: {_join_names(own_scripts[0])}; target: {_join_names(own_scripts[1])}"
+    swapped = len({*source} & {*target})
+    note = f"; {count_noun(swapped, 'pair')} may have the sides swapped" if swapped else ""
     script = line_finding(
-        text, "wrong script", (source, target), f"{{count}} in a script that is not their side's ({names})", 0.01
+        text, "wrong script", (source, target), f"{{count}} in a script that is not their side's ({names}){note}", 0.01
     )
     if not (own_scripts[0] & own_scripts[1]):
         return [script]

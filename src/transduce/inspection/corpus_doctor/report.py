@@ -5,15 +5,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.tasks.settings.structs import DataSettings
+from transduce.tasks.text_files import STANDARD_INPUT, format_to_convert, store_standard_input
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairReader
 from transduce.text.files import LineNotes, read_lines
-from transduce.text.pair_files import Columns, read_table, table_format
+from transduce.text.pair_files import Columns, read_table
 from transduce.ui_language import column, localized, noted, ui_language
 
 Severity = Literal["fine", "look", "problem"]
@@ -202,8 +206,19 @@ class CorpusText:
         return min(len(self.source.lines), len(self.target.lines))
 
 
-def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
-    """Return both sides of a corpus in parallel files or, without a target, in files of pairs such as .tsv and .csv.
+def read_corpus(
+    source: Sequence[str],
+    target: Sequence[str],
+    languages: tuple[str, str] | None = None,
+    columns: tuple[str, str] | None = None,
+) -> CorpusText:
+    """Return both sides of a corpus in parallel files or, without a target, in files of pairs, as training reads them.
+
+    Args:
+        source: files of the source side, or of pairs; `-` is standard input.
+        target: files of the target side; empty for files of pairs.
+        languages: the languages of source and target, if columns or fields are named after them.
+        columns: the names or numbers of the columns of source and target, if they are set.
 
     Raises:
         TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
@@ -211,23 +226,35 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
     notes, starts, malformed = LineNotes(), list[int](), list[str]()
-    pairs = list[Pair]()
+    pairs, data = list[Pair](), DataSettings(languages=languages, columns=columns)
     for path in source:
         starts.append(len(pairs))
-        if (table := table_format(path)) is not None:
-            rows = enumerate(read_table(path, table, Columns(languages=languages)), 1)
-            pairs += [Pair(row.source, row.target, row.number or number, path) for number, row in rows]
-            continue
-        for block in PairReader(CorpusFiles(source=(path,), languages=languages), notes):
-            lines = [block.pair(row) for row in range(len(block.sources))]
-            pairs += [pair for pair in lines if pair.source not in (MALFORMED, HEADER)]
-            malformed += [f"{pair.path}:{pair.line}" for pair in lines if pair.source == MALFORMED]
+        with TemporaryDirectory() as folder:
+            file = store_standard_input(Path(folder, "pairs"), "auto") if path == STANDARD_INPUT else path
+            table = format_to_convert(file, data)
+            if table is not None:
+                rows = enumerate(read_table(file, table, Columns(columns, languages)), 1)
+                pairs += [
+                    Pair(_one_line(row.source), _one_line(row.target), row.number or number, path)
+                    for number, row in rows
+                ]
+                continue
+            for block in PairReader(CorpusFiles(source=(file,), languages=languages), notes):
+                lines = [block.pair(row) for row in range(len(block.sources))]
+                pairs += [pair for pair in lines if pair.source not in (MALFORMED, HEADER)]
+                malformed += [f"{path}:{pair.line}" for pair in lines if pair.source == MALFORMED]
+    if not pairs:
+        raise TransduceError(f"{', '.join(source)} has no pairs, but a corpus needs at least one: check it.")
     numbers = [pair.line for pair in pairs]
     return CorpusText(
         Side("source", tuple(source), [pair.source for pair in pairs], tuple(starts), notes, numbers),
         Side("target", tuple(source), [pair.target for pair in pairs], tuple(starts), LineNotes(), numbers),
         tuple(malformed),
     )
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r\n", " ").replace("\n", " ")
 
 
 def line_finding(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 import torch
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.inspection.doctor.checks import (
     DECODING_CHECKS,
     DEPENDENCE_CHECKS,
@@ -59,6 +59,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """Message on what the result means for the model."""
     follows_from: str = ""
     """The name of the failed check or known mistake that probably causes this failure; empty if there is none."""
+    weights: tuple[str, ...] = ()
+    """The names of the weights that fail a check of weights."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -67,7 +69,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
             tested = labeled(self.tested, noted(f"{self.figure:.3g}", localized(self.bar)))
         head = f"{column(verdict, 4)}  {column(self.name, 17)} {tested}"
         cause = f"This probably follows from “{localized(self.follows_from)}”: repair that first."
-        return f"{head}\n{'':24}{localized(cause if self.follows_from else self.meaning)}"
+        weights = f"\n{'':24}{labeled('weights', shown_names(self.weights))}" if self.weights else ""
+        return f"{head}{weights}\n{'':24}{localized(cause if self.follows_from else self.meaning)}"
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +233,8 @@ def _run_check(check: Check, subject: Subject) -> CheckResult:
     meaning = check.if_passed if figure.holds else check.if_failed
     if math.isnan(figure.value) and check.name != "all padding":
         meaning = _NAN_MEANING
-    return _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
+    result = _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
+    return msgspec.structs.replace(result, weights=figure.names)
 
 
 def _result(check: Check, figure: float | None, bar: str, *, passed: bool | None, meaning: str) -> CheckResult:

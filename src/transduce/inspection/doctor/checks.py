@@ -504,8 +504,9 @@ def _check_gradient(subject: Subject) -> Measurement | None:
     with torch.enable_grad():
         reference_loss(fresh, *_batch(fresh)).backward()
     # Vectors may have a zero gradient: a bias of the keys shifts all scores of a query equally.
-    without_gradient = [p for p in fresh.module.parameters() if p.requires_grad and not _has_gradient(p)]
-    return Measurement(float(len(without_gradient)), "none", not without_gradient)
+    weights = fresh.module.named_parameters()
+    names = tuple(name for name, weight in weights if weight.requires_grad and not _has_gradient(weight))
+    return Measurement(float(len(names)), "none", not names, names)
 
 
 def _has_gradient(parameter: Tensor) -> bool:

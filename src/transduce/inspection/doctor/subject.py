@@ -114,6 +114,8 @@ class Measurement(NamedTuple):
     """The bound, as text for the report."""
     holds: bool
     """True if the value meets the bound."""
+    names: tuple[str, ...] = ()
+    """The names of the weights that do not meet the bound, if it is one of weights."""
 
 
 class Check(NamedTuple):

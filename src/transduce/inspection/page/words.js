@@ -64,7 +64,7 @@ const WORDS = {
       rollout: "按注意力展开归因：把编码器各层的注意力相乘。",
     },
     probabilities: "概率", probabilitiesHelp: "模型对每个词元有多大把握。选中一个，可以看到那里还考虑过什么。",
-    candidates: position => `第 ${position} 位最可能的词元`,
+    candidates: position => `第 ${position} 个位置上最可能的词元`,
     attention: "注意力", attentionHelp: "每张小图是一个注意力头：行注视列。选中一个，可以放大来看。",
     memory: "译文 → 原文", encoder: "原文 → 原文", decoder: "译文 → 之前的译文",
     layer: "层", head: "头", mean: "平均", lines: "连线", heatMap: "热图",
@@ -78,7 +78,7 @@ const WORDS = {
     ofText: {
       title: "模型怎样读这段文字", answer: "模型的回答", alignment: "逐词对照",
       probabilitiesHelp: "模型对每个预测有多大把握。选中一个，可以看到它还考虑过什么。",
-      candidates: position => `第 ${position} 位最可能的答案`,
+      candidates: position => `第 ${position} 个位置上最可能的答案`,
       readsHelp: {
         memory: "所有头的平均注意力。上面是被读的词，下面是写出的词。",
         encoder: "所有头的平均注意力。上面是被读的词，下面是读它们的词。",

@@ -14,7 +14,7 @@ import msgspec
 
 from transduce.argument_checks import as_list, as_path, as_paths
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, decode_utf8
 from transduce.model.config import OWN_NAMES
 from transduce.tasks.settings.options import FILES, FOLDER, FOLDERS, OPTIONS, PATHS
 from transduce.tasks.settings.presets import with_preset
@@ -138,11 +138,11 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
     pairs = [_parse(assignment) for assignment in assignments]
     if path is not None:
         try:
-            text = path.read_text("utf-8-sig")
+            text = decode_utf8(path.read_bytes(), path)
             content = FileSettings(with_current_settings(tomllib.loads(text), warn=True), path, text)
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except tomllib.TOMLDecodeError as error:
             raise TransduceError(f"The settings file {path} is not valid TOML: {error}.") from error
     for name, value in pairs:
         put_setting(content, name, value)
@@ -293,32 +293,42 @@ def _refuse_infinite(content: Mapping[str, Any]) -> None:
 def _wrong_value(path: Sequence[str], content: Any) -> str:
     hint: Any = Settings
     for step in path:
-        name, _, index = step.rstrip("]").partition("[")
-        hint = get_type_hints(struct_of(hint) or Settings)[name]
-        content = content[name]
+        key, _, index = step.rstrip("]").partition("[")
+        hint = get_type_hints(struct_of(hint) or Settings)[key]
+        content = content[key]
         if index and (entry := _entry_struct(hint)) is not None:
             hint, content = entry, content[int(index)]
-    expected, value = _kinds(hint), str(content)
+    kinds, name, value = _kinds(hint), ".".join(path), str(content)
     own = sorted(OWN_NAMES.get(path[-1], ())) if path[0] == "model" else []
     names = [*_names(hint), *own]
     intended = _OTHER_NAMES.get(value.lower())
     close_names = [intended] if intended in names else difflib.get_close_matches(value, names, 1, 0.6)
-    suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
+    suggestion = f": did you mean `{close_names[0]}`?" if close_names else ""
     if not close_names and path[0] == "model" and path[-1] in OWN_NAMES:
         suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py, or `plugins`)."
-    if own:
-        expected += f", {', '.join(own)}"
-    return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
+    choices = ", ".join(names)
+    if kinds and choices:
+        return (
+            f"`{name}` must be {kinds} or {'one of ' if len(names) > 1 else ''}{choices}, but is `{value}`"
+            f"{suggestion if suggestion else '.'}"
+        )
+    if choices:
+        return f"`{name}` must be one of {choices}, but is `{value}`{suggestion if suggestion else '.'}"
+    return f"`{name}` must be {kinds}, but is `{value}`{suggestion if suggestion else '.'}"
 
 
 def _kinds(hint: Any) -> str:
-    """Return a description, in words, of the values that a setting of this type accepts, for an error message."""
+    """Return a description, in words, of the values that a setting of this type accepts, for an error message.
+
+    Names that it accepts are left out; the description is empty if it accepts nothing else.
+    """
     if struct_of(hint) is not None:
         return "a table"
     if get_origin(hint) in _UNIONS:
-        return " or ".join(dict.fromkeys(_kinds(inner) for inner in get_args(hint) if inner is not type(None)))
-    if names := _names(hint):
-        return "one of " + ", ".join(names)
+        kinds = (_kinds(inner) for inner in get_args(hint) if inner is not type(None))
+        return " or ".join(dict.fromkeys(filter(None, kinds)))
+    if _names(hint):
+        return ""
     if get_origin(hint) in (tuple, list):
         count = "" if get_origin(hint) is list or ... in get_args(hint) else f" of {len(get_args(hint))}"
         return f'a list{count}, such as ["a", "b"]'
