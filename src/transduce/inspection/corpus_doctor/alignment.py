@@ -329,10 +329,13 @@ class _Path(NamedTuple):
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
     """Return which target line corresponds to each line of the source; both sides need at least `MIN_LINES` lines."""
     lags, proposed = _propose(source, target)
-    path = _Path(lags, np.zeros(len(lags), dtype=np.float32))
-    for _ in range(2):
-        evidence = Evidence(source, target, np.where(path.lags == NO_LAG, 0, path.lags))
-        path = _best_path(evidence, proposed, len(source.length), len(target.length))
+
+    def learn(lags: Indices) -> tuple[Evidence, _Path]:
+        evidence = Evidence(source, target, np.where(lags == NO_LAG, 0, lags))
+        return evidence, _best_path(evidence, proposed, len(source.length), len(target.length))
+
+    _, path = learn(lags)
+    evidence, path = learn(path.lags)
     corresponding = path.lags != NO_LAG
     unlikely = np.flatnonzero(corresponding & (path.nats < min(_BAD_PAIR_NATS, evidence.nats_of_unrelated)))
     worst = unlikely[np.argsort(path.nats[unlikely], kind="stable")][:20]
