@@ -368,9 +368,8 @@ def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
     ("message", "shown"),
     [
         (
-            "source lines 2 to 3 have their translations 1 line later in the target (just before, the source has extra "
-            "lines or the target lacks some)",
-            "源文第 2 到 3 行的译文在目标侧推后 1 行（就在这之前，源侧多了几行，或者目标侧少了几行）",
+            "just before, the source has extra lines or the target lacks some",
+            "就在这之前，源侧多了几行，或者目标侧少了几行",
         ),
         ("source: Han and kana; target: Latin", "源：汉字和假名；目标：拉丁字母"),
         ("base, seed 1: training; log in a/log", "base，种子 1：开始训练；日志在 a/log"),
