@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Literal
 
@@ -230,11 +230,96 @@ def usable_memory() -> int:
         return _UNKNOWN_MEMORY
     limits = [physical]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int((Path("/sys/fs/cgroup") / name).read_text("ascii")))
-        except (OSError, ValueError):  # no such file, or `max`
-            continue
+        limit = _number(Path("/sys/fs/cgroup") / name)
+        limits += [] if limit is None else [limit]
     return min(limits)
+
+
+def _number(path: Path) -> int | None:
+    """Return the whole number that a file of the system holds; None if there is no such file, or it says `max`."""
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory(device: str = "cpu", *, address_space: bool = True) -> int | None:
+    """Return the bytes of memory that this process can still take on a device; None if the system does not report it.
+
+    On a CPU this is the lowest of: the machine's available memory, and what the control groups' limits and, with
+    `address_space`, the limit of the process's address space (`ulimit -v`) leave.
+    """
+    if device.startswith("cuda"):
+        own = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + own
+    if device != "cpu":
+        return None
+    return _available(Path("/"), address_space=address_space)
+
+
+# The files with a control group's limit and use of memory, and the line of memory.stat that counts its cached files,
+# which the system takes back when memory is short: version 2, then version 1.
+_GROUP_FILES = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _available(root: Path, *, address_space: bool) -> int | None:
+    """Return the memory that the files of Linux below `root` and the limit of the address space leave to this process.
+
+    The result is None where there are none of these, as on Windows.
+    """
+    found = []
+    try:
+        in_all = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text("ascii"), re.MULTILINE)
+        found += [] if in_all is None else [1024 * int(in_all[1])]
+    except OSError:
+        pass
+    for groups, limit_file, used_file, cached in _GROUP_FILES:
+        for folder in _memory_groups(root, groups):
+            limit, used = _number(folder / limit_file), _number(folder / used_file)
+            if limit is None or used is None:
+                continue
+            try:
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text("ascii").splitlines())
+            except (OSError, ValueError):
+                statistics = {}
+            found.append(max(0, limit - used + int(statistics.get(cached, 0))))
+    if address_space and (left := _free_address_space(root)) is not None:
+        found.append(left)
+    return min(found, default=None)
+
+
+def _memory_groups(root: Path, groups: str) -> list[Path]:
+    """Return the folders of this process's control group and of all groups that contain it, where these exist."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    controllers = "memory" if groups.endswith("memory") else ""
+    names = [name for _, found, name in (line.split(":", 2) for line in lines) if controllers in found.split(",")]
+    own = PurePosixPath((names or ["/"])[0].lstrip("/"))
+    return [root / groups / each for each in dict.fromkeys((own, *own.parents, PurePosixPath()))]
+
+
+def _free_address_space(root: Path) -> int | None:
+    """Return what `ulimit -v` leaves of the address space, in bytes; None without a limit."""
+    try:
+        import resource  # missing on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        pages = int((root / "proc/self/statm").read_text("ascii").split()[0])
+    except (ImportError, OSError, ValueError):
+        return None
+    return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def format_bytes(size: int) -> str:
+    """Format a number of bytes as text such as "870 MiB" or "2.4 GiB"."""
+    return f"{size / 2**20:,.0f} MiB" if size < 2**30 else f"{size / 2**30:,.1f} GiB"
 
 
 def describe(machine: Machine) -> str:

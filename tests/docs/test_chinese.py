@@ -16,8 +16,12 @@ _FENCED = re.compile(r"^```\w*\n.*?^```$", re.DOTALL | re.MULTILINE)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
 # Pages that are generated (`api.md`, `settings.md`), and two that are not translated yet.
 ENGLISH_ONLY = {"api.md", "design.md", "results.md", "settings.md"}
-# Their outputs are in Chinese, too.
-CHINESE_OUTPUT = {"paper.md", "training_log.md"}
+# Their outputs are in Chinese, too: those of `OUTPUTS` line by line as the commands translate them.
+OUTPUTS = {
+    *("bert.md", "decoding.md", "deployment.md", "exporting.md", "forecasting.md", "importing.md", "preparing.md"),
+    *("reliability.md", "search.md", "serving_start.md", "start.md", "training.md", "views.md", "vocabularies.md"),
+}
+CHINESE_OUTPUT = {"paper.md", "training_log.md", *OUTPUTS}
 # Words that a Chinese reader of the field would not use, and what to write.
 WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
 # No page of the documentation addresses its reader formally.
@@ -90,6 +94,33 @@ def test_the_chinese_training_log_is_the_english_one_in_chinese() -> None:
                 assert line != other or not line
     finally:
         set_ui_language("en")
+
+
+@pytest.mark.parametrize("name", sorted(OUTPUTS))
+def test_the_output_on_a_chinese_page_is_what_the_chinese_command_prints(name: str) -> None:
+    both = [outputs_of((folder / name).read_text("utf-8")) for folder in (DOCS, DOCS / "zh")]
+    set_ui_language("zh")
+    try:
+        for english, chinese in zip(*both, strict=True):
+            for part, other in zip(english.split("\n\n"), chinese.split("\n\n"), strict=True):
+                # A message of several lines may hold a table.
+                is_whole = localized(part).split("\n")[0] == other.split("\n")[0]
+                lines = (localized(part) if is_whole and localized(part).count("\n") else part).split("\n")
+                assert [in_chinese(line) for line in lines] == [" ".join(line.split()) for line in other.split("\n")]
+    finally:
+        set_ui_language("en")
+
+
+def outputs_of(page: str) -> list[str]:
+    """Return a page's blocks of output."""
+    return re.findall(r"^```text\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
+
+
+def in_chinese(line: str) -> str:
+    """Return a line of output, or the cells of a row, in Chinese, with single spaces."""
+    cells = re.split(r" {2,}", line)
+    row = [localized(cell) for cell in cells]
+    return " ".join((" ".join(row) if row != cells else localized(line)).split())
 
 
 def cells_of(output: str) -> list[list[str]]:

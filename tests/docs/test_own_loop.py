@@ -14,8 +14,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "own_loop.md"
 def test_the_page_runs_from_two_files_to_a_changed_model(
     toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = tmp_path / "models" / "demo-text"  # of a smaller corpus than the demonstration's, to take less time
+    text.mkdir(parents=True)
     for language in ("zh", "en"):
-        shutil.copy(toy_corpus / f"train.{language}", tmp_path)
+        shutil.copy(toy_corpus / f"train.{language}", text)
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)

@@ -141,6 +141,23 @@ def test_references_to_notes_are_no_words_of_the_text(document: str, text: str) 
         assert plan.assemble(["TRANSLATED"]).count("href") == 1
 
 
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("one {n, plural, one {<b>#</b> a} other {<code>x</code> b}} two", "one \ufffc two"),
+        ("one {n, plural, other {c}} two {g, select, other {d}}", "one \ufffc two \ufffc"),
+        (f"one {{n, plural, other {{{'long ' * 900}}}}} two", "one \ufffc two"),
+        ("one {n, plural, other {<b>c}} d</b> e", "one {n, plural, other {c}} d e"),
+        ("one <b>{n, plural, other {c}</b> d", "one {n, plural, other {c} d"),
+        ("{n, plural, other {c}}", None),
+    ],
+)
+def test_icu_messages_with_branches_are_protected_with_their_tags(document: str, text: str | None) -> None:
+    plan = markup_plan(document, spaced=True)
+    assert plan.sentences == ([] if text is None else [text])
+    assert plan.assemble(plan.sentences) == document
+
+
 def test_inline_tags_follow_the_words_that_they_enclose() -> None:
     known = {"I love red tea .": "Roten Tee liebe ich."}
     parts = {"love": "liebe", "red tea": "Roten Tee"}

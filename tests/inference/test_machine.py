@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.machine import Machine, _cgroup_limit, describe, detect_machine, usable_cores
+from transduce.machine import (
+    Machine,
+    _available,
+    _cgroup_limit,
+    available_memory,
+    describe,
+    detect_machine,
+    usable_cores,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import _move_checked, convert_to_precision
@@ -195,3 +203,56 @@ def test_describe_gives_a_machine_in_one_line() -> None:
     line = describe(Machine(device="cpu", threads=1, amx=True, avx512_bf16=True))
     assert line.endswith("cpu, 1 thread, AMX and AVX-512 bf16")
     assert describe(Machine(device="cuda", threads=8, amx=False, avx512_bf16=False)).endswith("cuda, 8 threads")
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    5 kB\n"}, 5120),
+        ({"proc/meminfo": "MemAvailable: 5 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 5120),
+        ({"sys/fs/cgroup/memory.max": "900\n", "sys/fs/cgroup/memory.current": "300\n"}, 600),
+        (
+            {
+                "sys/fs/cgroup/memory.max": "900\n",
+                "sys/fs/cgroup/memory.current": "300\n",
+                "sys/fs/cgroup/memory.stat": "anon 200\ninactive_file 100\n",
+            },
+            700,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/work/job\n",
+                "sys/fs/cgroup/work/memory.max": "500\n",
+                "sys/fs/cgroup/work/memory.current": "100\n",
+                "sys/fs/cgroup/work/job/memory.max": "800\n",
+                "sys/fs/cgroup/work/job/memory.current": "100\n",
+            },
+            400,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/other\n2:memory:/job\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "700\n",
+                "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "800\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_the_available_memory_is_the_lowest_of_machine_and_control_groups(
+    tmp_path: Path, files: dict[str, str], free: int | None
+) -> None:
+    assert _available(write_group(tmp_path, files), address_space=False) == free
+
+
+def test_a_limit_of_the_address_space_bounds_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs Linux")
+    everything = available_memory()
+    assert everything is not None
+    assert everything > 1
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+    assert available_memory() == 0
+    assert available_memory(address_space=False) not in (None, 0)

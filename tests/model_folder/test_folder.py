@@ -341,3 +341,11 @@ def test_weights_for_which_there_is_no_capacity_are_reported(
         write(tmp_path / "m", model, translator.tokenizer)
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
     assert not list((tmp_path / "m").glob(".partial*"))
+
+
+def test_a_model_that_does_not_fit_in_the_free_memory_is_not_read(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.model_folder.read.available_memory", lambda **_: 1_000)
+    with pytest.raises(TransduceError, match=r"weights, which need at least .* of memory, but only 0 MiB are free"):
+        read_model_folder(trained)

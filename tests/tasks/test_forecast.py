@@ -12,6 +12,9 @@ import torch
 from typing_extensions import override
 
 from transduce.commands.main import main
+from transduce.machine import format_bytes
+from transduce.model.build import build_any_model
+from transduce.model.config import ModelConfig
 from transduce.tasks.train import train
 from transduce.training.callbacks import Callback
 from transduce.training.events import Durations, ValidationEvent
@@ -21,8 +24,8 @@ from transduce.training.forecast import (
     LearningCurves,
     RecordedRun,
     RunForecast,
+    count_unbuilt,
     forecast_run,
-    format_bytes,
     read_records,
     with_score,
 )
@@ -198,3 +201,22 @@ def test_recorded_training_curves_are_well_formed() -> None:
         assert steps[-1] == run.steps
         assert 0.0 <= run.bleu <= 100.0
         assert all(math.isfinite(value) for point in run.points for value in point)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_encoder_layers": 3, "num_decoder_layers": 9},
+        {"num_encoder_layers": 10, "share_layers": True},
+        {"kind": "decoder", "num_decoder_layers": 11, "positions": "relative"},
+        {"kind": "recurrent", "num_encoder_layers": 9, "num_decoder_layers": 9},
+    ],
+)
+def test_parameters_are_counted_without_building_the_model(settings: dict[str, Any]) -> None:
+    config = ModelConfig(
+        **{"source_vocabulary_size": 20, "target_vocabulary_size": 20, "d_model": 8, "d_ff": 16, "num_heads": 2}
+        | settings
+    )
+    model = build_any_model(config)
+    assert count_unbuilt(config) == sum(parameter.numel() for parameter in model.parameters())
+    assert count_unbuilt(config, with_embeddings=False) < count_unbuilt(config)

@@ -193,3 +193,24 @@ def test_the_choice_log_lists_every_setting_of_the_model_that_was_set(
     told = capsys.readouterr().err
     assert re.search(r" model\.attention_dropout +0\.2 +set by you\n", told)
     assert re.search(r" model\.norm +layer +set by you\n", told)
+
+
+def test_a_model_that_needs_more_than_the_free_memory_is_refused_before_the_corpus_is_read(tmp_path: Path) -> None:
+    sizes = {"preset": "big", "model.d_model": 1 << 16, "model.num_encoder_layers": 900}
+    for kind in ({}, {"task.kind": "language-model", "data.target": []}):
+        layers = {"model.num_decoder_layers": 900} if kind else {}
+        settings = MISSING | {"preset": "big", "model.d_model": 1 << 16} | (layers or sizes) | kind
+        with pytest.raises(TransduceError, match=r"needs at least .* GiB of memory .* but only .* free: lower `model"):
+            train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu")
+    with pytest.raises(TransduceError, match="needs at least"):
+        train(out=tmp_path / "run", settings=MISSING | {"model.d_model": 1 << 40}, device="cpu")
+
+
+def test_the_vocabulary_counts_once_it_is_known(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter((1 << 40, 1_000))  # before and after the corpus is read
+    monkeypatch.setattr("transduce.training.forecast.available_memory", lambda _: next(free))
+    with pytest.raises(TransduceError, match=r"needs at least \d+ MiB of memory .* but only 0 MiB"):
+        train(out=tmp_path / "run", settings=toy_settings, device="cpu")
+    assert not (tmp_path / "run").exists()

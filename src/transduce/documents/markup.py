@@ -7,6 +7,7 @@ is put around the translation of the words that it enclosed, which the model ali
 
 import html
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html.entities import html5
 from itertools import accumulate
@@ -30,6 +31,7 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
+from transduce.documents.units import MESSAGE_BRANCHES
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
@@ -41,6 +43,8 @@ from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 _MAX_NESTED_ROWS = 8
+_BRACE = re.compile("[{}]")
+_MAX_MESSAGE_PARTS = 100  # texts and tags in an ICU message
 
 # --- plans ---
 
@@ -191,7 +195,7 @@ class _Planner:
         """Return the document's texts to translate, their tags' spans, and the function that assembles the document."""
         parts: list[_Part] = []
         for block in _blocks(self.tokens, self.settings):
-            parts += self._parts(block)
+            parts += self._parts(_with_whole_messages(block))
         marks = {number: block.located() for number, block in self.blocks.items()}
         protected = {
             number: [Span(mark.start, mark.end) for mark in block.protected] for number, block in self.blocks.items()
@@ -327,6 +331,44 @@ def _continues(line: str, following: str) -> bool:
         return True  # scripts without capital letters
     words = [word for word in line.split() if word[0].isalpha()]
     return len(words) >= _MIN_WRAPPED_WORDS and sum(word[0].islower() for word in words) * 2 >= len(words)
+
+
+def _with_whole_messages(tokens: list[Token]) -> list[Token]:
+    """Return the tokens of a text with each ICU message that has branches, and the tags in it, as a protected token.
+
+    A message without an end in the text, or with only one of two tags, stays as it is.
+    """
+    result: list[Token] = []
+    waiting = list(reversed(tokens))
+    while waiting:
+        token = waiting.pop()
+        match = MESSAGE_BRANCHES.search(token.source) if token.kind == "text" else None
+        if match is None:
+            result.append(token)
+            continue
+        source, taken, depth, end = "", list[Token](), 0, -1
+        part = Token("text", token.source[match.start() :])
+        while end < 0:
+            for brace in _BRACE.finditer(part.source) if part.kind == "text" else ():
+                depth += 1 if brace[0] == "{" else -1
+                if not depth:
+                    end = len(source) + brace.end()
+                    break
+            source += part.source
+            if end >= 0 or not waiting or len(taken) == _MAX_MESSAGE_PARTS:
+                break
+            part = waiting.pop()
+            taken.append(part)
+        pairs = Counter(each.pair for each in taken if each.kind in ("start", "end"))
+        if end < 0 or any(count != 2 for count in pairs.values()):
+            result.append(token)
+            waiting += reversed(taken)
+            continue
+        before = token.source[: match.start()]
+        result += [Token("text", before)] if before else []
+        result.append(Token("protected", source[:end]))
+        waiting += [Token("text", source[end:])] if source[end:] else []
+    return result
 
 
 def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:

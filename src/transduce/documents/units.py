@@ -327,7 +327,7 @@ def plain_text(text: str, kind: UnitKind) -> str:
 
 
 _MAX_SENTENCES, _MAX_CHOICES = 64, 16  # of a message
-_BRANCHES = re.compile(r"\{\s*+[\w.-]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+MESSAGE_BRANCHES = re.compile(r"\{\s*+[\w.-]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
 _ARGUMENT = re.compile(r"\{\s*+(?P<name>[\w.-]++)\s*+(?:\}|,\s*+(?P<type>\w++)\s*+(?:\}|(?P<style>,)))")
 _OFFSET = re.compile(r"\s*+offset:\s*+\d++")
 _KEY = re.compile(r"\s*+(?:=-?+\d++|[\w-]++)\s*+\{")
@@ -603,7 +603,7 @@ def _is_balanced(sentence: _Sentence) -> bool:
 def _is_protected(text: str) -> bool:
     """Return whether all ICU messages with branches in a text are in spans that translation copies."""
     spans = find_protected(text)
-    return all(any(a <= match.start() < b for a, b in spans) for match in _BRANCHES.finditer(text))
+    return all(any(a <= match.start() < b for a, b in spans) for match in MESSAGE_BRANCHES.finditer(text))
 
 
 def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], around: _Around = ()) -> str:
@@ -631,7 +631,7 @@ def with_divided_messages(document: Document, *, has_html: bool) -> Document:
     found: list[list[Unit] | _Message] = []
     for unit in document.units:
         own: list[Unit] | _Message = [unit]
-        if _BRANCHES.search(unit.text):
+        if MESSAGE_BRANCHES.search(unit.text):
             is_page = unit.kind == "html" and not has_html
             try:
                 own = own if is_page else _Message(unit.text)

@@ -27,6 +27,7 @@ from transduce.inspection.plots import Chart, Curves, curve
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
 from transduce.text.word_spans import overlap, split_words, token_spans
+from transduce.ui_language import localized
 
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
@@ -64,7 +65,8 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
             [f"{100 * value:.1f} %" for value in (right, control, right - control)]
             for right, control in zip(self.accuracy, self.control_accuracy, strict=True)
         ]
-        table = draw_cells(self.layers, ("accuracy", "control task", "selectivity"), cells)
+        columns = [localized(name) for name in ("accuracy", "control task", "selectivity")]
+        table = draw_cells(self.layers, columns, cells)
         baselines = f"the most frequent label {100 * self.majority:.1f} %"
         if self.of_words:
             baselines += f", the most frequent label of the word {100 * self.word_majority:.1f} %"

@@ -10,7 +10,7 @@ import torch
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.machine import DTYPES, Machine, Precision, detect_machine
+from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.read import ModelFolder
@@ -66,10 +66,27 @@ def convert_to_precision(
         if dtype != torch.float32:
             raise TransduceError(f"On `mps` models compute in fp32, but `precision` is {precision}: use `fp32`.")
         _move_checked(model, machine.device)
+    if machine.device.startswith("cuda"):
+        _refuse_too_large_for_gpu(model, dtype, machine.device)
     model.to(device=machine.device, dtype=dtype)
     if machine.device == "cpu":
         release_freed_memory()  # packing leaves as much behind as it makes
     return model
+
+
+def _refuse_too_large_for_gpu(model: Model, dtype: torch.dtype, device: str) -> None:
+    """Refuse a model that does not fit in the free memory of a GPU, before a part of it is moved there.
+
+    Raises:
+        TransduceError: the memory does not suffice.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.device.type != "cuda")
+    needed, free = parameters * dtype.itemsize, available_memory(device)
+    if free is not None and needed > free:
+        raise TransduceError(
+            f"The model's {parameters:,} weights need {format_bytes(needed)} on the GPU, but only {format_bytes(free)} "
+            "are free there: use a smaller model, `precision` bf16 or the device `cpu`."
+        )
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """Read a model folder: configuration, weights, tokenizer, and the manifest that `write.py` wrote."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from transduce.interop.hugging_face.import_names import StoredParameter
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
+from transduce.machine import available_memory, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config, explained
 from transduce.model.recurrent import Recurrent
@@ -160,6 +162,8 @@ def read_context(folder: Path) -> ContextRecord | None:
     return read_json(folder, CONTEXT, ContextRecord) if (folder / CONTEXT).is_file() else None
 
 
+# A weight of a model in bfloat16, the smallest that is not prepacked.
+_LEAST_BYTES = 2
 # The command that uses each kind of model, for error messages.
 _USES = {
     "transformer": "`transduce translate` uses it",
@@ -368,7 +372,7 @@ def _read_own(
         if found is not None:
             model, file, prepacked = found
             return _Own(model, manifest, source, file, prepacked)
-    model, file = _read_model(folder, config, build, verified)
+    model, file = _read_model(folder, config, build, verified, bytes_per_weight=_LEAST_BYTES if packed is None else 1)
     return _Own(model, manifest, source, file)
 
 
@@ -395,15 +399,22 @@ def _read_prepacked(
 
 
 def _read_model(
-    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], verified: VerifiedFiles | None
+    folder: Path,
+    config: ModelConfig,
+    build: Callable[[ModelConfig], Built],
+    verified: VerifiedFiles | None,
+    *,
+    bytes_per_weight: int = _LEAST_BYTES,
 ) -> tuple[Built, MappedTensors]:
     """Read the model of a folder in float32; return the model in evaluation mode, and the mapped file of its weights.
 
     `verified` records that the weights are finite, so that large files are not read again; None: they are checked now.
+    A weight will take `bytes_per_weight` at the precision that the model is used at.
     """
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
     file = _map_weights(folder, stored)
+    _refuse_too_large(folder, [file], bytes_per_weight)
     weights = _read_weights(file, stored, config, stored)
     if verified is None or not verified.is_finite(file.path, file.version):
         _check_finite(file, weights)
@@ -413,6 +424,27 @@ def _read_model(
     compute_unstored_buffers(model, build)
     model.eval()
     return model, file
+
+
+def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_weight: int = _LEAST_BYTES) -> None:
+    """Refuse to read weights that need more memory than is free.
+
+    Mapped float32 weights count as what the model is then converted to; others become float32 when they are read.
+
+    Raises:
+        TransduceError: the memory does not suffice.
+    """
+    entries = [entry for file in files for entry in file.entries.values()]
+    sizes = [(math.prod(entry.shape), entry.dtype == "F32") for entry in entries]
+    needed = sum(count * (bytes_per_weight if is_mapped else 4) for count, is_mapped in sizes)
+    # The mapped files are a part of the address space already.
+    free = available_memory(address_space=False)
+    if free is not None and needed > free:
+        raise TransduceError(
+            f"The model in {folder} has {sum(count for count, _ in sizes):,} weights, which need at least "
+            f"{format_bytes(needed)} of memory, but only {format_bytes(free)} are free: use a smaller model, or close "
+            "other programs."
+        )
 
 
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
@@ -428,6 +460,7 @@ def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
 def _read_imported(folder: Path) -> ModelFolder[Model]:
     """Read a Hugging Face folder that transduce did not write, with its weights; the model is in evaluation mode."""
     content, weights = outline_imported(folder)
+    _refuse_too_large(folder, content.files)
     content.model.load_state_dict(dict(weights), assign=True)
     compute_unstored_buffers(content.model, build_model)
     content.model.eval()

@@ -57,6 +57,7 @@ from transduce.training.choices import (
     count_multiplied_weights,
     tokens_in_time,
 )
+from transduce.training.forecast import refuse_too_large_model
 from transduce.training.lora import choose_lora_alpha
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
@@ -720,6 +721,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
         else keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
     )
     check_training(settings, model, machine)
+    refuse_too_large_model(model, settings.training, machine, knows_vocabulary=base_config is not None)
     if kind_of(settings.task.kind).writes_translations:
         search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
         check_search(search, [model], width=search.beam_size)

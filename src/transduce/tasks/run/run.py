@@ -92,6 +92,7 @@ from transduce.training.forecast import (
     SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
     forecast_run,
+    refuse_too_large_model,
     with_score,
 )
 from transduce.training.interruption import explain_model_out_of_memory, ignore_hangup
@@ -285,6 +286,7 @@ class Run:
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
         training = resolve_training(settings, model, self.machine, corpus=corpus, choice_log=choice_log)
+        refuse_too_large_model(model, training, self.machine)
         return ResolvedSettings(
             preset=preset,
             init_from=settings.init_from,
