@@ -142,6 +142,28 @@ def test_a_held_out_part_is_kept_as_text(files: CorpusFiles, tokenizer: Tokenize
     assert prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus").held_out is None
 
 
+def test_held_out_targets_that_are_also_trained_on_are_counted(
+    write_lines: WriteLines, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Their sources differ, so the pairs are no duplicates."""
+    lines = [f"sentence {number}" for number in range(60)]
+    targets = [f"another {number}" if number % 3 else "the same text" for number in range(60)]
+    source, target = write_lines("a.de", lines), write_lines("a.en", targets)
+    files = CorpusFiles(source=(str(source),), target=(str(target),))
+    settings = HoldOutSettings(share=0.2, enough_pairs=0)
+    corpus = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus", hold_out=settings)
+    assert corpus.held_out is not None
+    held = [pair.target for pair in read_pairs(corpus.held_out)]
+    known = held.count("the same text")
+    assert 0 < known < len(held)
+    assert corpus.filters.known_targets == known
+    assert (
+        f"{known} of the {len(held)} held-out targets are also targets of training pairs, "
+        "which may raise the dev scores"
+    ) in corpus.filters.lines()
+    assert not any("targets" in line for line in corpus.filters.lines("text"))
+
+
 def test_progress_is_reported(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
     heard: list[int] = []
     prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus", report_progress=heard.append)

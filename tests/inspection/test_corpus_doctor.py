@@ -64,6 +64,16 @@ def test_a_sound_corpus_keeps_step(corpus: Sides) -> None:
     assert alignment.mean_nats > 2.0
 
 
+def test_wrong_pairs_all_over_the_corpus_are_unlikely(corpus: Sides) -> None:
+    """Many wrong pairs make the evidence weaker, which must not hide them."""
+    source, target = corpus
+    mixed = list(target)
+    for first in range(0, 5_980, 20):  # one pair in ten
+        mixed[first], mixed[first + 7] = target[first + 7], target[first]
+    sound, wrong = found(source, target).unlikely_count, found(source, mixed).unlikely_count
+    assert 150 < wrong - sound < 600
+
+
 @pytest.mark.parametrize("at", [60, 3000, 5900])
 def test_a_line_missing_from_the_target(corpus: Sides, at: int) -> None:
     source, target = corpus

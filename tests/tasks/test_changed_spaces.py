@@ -26,6 +26,20 @@ def test_texts_whose_spaces_change_are_counted(tmp_path: Path) -> None:
     ]
 
 
+def test_texts_that_need_repair_are_counted_and_the_doctor_is_named(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_text("<p>gut</p>\nzwei &nbsp; &amp; a\n3 < 4 & 5 > 2\nvier\n", "utf-8")
+    target.write_text("good\ntwo\u200b\u200b \ufeffb\ncafÃ©\nfour\n", "utf-8")
+    notes = LineNotes()
+    measure_corpus(CorpusFiles(source=(str(source),), target=(str(target),)), notes)
+    (notice,) = notes.notices()
+    assert notice == (
+        "2 texts with tags or entities, 1 with damaged and 1 with invisible characters stay as they are: `transduce "
+        "doctor` shows them and looks for swapped and misaligned pairs."
+    )
+    assert notes.notices(writes_text=False) == []
+
+
 def test_texts_that_are_composed_are_counted(tmp_path: Path) -> None:
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_text("schön\nfu\u0308nf\nKa\u0308se\n", "utf-8")

@@ -16,6 +16,8 @@ from transduce.errors import TransduceError
 
 # Little endian on every machine, so that a prepared folder is portable.
 _OFFSET = np.dtype("<i8")
+# Constants of splitmix64, which makes a random number of a position.
+_STEP, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class EncodedSentences(NamedTuple):
@@ -50,6 +52,15 @@ class EncodedSentences(NamedTuple):
             return self
         lengths = np.diff(self.offsets)
         return EncodedSentences(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
+
+    def digests(self) -> NDArray[np.uint64]:
+        """Return a 64-bit hash of each sentence's ids, (N,); each sentence must have at least one id."""
+        starts = self.offsets[:-1]
+        positions = (np.arange(len(self.ids)) - np.repeat(starts, np.diff(self.offsets))).astype(np.uint64)
+        factors = (positions + np.uint64(1)) * _STEP
+        factors = (factors ^ (factors >> np.uint64(30))) * _MIX
+        factors ^= factors >> np.uint64(27)
+        return np.add.reduceat((self.ids.astype(np.uint64) + np.uint64(1)) * factors, starts.astype(np.int64))
 
     def with_prefix(self, id: int) -> "EncodedSentences":
         """Return a copy in which each sentence starts with the token `id`."""

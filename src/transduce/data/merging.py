@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
-from transduce.data.id_files import SideWriter
+from transduce.data.id_files import EncodedSentences, SideWriter
 from transduce.data.parts import (
     CORPUS_FORMAT_VERSION,
     Column,
@@ -155,6 +155,8 @@ class _Merging:
             SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id) for side, it in sides.items()
         )
         columns = self._final_columns()
+        held_digests = self._held_target_digests(tokenizer)
+        known = np.zeros(len(held_digests), bool)
         with ExitStack() as stack:
             stack.enter_context(source_writer)
             stack.enter_context(target_writer)
@@ -163,11 +165,15 @@ class _Merging:
                 stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
                 source, target = segment.part.read(segment.start, segment.stop)
                 source_writer.append(source.select(stays))
-                target_writer.append(target.select(stays))
+                target = target.select(stays)
+                target_writer.append(target)
+                if self._held and len(target.lengths):
+                    known |= np.isin(held_digests, target.digests())
                 if report_progress is not None:
                     report_progress(segment.first + len(stays))
             for name, writer in writers.items():
                 writer.append(columns[name])
+        self._report.known_targets = int(known.sum())
         return CorpusCard(
             format_version=CORPUS_FORMAT_VERSION,
             pairs=self._report.kept,
@@ -246,6 +252,14 @@ class _Merging:
         self._stays[firsts] = False
         taken[firsts] = False
         self._drop(HELD_OUT, taken)
+
+    def _held_target_digests(self, tokenizer: Tokenizer) -> NDArray[np.uint64]:
+        """Return a hash of the token ids of each held-out target, to find equal ones in the corpus."""
+        sentences = [tokenizer.target.with_special_tokens(tokenizer.target.encode(held.target)) for held in self._held]
+        if not sentences:
+            return np.zeros(0, np.uint64)
+        offsets = np.cumsum([0, *map(len, sentences)])
+        return EncodedSentences(np.concatenate([np.array(ids) for ids in sentences]), offsets).digests()
 
     def _are_by_machine(self) -> Chosen:
         """Return for each pair whether its source was machine-translated (back-translation)."""

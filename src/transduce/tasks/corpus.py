@@ -41,7 +41,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, count_noun, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_noun, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import place_of
@@ -308,6 +308,8 @@ def prepare_corpus(
         measure_corpus(text.dev, notes)
     if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
         notes.repeated_spaces = 0
+    if text.files.is_text_alone:  # code, for example, and the doctor examines pairs
+        notes.marked_up = notes.damaged = notes.invisible = 0
     for line in notes.notices(writes_text=text.writes_text):
         display.say(line)
     has_languages = text.writes_text and not text.files.is_text_alone
@@ -428,17 +430,27 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
-def _note_changes(block: PairBlock, notes: LineNotes) -> None:
-    """Count, in `notes`, a block's texts that may change: with the mark "▁", odd spaces, or separate accents.
+def _note_texts(block: PairBlock, notes: LineNotes) -> None:
+    """Count, in `notes`, a block's texts that may change, and those that probably need repair.
 
-    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC).
+    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC). Texts that need repair
+    have tags, entities, damaged or invisible characters.
     """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
         notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
     notes.repeated_spaces += len(_ODD_SPACES.findall(texts))
+    notes.marked_up += _count_matching(MARKUP, texts)
+    if not texts.isascii():
+        notes.damaged += _count_matching(DAMAGED, texts)
+        notes.invisible += _count_matching(INVISIBLE, texts)
     if not unicodedata.is_normalized("NFC", texts):
         notes.decomposed += sum(not unicodedata.is_normalized("NFC", text) for text in texts.split("\n"))
+
+
+def _count_matching(pattern: re.Pattern[str], texts: str) -> int:
+    """Return the number of lines of `texts` in which a pattern is found; most blocks have none."""
+    return 0 if pattern.search(texts) is None else sum(pattern.search(text) is not None for text in texts.split("\n"))
 
 
 _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
@@ -459,7 +471,7 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     reader, skipped = PairReader(files, notes), notes.skipped_lines
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
-        _note_changes(block, notes)
+        _note_texts(block, notes)
         block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
         longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter

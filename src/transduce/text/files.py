@@ -60,6 +60,15 @@ _START = 4096  # bytes that show whether a file is UTF-16
 _SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # .xlsx and .ods, and .xls
 
 
+MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
+"""An entity or a tag, in a text that should have neither."""
+DAMAGED = re.compile(
+    "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
+)
+"""UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again, or a replacement character."""
+INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
+
+
 @dataclass
 class LineNotes:
     """Counts of what was removed, replaced or skipped while lines were read, for reports."""
@@ -80,6 +89,12 @@ class LineNotes:
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     decomposed: int = 0
     """Texts that are not in composed form (Unicode NFC), which most vocabularies read."""
+    marked_up: int = 0
+    """Texts with tags or entities."""
+    damaged: int = 0
+    """Texts with replacement characters or twice encoded ones."""
+    invisible: int = 0
+    """Texts with invisible characters, such as zero-width spaces."""
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
 
@@ -110,6 +125,12 @@ class LineNotes:
             notices.append(
                 f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
                 f"them, so the model {'writes' if writes_text else 'reads'} single ones."
+            )
+        if writes_text and self.marked_up + self.damaged + self.invisible:
+            notices.append(
+                f"{count_noun(self.marked_up, 'text')} with tags or entities, {self.damaged:,} with damaged and "
+                f"{self.invisible:,} with invisible characters stay as they are: `transduce doctor` shows them and "
+                "looks for swapped and misaligned pairs."
             )
         if self.decomposed:
             notices.append(

@@ -86,6 +86,8 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kept: int = 0
     held_out: int = 0
     """The number of pairs held out of training for validation, which is done if there is no dev set."""
+    known_targets: int = 0
+    """The number of held-out pairs whose target is also that of a training pair with another source."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
@@ -121,6 +123,11 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
             lines.append(
                 f"many {noun}s have the source of a held-out one: name a dev set (--dev-source) to train on them"
+            )
+        if self.known_targets and noun == "pair":
+            lines.append(
+                f"{self.known_targets:,} of the {self.held_out:,} held-out targets are also targets of training pairs, "
+                "which may raise the dev scores"
             )
         if self.carriage_returns:
             lines.append(f"{count_noun(self.carriage_returns, 'carriage return')} removed at line ends")

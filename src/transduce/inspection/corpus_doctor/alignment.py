@@ -246,6 +246,9 @@ class Evidence:
         corresponding_counts = self._count_cells(sources, targets, sizes)
         unrelated_counts = self._count_cells(sources[inside], unrelated[inside], sizes)
         self._weights = [_log_ratio(a, b) for a, b in zip(corresponding_counts, unrelated_counts, strict=True)]
+        scores = self._score_chunk(sources[inside][:_CHUNK], unrelated[inside][:_CHUNK])
+        self.nats_of_unrelated = float(np.quantile(scores, _UNRELATED_SHARE)) if len(scores) else _BAD_PAIR_NATS
+        """Evidence, in nats, below which 35 % of the pairs of unrelated lines are."""
 
     def _count_cells(self, sources: Indices, targets: Indices, sizes: tuple[int, ...]) -> list[Floats]:
         counts = [np.zeros(size, dtype=np.float32) for size in sizes]
@@ -279,7 +282,10 @@ _MAX_LAGS = 15
 _NEIGHBORS = (-3, -2, -1, 0, 1, 2, 3)
 _CHANGE_NATS = 18.0
 _BEYOND_NATS = -1.0
-_BAD_PAIR_NATS = -7.0
+# A pair is unlikely if its evidence is below this and below that of a share of the pairs of unrelated lines: a fixed
+# limit finds few of many wrong pairs, as the weights of the features are then small. This share finds a third of the
+# wrong pairs, and nine in ten of those found are wrong (Multi30k with 4 % of wrong pairs).
+_BAD_PAIR_NATS, _UNRELATED_SHARE = -2.0, 0.35
 NO_LAG = 1 << 30
 # Least mean evidence of files that correspond. Unrelated files reached at most 0.35 with 200 lines and 0.08 with 500;
 # translations had at least 0.77 and 1.54 (a dozen samples each of Tatoeba, Chinese-English and German-English).
@@ -302,6 +308,7 @@ class Alignment(msgspec.Struct, frozen=True):
     unlikely_lines: tuple[int, ...]
     """Source line numbers, from 1, of aligned lines that do not look like translations, worst first; at most 20."""
     unlikely_count: int
+    """Number of aligned lines that look less like translations than most pairs of unrelated lines do."""
     mean_nats: float
     """Mean evidence per aligned line, in nats; below about 1 it is weak."""
 
@@ -322,12 +329,15 @@ class _Path(NamedTuple):
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
     """Return which target line corresponds to each line of the source; both sides need at least `MIN_LINES` lines."""
     lags, proposed = _propose(source, target)
-    path = _Path(lags, np.zeros(len(lags), dtype=np.float32))
-    for _ in range(2):
-        evidence = Evidence(source, target, np.where(path.lags == NO_LAG, 0, path.lags))
-        path = _best_path(evidence, proposed, len(source.length), len(target.length))
+
+    def learn(lags: Indices) -> tuple[Evidence, _Path]:
+        evidence = Evidence(source, target, np.where(lags == NO_LAG, 0, lags))
+        return evidence, _best_path(evidence, proposed, len(source.length), len(target.length))
+
+    _, path = learn(lags)
+    evidence, path = learn(path.lags)
     corresponding = path.lags != NO_LAG
-    unlikely = np.flatnonzero(corresponding & (path.nats < _BAD_PAIR_NATS))
+    unlikely = np.flatnonzero(corresponding & (path.nats < min(_BAD_PAIR_NATS, evidence.nats_of_unrelated)))
     worst = unlikely[np.argsort(path.nats[unlikely], kind="stable")][:20]
     return Alignment(
         stretches=_stretches(path.lags),

@@ -17,7 +17,7 @@ from transduce.inspection.corpus_doctor.report import (
     severity_of,
 )
 from transduce.text.corpus import Pair
-from transduce.text.files import count_noun, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, count_noun, is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
 from transduce.text.languages import is_word_character, main_script, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -33,12 +33,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SEPARATOR = re.compile("[\r\u0085\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\n(?![a-zA-Z])")
-_MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
-# UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again, or replacement characters.
-_DAMAGED = re.compile(
-    "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
-)
-_INVISIBLE = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
 _FULL_WIDTH = re.compile("[０-９Ａ-Ｚａ-ｚ｡-ﾟ]")
 _FULL_WIDTH_MARK = re.compile("[，。！？；：（）]")
 _HAN = re.compile("[\u4e00-\u9fff]")
@@ -71,13 +65,13 @@ _PATTERNS = (
     ),
     _Pattern(
         "invisible characters",
-        _INVISIBLE.search,
+        INVISIBLE.search,
         "{count} with invisible characters, such as U+FEFF and U+200B: remove them",
     ),
     _Pattern("escapes", _ESCAPE.search, "{count} with escapes such as \\ud83d in the text: decode them"),
-    _Pattern("markup", _MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
+    _Pattern("markup", MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
     _Pattern(
-        "damaged characters", _DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
+        "damaged characters", DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
     ),
     _Pattern(
         "full-width letters",
