@@ -36,7 +36,7 @@ def test_translations_from_a_file_are_checked(capsys: Capture, trained: Path, fi
     assert rows[0][2:] == ["我吃鱼", "the the the the"]
     assert rows[1][1].startswith("copied (我吃鱼)")
     assert rows[2][1:] == ["empty", "我吃鱼", ""]
-    assert err.startswith("3 of 4 translations have quality warnings: 1 empty, 1 repeated, 1 copied")
+    assert err.startswith("3 of 4 translations have quality warnings: empty 1, repeated 1, copied 1")
 
 
 def test_redecode_writes_one_line_per_source_line(
@@ -63,7 +63,7 @@ def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
     source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
     target.write_text("I eat fish .\nwater water\n", "utf-8")
     out, err = review(capsys, trained, "--source", source, "--translation", target)
-    assert err.startswith("1 of 2 translations have quality warnings: 1 unlikely")
+    assert err.startswith("1 of 2 translations have quality warnings: unlikely 1")
     assert out.startswith("2\tunlikely (")
 
 
@@ -203,5 +203,5 @@ def test_terms_that_are_not_translated_as_a_glossary_says(
     out, err = review(capsys, trained, *options, "--redecode", better)
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
     assert "terms (`鱼` as `milk`)" in rows["3"]
-    assert "1 terms" in err
+    assert "terms 1" in err
     assert "milk" in better.read_text("utf-8").split("\n")[2]

@@ -116,6 +116,11 @@ def test_separate_accents_are_reported_with_the_remedy(tmp_path: Path, byte_fall
     warnings.add(1, "Der Käse war schön.", None)
     warnings.add(2, unicodedata.normalize("NFD", "Der Käse war schön."), None)
     assert str(warnings) == ""
+    with_unknown = LineWarnings("de", "en", unknown_characters=unknown_letters(vocabulary))
+    for text in ("Der Käse aus Κρήτη war schön.", "Die ñandú"):  # separate accents beside letters without a token
+        with_unknown.add(1, unicodedata.normalize("NFD", text), None)
+    assert "separate" not in str(with_unknown)
+    assert "ñ" in str(with_unknown)
     vars(vocabulary)["composes"] = False  # as in a vocabulary of another toolkit
     warnings.add(2, unicodedata.normalize("NFD", "Der Käse war schön."), None)
     warnings.add(3, "Der Schnee ❤\ufe0f", None)
@@ -132,7 +137,7 @@ def test_a_letter_inside_a_longer_token_is_not_reported() -> None:
     class Whole:
         unknown_characters = staticmethod(lambda _: "")
         encode = staticmethod(lambda text: [0] if text == "Gü" else [1])
-        readable = staticmethod(str)
+        readable = normalize = staticmethod(str)
         token_texts = staticmethod(lambda ids: ["▁Gü"] if ids == [0] else ["<0xC3>", "<0xBC>"])
 
     vocabulary: Any = Whole()

@@ -9,6 +9,7 @@ from string import Formatter
 from types import ModuleType
 from typing import Any, get_type_hints
 
+import msgspec
 import polib
 import pytest
 
@@ -18,7 +19,7 @@ from transduce.commands.line_warnings import LineWarnings, UnknownLetters
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import _check_fits
-from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.model.config import OWN_NAMES, ModelConfig, convert_config, explained
 from transduce.tasks.settings.reading import _names, make_settings, setting_names, struct_of
 from transduce.tasks.settings.structs import Settings
 from transduce.ui_language import CATALOGS, Catalog, aligned, localized, wrap
@@ -357,3 +358,37 @@ def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
     catalog = Catalog({general: "{a} 必须是{b!t}。", special: "{a} 必须是 {b} 之一。", "none": "没有"})
     assert catalog.find("x must be one of all, none.") == "x 必须是 all、none 之一。"
     assert catalog.find("`x, y` must be none.") == "`x, y` 必须是没有。"
+
+
+# --- messages that hold others ---
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "just before, the source has extra lines or the target lacks some",
+            "就在这之前，源侧多了几行，或者目标侧少了几行",
+        ),
+        ("source: Han and kana; target: Latin", "源：汉字和假名；目标：拉丁字母"),
+        ("base, seed 1: training; log in a/log", "base，种子 1：开始训练；日志在 a/log"),
+        ("base, seed 1: new, a/1", "base，种子 1：未开始，a/1"),
+        (
+            "a/config.json cannot be read as a model's configuration: JSON is malformed: trailing characters (byte 9).",
+            "a/config.json 不能作为模型的配置读取：JSON 有错误：末尾有多余的字符（字节 9）。",
+        ),
+        ("Expected `int`, got `str` - at `$.d_model`", "`$.d_model` 应当是 `int`，而不是 `str`"),
+        ("bleu: difference", "bleu：差别"),
+    ],
+)
+def test_messages_in_messages_are_translated_whole(message: str, shown: str) -> None:
+    assert localized(message) == shown
+
+
+@pytest.mark.usefixtures("chinese")
+def test_an_unknown_component_of_a_folder_is_explained() -> None:
+    with pytest.raises(msgspec.ValidationError) as raised:
+        convert_config({"source_vocabulary_size": 9, "target_vocabulary_size": 9, "attention_score": "euclid"})
+    expected = "`model.attention_score` 是 'euclid'，不是内置的组件；请用 --plugin FILE.py 传入登记它的文件"
+    assert localized(explained(raised.value)) == expected

@@ -24,6 +24,8 @@ def test_inspect_prints_and_writes(trained: Path, tmp_path: Path, capfdbinary: p
     assert code == 0
     assert output.out.decode().startswith("我吃鱼。  →  ")
     assert str(page) in output.err.decode()
+    assert main(["inspect", str(trained), "我吃鱼。", "--more", "我喝水。", "--html", str(page), *ONE_THREAD]) == 0
+    assert "\n\n\n我喝水。  →  " in capfdbinary.readouterr().out.decode()
     payload = json.loads(data.read_bytes())
     assert payload["source"] == "我吃鱼。"
     assert payload["translation"] in page.read_text("utf-8")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,18 @@ def test_settings_that_the_design_names_exist() -> None:
 
 def _design() -> str:
     return (ROOT / "docs" / "design.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("page", "part"), [("walkthrough.md", "model.hidden("), ("models.md", "free_running(")])
+def test_the_steps_to_run_print_what_the_page_shows(page: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (found,) = ((code, output) for (kind, code), (_, output) in pairwise(blocks) if kind == "python" and part in code)
+    exec(compile(found[0], page, "exec"), {})
+    printed = capsys.readouterr().out
+    if page == "walkthrough.md":
+        assert printed == found[1]
+    else:  # the last digits depend on the machine
+        forced, free = (int(share) for share in re.findall(r"(\d+)%", printed))
+        assert forced > free + 10
+        assert re.sub(r"\d+", "N", printed) == re.sub(r"\d+", "N", found[1])

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -280,3 +281,43 @@ def test_segments_of_xliff_without_a_translation_are_translated_beside_others(ta
     assert translate_upload(result.encode(), "a.xlf", exclaim).decode() == result
     again = translate_upload(source.encode(), "a.xlf", exclaim, DocumentSettings(overwrite=True)).decode()
     assert '<mrk mtype="seg" mid="0">one.!</mrk>' in again
+
+
+A, B = _segment(0, "one."), _segment(1, "two.")
+NEW, EMPTY, KEPT = _segment(1, "two.!"), _segment(1, ""), None
+MARKED, CODES = 'a <mrk mtype="x-a">b</mrk> c.', '<bx id="5"/>a <ph id="6">{x}</ph><x id="7"/> b<ex id="5"/> c.'
+
+
+@pytest.mark.parametrize(
+    ("segments", "target", "expected"),
+    [
+        (f'<g id="1">{A}</g> {B}', f'<g id="1">{DONE}</g>', KEPT),
+        (f'{A} <g id="1">{B}</g>', DONE, KEPT),
+        (f'{A} <g id="1">{B}</g>', f'{DONE} <g id="1"></g>', KEPT),
+        (f'<g id="1">{A} {B}</g>', f'<g id="1">{DONE}</g>', KEPT),
+        (f"{A} {B}", f'<g id="1">{DONE}</g>', KEPT),
+        (f'{A}<x id="5"/> {B}', f'{DONE}<x id="5"/>', KEPT),
+        (f'<bx id="5"/>{A}<ex id="5"/> {B}', f'<bx id="5"/>{DONE}<ex id="5"/>', KEPT),
+        (f'{A}<ph id="5">{{x}}</ph> {B}', DONE, KEPT),
+        (f'<mrk mtype="x-a">{A}</mrk> {B}', f'<mrk mtype="x-a">{DONE}</mrk>', KEPT),
+        (f"{A} – {B}", f"{DONE} – ", KEPT),
+        (f"{A}<!-- a -->{B}", DONE, KEPT),
+        (f"{A}\n {B}", DONE, f"{DONE}\n {NEW}"),
+        (f'<g id="1">{A}</g> {B}', f'<g id="1">{DONE}</g> {EMPTY}', f'<g id="1">{DONE}</g> {NEW}'),
+        (f'{A}<x id="5"/> <g id="1">{B}</g>', f'{DONE}<g id="1">{EMPTY}</g>', f'{DONE}<g id="1">{NEW}</g>'),
+        (f"{A} {_segment(1, MARKED)}", DONE, f"{DONE} {_segment(1, MARKED + '!')}"),
+        (f"{A} {_segment(1, CODES)}", DONE, f"{DONE} {_segment(1, CODES + '!')}"),
+    ],
+)
+def test_segments_that_xliff_lacks_are_added_only_where_no_tag_is_around(
+    segments: str, target: str, expected: str | None
+) -> None:
+    """With tags around segments, a new segment could be on the wrong side of one, or repeat it: the unit stays."""
+    unit = f'<trans-unit id="1"><source>x</source><seg-source>{segments}</seg-source><target>TARGET</target>'
+    document = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
+    for settings in (DocumentSettings(), DocumentSettings(overwrite=True)):
+        source = document.replace("TARGET", target).encode()
+        result = translate_upload(source, "a.xlf", lambda texts, _: [f"{text}!" for text in texts], settings).decode()
+        ElementTree.fromstring(result)
+        if not settings.overwrite:
+            assert result == document.replace("TARGET", expected or target)

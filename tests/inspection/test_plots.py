@@ -1,11 +1,13 @@
 """Test plots against numbers computed by hand, in the terminal and in files."""
 
+import io
 import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -375,3 +377,18 @@ def test_rows_columns_and_positions_have_whole_numbers_in_a_picture() -> None:
         fractions = [tick for tick in ticks if "." in tick]
         assert "10" in ticks
         assert all(abs(float(tick.replace("−", "-"))) <= 1.0 for tick in fractions)  # of the color bar, of values
+
+
+def test_titles_of_small_heat_maps_are_not_cut_off() -> None:
+    names = {"row_names": ("▁I",) * 3, "column_names": ("ab",) * 3}
+    panel = msgspec.structs.replace(SQUARES, title="layer 2, head 1", values=np.eye(3), **names)
+    picture = read_picture(Chart((panel,) * 4, columns=4))
+    assert (picture[0] == picture[0, 0]).all()
+    assert (picture[:, 0] == picture[0, 0]).all()
+
+
+def read_picture(chart: Chart) -> Any:
+    """Return the colors of a drawn chart's pixels."""
+    from matplotlib.image import imread
+
+    return imread(io.BytesIO(render_chart(chart, "png")))

@@ -140,7 +140,7 @@ def test_a_model_of_several_directions_needs_the_target_language(
 
 
 def test_directions_without_training_are_refused_or_reported(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "m"
     shutil.copytree(trained, folder)
@@ -157,12 +157,16 @@ def test_directions_without_training_are_refused_or_reported(
     german = zero_shot.for_target("de")
     assert (german.source_language, german.for_target("cs").source_language) == ("en", "de")
     assert main(["translate", str(folder), "--source-language", "en", "--target-language", "cs", "/dev/null"]) == 0
-    err = capsys.readouterr().err
+    err = capfd.readouterr().err
     assert "but not for en → cs: expect much worse translations" in err
     assert "Warning" not in err
     (tmp_path / "in.en").write_text("The sun is not there, but the book is with us.\n", "utf-8")
     assert main(["translate", str(folder), "--target-language", "cs", str(tmp_path / "in.en")]) == 0
-    assert "looks English, not German" in capsys.readouterr().err
+    assert "looks English, not German" in capfd.readouterr().err
+    pair = ["--source-language", "en", "--target-language", "cs", "--workers", "2", "--threads", "2"]
+    assert main(["translate", str(folder), *pair, str(tmp_path / "in.en")]) == 0
+    err = capfd.readouterr().err
+    assert (err.count("but not for en → cs"), err.count("Warning")) == (1, 0)
 
 
 def test_commands_that_open_a_translator_take_its_target_language(

@@ -70,6 +70,10 @@ def protected_texts(text: str, *patterns: str) -> list[str]:
         ("١٢٬٣٤٥ كم, १२ ३४५ kg", ["١٢٬٣٤٥", "१२ ३४५ kg"]),
         ("See https://a.example/1 200 times", ["https://a.example/1"]),
         ("１２３４５本", ["１２３４５"]),
+        (
+            "Il mesure 1 m 80, à 10 h 30. Es sind 5 m 300 kg, 2 h 15 min",
+            ["1 m 80", "10 h 30", "5 m", "300 kg", "2 h", "15 min"],
+        ),
         ("4%(count)d", ["%(count)d"]),
         ("AT&amp;T &#233;", ["&amp;", "&#233;"]),
         ("版本1.2.3很好，IP 是 1.2.3.4。", ["1.2.3", "1.2.3.4"]),

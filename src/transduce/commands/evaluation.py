@@ -532,7 +532,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """The mean negative log-probability of a token in the translation of every line; None for a line without one."""
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.counts.items())
         return f"{len(self.flagged):,} of {self.lines:,} translations have quality warnings" + (
             f": {kinds}" if kinds else ""
         )

@@ -286,9 +286,9 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the HTML page with the translations of all sentences by all models; print the first one as text.
+    """Write the HTML page with the translations of all sentences by all models, and print those of the first.
 
-    The models are the command's and that of --beside.
+    The models are the command's and that of --beside. Of sentences that the run sampled, only the first is printed.
     """
     from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
@@ -305,11 +305,11 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
             inspections.append(msgspec.structs.replace(_with_method(options, each, found), label=label))
     page = InspectionPage(inspections=tuple(inspections))
     write_file(Path(options.html), page.to_html().encode())
-    return _show_sentence(options, inspections[0])
+    return _show_sentence(options, *inspections[: len(inspections) if options.more else 1 : len(folders)])
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the HTML page of all texts for a model that is no translating Transformer; print the first one as text.
+    """Write the HTML page of all texts for a model that is no translating Transformer; print those that were passed.
 
     Raises:
         TransduceError: another model is passed by --beside, which only translators can be compared with.
@@ -322,7 +322,7 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
     texts = [sentence_or_table(reader, each) for each in _sentences(options)]
     found = tuple(_with_method(options, reader, inspect_text(reader, text, attributions=True)) for text in texts)
     write_file(Path(options.html), TextInspectionPage(inspections=found).to_html().encode())
-    return _show_text(options, found[0])
+    return _show_text(options, *(found if options.more else found[:1]))
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
@@ -377,16 +377,19 @@ def _with_table(options: argparse.Namespace, found: _Inspected) -> _Inspected:
     return replaced
 
 
-def _show_sentence(options: argparse.Namespace, inspection: "Inspection") -> int:
+def _show_sentence(options: argparse.Namespace, *inspections: "Inspection") -> int:
+    """Print inspections of sentences, write the first one as JSON to --json if set, and return the exit code 0."""
     from transduce.inspection.sentence_view import draw_inspection
 
-    shown = _with_table(options, inspection)
-    return _show(options, shown, draw_inspection(shown, _attention(shown), _title(options) or ""))
+    shown = [_with_table(options, each) for each in inspections]
+    drawn = [draw_inspection(each, _attention(each), _title(options) or "") for each in shown]
+    return _show(options, shown[0], "\n\n\n".join(drawn))
 
 
-def _show_text(options: argparse.Namespace, inspection: "TextInspection") -> int:
-    shown = _with_table(options, inspection)
-    return _show(options, shown, shown.draw(_title(options)))
+def _show_text(options: argparse.Namespace, *inspections: "TextInspection") -> int:
+    """Print inspections of texts, write the first one as JSON to --json if set, and return the exit code 0."""
+    shown = [_with_table(options, each) for each in inspections]
+    return _show(options, shown[0], "\n\n\n".join(each.draw(_title(options)) for each in shown))
 
 
 def _title(options: argparse.Namespace) -> str | None:

@@ -19,7 +19,7 @@ from transduce.text.files import compose
 from transduce.text.languages import choose_direction
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
-from transduce.text.vocabulary import Vocabulary, byte_of
+from transduce.text.vocabulary import Vocabulary, byte_of, compose
 from transduce.ui_language import localized
 
 Languages = tuple[str | None, str | None]
@@ -177,6 +177,7 @@ def _letters(unknown: Iterable[str], source: str) -> list[str]:
         return []
     for span in reversed(find_protected(source)):
         source = source[: span.start] + source[span.end :]
+    source = f"{source}\n{compose(source)}"  # a vocabulary that composes texts lacks letters in their composed form
     return [each for each in letters if each in source]
 
 
@@ -242,7 +243,7 @@ def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
     is_spelled_in_bytes = cache(has_bytes)
 
     def find(text: str) -> UnknownLetters:
-        text = vocabulary.readable(text)
+        text = vocabulary.normalize(vocabulary.readable(text))
         unknown = vocabulary.unknown_characters(text)
         lacking = unknown.split() if isinstance(vocabulary, ImportedVocabulary) else list(unknown)
         # Tokens of several letters may have letters that are no tokens by themselves.

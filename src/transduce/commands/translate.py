@@ -321,10 +321,15 @@ def _translate_portions(
 ) -> "Iterator[tuple[Portion, str]]":
     from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
+    from transduce.model_folder.read import read_directions
+    from transduce.text.languages import choose_direction, warn_untrained_direction
 
     if options.workers == 1:
         yield from translate_portions(load_translator(folders, options), job, portions)
         return
+    if directions := read_directions(Path(folders[0])):
+        pair = choose_direction(directions, options.source_language, options.target_language)
+        warn_untrained_direction(directions, *pair)
     threads = detect_machine(options.device, thread_count(options, folders[0])).threads
     worker_settings = WorkerSettings(
         folders=folders,

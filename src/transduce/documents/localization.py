@@ -511,18 +511,25 @@ def _segments(content: str) -> list[_Segment]:
 def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit:
     """Return the edit that adds translations to a `target`, in which some segments have one and stay.
 
+    The edit has no units, so the target stays as it is, in these cases: the source has no segments, or their numbers
+    are not unique; the target has none of them; it lacks one, and there is more than white space around segments, such
+    as inline tags, because a new segment could be on the wrong side of these.
+
     Args:
         file: the XLIFF file.
         element: the `trans-unit` element.
         source: the content of its `seg-source` element.
-        segments: the segments in `source`; the edit has no units without any, or if their numbers are not unique.
+        segments: the segments in `source`.
     """
     assert element.translation is not None
     start, end = element.translation
     target = file.text[start:end]
-    known = {each.id: each for each in _segments(target)}
+    translated = _segments(target)
+    known = {each.id: each for each in translated}
     ids = {each.id for each in segments}
     is_divided = len(ids) == len(segments) and not known.keys().isdisjoint(ids)
+    if not ids <= known.keys():
+        is_divided = is_divided and not (_around(segments, source) + _around(translated, target)).strip()
     additions: list[_Addition] = []
     position = source_end = 0
     for each in segments if is_divided else ():
@@ -547,6 +554,12 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
 
     units = [each.text.text.unit for each in additions if not isinstance(each.text, str)]
     return Edit(start, end, units, render, is_in_place=False)
+
+
+def _around(segments: Sequence[_Segment], content: str) -> str:
+    """Return what an element's content has before, between and after the segments in it."""
+    starts, ends = [each.start for each in segments], [each.end for each in segments]
+    return "".join(content[end:start] for end, start in zip([0, *ends], [*starts, len(content)], strict=True))
 
 
 class _Addition(NamedTuple):

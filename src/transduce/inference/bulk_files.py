@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from typing import Self, cast
 import msgspec
 
 from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, UntrainedDirectionWarning
 from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
@@ -564,6 +565,7 @@ def _work(connection: Connection, settings_json: bytes) -> None:
 
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
+    warnings.simplefilter("ignore", UntrainedDirectionWarning)  # the parent reports it once
     try:
         for path in settings.plugins:
             load_plugin(path)

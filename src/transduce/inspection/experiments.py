@@ -207,19 +207,20 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, *self.notes, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _rows(self) -> list[list[str]]:
-        heading = ["variant", "runs", *self.measures, "minutes"]
+        heading = [localized("variant"), localized("runs"), *self.measures, localized("minutes")]
         return [heading] + [
             [each.name, str(len(each.seeds)), *map(each.cell, self.measures), f"{each.minutes:.1f}"]
             for each in self.variants
         ]
 
     def _difference_rows(self) -> list[list[str]]:
-        rows = [[f"{self.measure}: difference", "", "95 % (sentences)", "p (sentences)", "p (seeds)", ""]]
+        heads = (f"{self.measure}: difference", "", "95 % (sentences)", "p (sentences)", "p (seeds)", "")
+        rows = [list(map(localized, heads))]
         for each in self.differences:
             interval = "–" if each.interval_low is None else f"{each.interval_low:+.2f} … {each.interval_high:+.2f}"
             p = "–" if each.p_sentences is None else f"{each.p_sentences:.3f}"
             name = f"{each.name} − {each.baseline}"
-            rows.append([name, f"{each.difference:+.3f}", interval, p, f"{each.p_seeds:.3f}", each.verdict])
+            rows.append([name, f"{each.difference:+.3f}", interval, p, f"{each.p_seeds:.3f}", localized(each.verdict)])
         return rows
 
     def markdown(self, drawn: str = "") -> str:
@@ -227,9 +228,10 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
 
         The page shows the plot as text, if `drawn` is one, or else as the picture `plot.png`.
         """
-        plot = f"```\n{drawn}\n```" if drawn else f"![Scores by seed, and dev loss by step]({PLOT})"
+        title = localized("Scores by seed, and dev loss by step")
+        plot = f"```\n{drawn}\n```" if drawn else f"![{title}]({PLOT})"
         seeds = [
-            ["variant", "seed", *self.measures],
+            [localized("variant"), localized("seed"), *self.measures],
             *(
                 [
                     each.name,
@@ -245,18 +247,22 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
             for each in self.variants
         ]
         parts = [
-            "# Experiment",
-            f"Mean ± standard deviation between runs, measured on {self.tested_on}.",
+            f"# {localized('Experiment')}",
+            localized(f"Mean ± standard deviation between runs, measured on {self.tested_on}."),
             _table(self._rows()),
-            *(["## Significance", _table(self._difference_rows()), _EXPLANATION] if self.differences else []),
-            *(f"* {warning}" for warning in self.warnings),
+            *(
+                [f"## {localized('Significance')}", _table(self._difference_rows()), localized(_EXPLANATION)]
+                if self.differences
+                else []
+            ),
+            *(f"* {localized(warning)}" for warning in self.warnings),
             plot,
-            "## Runs",
+            f"## {localized('Runs')}",
             _table(seeds),
-            "## Settings",
-            _table([["variant", "differs by"], *changes]),
+            f"## {localized('Settings')}",
+            _table([[localized("variant"), localized("differs by")], *changes]),
             *(f"    {note}" for note in self.notes),
-            *(f"* failed: `{failure.run}`: {failure.reason}" for failure in self.failures),
+            *(f"* {localized(f'failed: `{failure.run}`: {failure.reason}')}" for failure in self.failures),
         ]
         return "\n\n".join(parts) + "\n"
 

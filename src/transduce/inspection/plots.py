@@ -227,8 +227,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
-        # Square cells may leave much of a single panel's width or height empty.
-        margins = "tight" if len(chart.panels) == 1 and isinstance(chart.panels[0], HeatMap) else None
+        # Square cells of a heat map may leave much of the width or height empty, or push titles out of the picture.
+        margins = "tight" if any(isinstance(panel, HeatMap) for panel in chart.panels) else None
         figure.savefig(buffer, format=format, metadata=_metadata_without_date(format), bbox_inches=margins)
     return buffer.getvalue()
 

@@ -1,5 +1,6 @@
 """The configuration of a model: its sizes and components, named as in Table 3 of "Attention Is All You Need"."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -106,6 +107,17 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
     """
     plain, own = split_own_names(content)
     return msgspec.structs.replace(msgspec.convert(plain, ModelConfig), **own)
+
+
+def explained(error: msgspec.ValidationError) -> str:
+    """Return what is wrong with a configuration, without a period; of an unknown component, with the remedy."""
+    found = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(?:model\.)?(\w+)`", str(error))
+    if found is None or found[2] not in OWN_NAMES:
+        return str(error).rstrip(".")
+    return (
+        f"`model.{found[2]}` is {found[1]}, which is no built-in component; pass the file that registers it "
+        "(--plugin FILE.py)"
+    )
 
 
 @cache

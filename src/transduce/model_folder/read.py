@@ -22,7 +22,7 @@ from transduce.interop.hugging_face.import_weights import LazyTensors, all_finit
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.machine import available_memory, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
-from transduce.model.config import Kind, ModelConfig, convert_config
+from transduce.model.config import Kind, ModelConfig, convert_config, explained
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Decoder, Encoder, Transformer
@@ -508,11 +508,7 @@ def _read_config(folder: Path) -> ModelConfig:
         described = msgspec.convert(content["transduce"], dict[str, Any])
         config = convert_config(described)
     except msgspec.ValidationError as error:
-        own = str(error).startswith("Invalid enum value")
-        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
-        raise TransduceError(
-            f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}{remedy}."
-        ) from error
+        raise TransduceError(f"{path} cannot be read as a model's configuration: {explained(error)}.") from error
     check_sizes(path, config)
     return config
 

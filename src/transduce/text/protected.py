@@ -209,7 +209,9 @@ _AFTER_CURRENCY = re.compile(
 )
 _UNIT_AFTER = re.compile(
     rf"{_SPACE}?+{_ABBREVIATED}?{_SPACE}?+(?:{_CURRENCY}|{_CURRENCY_CODE})(?![A-Za-z0-9_{{(])"
+    # 1 m 80 and 10 h 30 are one quantity each.
     rf"|{_SPACE}?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³°(]|/[^\W\d_])"
+    rf"(?:(?<=[ \u00a0][mh]){_SPACE}\d\d(?![\d.,:/-]*\d|{_LETTER}|{_SPACE}?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_])))?+"
 )
 # Words that multiply the number before them, in common languages. They are to be translated, with the number.
 _MULTIPLIED = re.compile(

@@ -68,7 +68,7 @@ function treeSection(inspection, words) {
 // A line with the languages, the model and the score.
 function factsOf(inspection, words) {
   const languages = [inspection.source_language, inspection.target_language].filter(Boolean).join(" → ");
-  return [languages, inspection.model, `${words.score} ${inspection.score.toFixed(3)}`].filter(Boolean).join(" · ");
+  return [languages, words.model(inspection.model), `${words.score} ${inspection.score.toFixed(3)}`].filter(Boolean).join(" · ");
 }
 
 // --- language and theme of the page -----------------------------------------------------------------------------

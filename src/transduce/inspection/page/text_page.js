@@ -24,7 +24,7 @@ function textChoice(words) {
 
 function answerSection(inspection, words) {
   const answer = inspection.answer ? [make("p", {class: "answer", dir: "auto"}, inspection.answer)] : [];
-  return section(words.answer, inspection.model, make("p", {class: "text", dir: "auto"}, inspection.text), ...answer);
+  return section(words.answer, words.model(inspection.model), make("p", {class: "text", dir: "auto"}, inspection.text), ...answer);
 }
 
 // A model of numbers or vectors has no probabilities.

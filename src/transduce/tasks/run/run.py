@@ -307,7 +307,8 @@ class Run:
         for line in choice_log.lines:
             named = " " not in line.value  # a name, such as `encoder`, is shown as it is written in settings
             value = f"{line.value:>{values}}" if named else column(line.value, values, right=True)
-            self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
+            name = column(line.name, width) if " " in line.name else f"{line.name:{width}}"
+            self.display.show(f"  {name}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Restore the settings, the corpus and the number of threads of a run that was stopped.

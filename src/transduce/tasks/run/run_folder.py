@@ -14,6 +14,7 @@ from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
 from transduce.errors import TransduceError
 from transduce.machine import Machine
+from transduce.model.config import explained
 from transduce.model_folder.read import (
     CONFIG,
     MANIFEST,
@@ -180,9 +181,7 @@ def read_stored(path: Path) -> Settings:
         training = {"optimizer": "adam"} | content.get("training", {})
         return convert_settings(content | {"training": training})
     except msgspec.ValidationError as error:
-        own = "Invalid enum value" in str(error) and "$.model" in str(error)
-        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
-        raise TransduceError(f"{path} cannot be read as the settings of a run: {error}{remedy}.") from error
+        raise TransduceError(f"{path} cannot be read as the settings of a run: {explained(error)}.") from error
 
 
 def _is_same_path(old: str, new: str) -> bool:
@@ -226,10 +225,11 @@ def apply_changes(
                 table[_ALTERNATIVES[name]] = None
                 table["time_plan"] = []
         elif old != value:
-            other = ", which has other content" if name in _TEXT_FILES and value else ""
+            is_text = name in _TEXT_FILES and bool(value)
             raise TransduceError(
-                f"`{name}` was {_shown(old)} when this run started, and cannot become {_shown(value)}{other} on "
-                "--resume: leave it as it was, or start another run with another --out."
+                f"`{name}` was {_shown(old)} when this run started, and cannot become {_shown(value)}"
+                f"{', which has other content' if is_text else ''} on --resume: leave it as it was, or start another "
+                "run with another --out."
             )
     data = content["data"]
     moved = dict(zip(stored.data.source, data["source"], strict=True))
