@@ -19,7 +19,7 @@ from transduce.text.files import compose
 from transduce.text.languages import choose_direction
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
-from transduce.text.vocabulary import Vocabulary, byte_of, compose
+from transduce.text.vocabulary import Vocabulary, byte_of
 from transduce.ui_language import localized
 
 Languages = tuple[str | None, str | None]
