@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.inference.decoding import read_search_settings
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.tasks.run.initial_weights import follow_base_search
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import ChoiceLog
 
@@ -53,3 +55,12 @@ def test_settings_that_contradict_the_base_models_are_refused(tmp_path: Path) ->
         TransduceError, match=r"`beam_size` is 1: raise it. Search settings that you leave out are as in"
     ):
         follow_base_search(settings, {"coverage_penalty": 0.2}, ChoiceLog())
+
+
+@pytest.mark.parametrize(
+    "stored", ["beam_size = 1\ncoverage_penalty = 0.2", "coverage_penalty = 0.2\n[search.sampling]\ntemperature = 0.7"]
+)
+def test_runs_that_stored_a_penalty_without_effect_can_still_be_read(tmp_path: Path, stored: str) -> None:
+    (tmp_path / "settings.toml").write_text(f'[data]\nsource = ["a.de"]\ntarget = ["a.en"]\n[search]\n{stored}\n')
+    assert read_stored(tmp_path / "settings.toml").search == read_search_settings(tmp_path)
+    assert read_search_settings(tmp_path).coverage_penalty == 0.0

@@ -44,7 +44,7 @@ from transduce.search.rules import (
 )
 from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Selection
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SearchSettings, without_idle_penalties
 from transduce.text.filters import FilterSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
@@ -79,12 +79,8 @@ def read_search_settings(folder: Path) -> SearchSettings:
     if table is None:
         path = folder / "generation_config.json"
         table = _read_generation_config(path)
-    if table.get("sampling") is not None:  # penalties without effect, which earlier versions stored
-        table = {**table, "coverage_penalty": 0.0, "diverse_groups": 1}
-    elif table.get("beam_size") == 1:
-        table = {**table, "coverage_penalty": 0.0}
     try:
-        return msgspec.convert(table, SearchSettings)
+        return msgspec.convert(without_idle_penalties(table), SearchSettings)
     except msgspec.ValidationError as error:
         raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
 

@@ -281,6 +281,17 @@ def override_search(
     return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
 
 
+def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored search settings without the penalties that have no effect, which earlier versions stored.
+
+    Args:
+        table: fields of `SearchSettings` by name, as a folder's file has them.
+    """
+    if table.get("sampling") is not None:
+        return {**table, "coverage_penalty": 0.0, "diverse_groups": 1}
+    return {**table, "coverage_penalty": 0.0} if table.get("beam_size") == 1 else dict(table)
+
+
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return new values, by name, for stored settings that changes leave without effect or contradict."""
     samples = changes.get("sampling", search.sampling) is not None

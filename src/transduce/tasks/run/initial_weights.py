@@ -278,7 +278,7 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
     """Return settings with a token of the target language before each source, if the base model has learned it.
 
-    Settings that decide about tokens of languages themselves, and those with a base model without them, are unchanged.
+    Text of unknown languages is taken to be in those of a base model of one pair. Settings that decide about tokens of languages themselves, and those with a base model without them, are unchanged.
 
     Args:
         settings: the settings, with a base model.
@@ -292,6 +292,8 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
     if not directions or data.language_tokens is not None or data.has_language_tokens:
         return settings
     source, target = languages_of(data)
+    if (source is None or target is None) and len(directions) == 1:
+        ((source, target),) = directions
     if source is None or target is None:
         pairs = shown_names([f"{one} → {other}" for one, other in directions], 40)
         raise TransduceError(

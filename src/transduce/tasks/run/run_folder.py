@@ -23,6 +23,7 @@ from transduce.model_folder.read import (
     WEIGHTS,
     read_run_settings,
 )
+from transduce.search.settings import without_idle_penalties
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.text.tokenizer import TOKENIZER_CARD
@@ -179,7 +180,8 @@ def read_stored(path: Path) -> Settings:
         content = read_run_settings(path.parent)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
-        return convert_settings(content | {"training": training})
+        search = without_idle_penalties(content.get("search", {}))
+        return convert_settings(content | {"training": training, "search": search})
     except msgspec.ValidationError as error:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {explained(error)}.") from error
 
