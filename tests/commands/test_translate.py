@@ -279,9 +279,12 @@ def test_options_win_over_the_folders_settings_and_say_so(
     assert search() == search("--n-best", "4") == SearchSettings(n_best=4, coverage_penalty=0.2)
     assert capsys.readouterr().err == ""
     assert search("--beam-size", "2") == SearchSettings(beam_size=2, n_best=2, coverage_penalty=0.2)
-    assert capsys.readouterr().err == f"`n_best` (4 in {folder}) has no effect with these options.\n"
+    assert capsys.readouterr().err == f"`n_best` (4 in {folder}) is 2 with these options.\n"
     assert search("--beam-size", "1") == SearchSettings(beam_size=1)
-    assert capsys.readouterr().err == f"`coverage_penalty` (0.2 in {folder}) has no effect with these options.\n"
+    assert capsys.readouterr().err == (
+        f"`coverage_penalty` (0.2 in {folder}) has no effect with these options.\n"
+        f"`n_best` (4 in {folder}) is 1 with these options.\n"
+    )
     with pytest.raises(TransduceError, match="`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1"):
         search("--beam-size", "1", "--length-penalty", "1")
 

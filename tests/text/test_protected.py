@@ -3,6 +3,8 @@
 import itertools
 import random
 import time
+import unicodedata
+from typing import Literal
 
 import pytest
 
@@ -46,6 +48,8 @@ def protected_texts(text: str, *patterns: str) -> list[str]:
         ("“@kim” (@lee)", ["@kim", "@lee"]),
         ("run `make all` or ``a`b``", ["`make all`", "``a`b``"]),
         ("call foo_bar() and get()", ["foo_bar()", "get()"]),
+        ("طائرة F١٦", ["F١٦"]),
+        ("A٤٠, M१६-२ v१.२", ["A٤٠", "M१६-२", "v१.२"]),
         ("v1.2.3, 192.168.0.1, 0xFF, COVID-19", ["v1.2.3", "192.168.0.1", "0xFF", "COVID-19"]),
         ("$5 or 1.234,56 €, 20 $x", ["$5", "1.234,56 €", "$x"]),
         ("3.5 kg, 20%, 12 km/h, 30 °C", ["3.5 kg", "20%", "12 km/h", "30 °C"]),
@@ -239,6 +243,37 @@ def test_hostile_texts_take_linear_time(part: str) -> None:
     started = time.process_time()
     find_protected(text)
     assert time.process_time() - started < 1.0  # quadratic expressions take a minute
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        *(("", digit) for digit in "3٣۳३৩௩๓３𝟑"),
+        *(("", digit + ".") for digit in "3٣३"),
+        *(("A", digit) for digit in "3٣३"),
+        ("https://a", ")"),
+        ("https://a", "]"),
+        ("https://a", ")]."),
+    ],
+)
+def test_the_time_of_digits_and_brackets_grows_linearly(start: str, part: str) -> None:
+    def seconds(count: int) -> float:
+        text = start + part * (count // len(part))
+        started = time.process_time()
+        find_protected(text)
+        return time.process_time() - started
+
+    shorter = min(seconds(10_000) for _ in range(3))
+    # Quadratic time is 100 times as long. Half a second is far below that of any, and above all noise.
+    assert seconds(100_000) < max(20 * shorter, 0.5)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_expressions_and_texts_match_in_the_form_they_are_written_in(form: Literal["NFC", "NFD"]) -> None:
+    text = unicodedata.normalize(form, "Ich esse Käse.")
+    assert protected_texts(text, unicodedata.normalize(form, "Käse")) == [unicodedata.normalize(form, "Käse")]
+    assert protected_texts(text, "Käse") == [unicodedata.normalize(form, "Käse")]
+    assert protected_texts(text, "Ka") == []  # no letter without its accent
 
 
 def test_tags_are_distinguished_from_words() -> None:

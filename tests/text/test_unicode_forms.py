@@ -1,5 +1,6 @@
 """Test that canonically equivalent texts (Unicode NFC and NFD) give the same results, at their own offsets."""
 
+import time
 import unicodedata
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,12 +21,13 @@ from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.search.settings import SearchSettings
 from transduce.text.corpus import Pair
+from transduce.text.files import compose, is_composed
 from transduce.text.filters import pair_digest
 from transduce.text.languages import common_profiles, detect_other_language
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
 from transduce.text.text_settings import TextSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, compose, tag_token
+from transduce.text.vocabulary import Vocabulary, tag_token
 from transduce.text.word_spans import Span, encode_with_spans, normalized_text, split_words
 
 SENTENCES = (
@@ -118,6 +120,34 @@ def test_every_character_of_a_normalized_text_has_its_origin() -> None:
                 assert character in compose(written[slice(*origin)])
                 inside = found.normalized_span(origin)
                 assert inside.start <= position < inside.end
+
+
+@pytest.mark.parametrize("text", ["\u11a8o\u0f73\u0308", "a\u0f75\u0f81\u0301", "\u0f40\u0f74\u0f73\u0f71"])
+def test_letters_that_decompose_into_marks_are_composed_with_their_neighbors(text: str) -> None:
+    assert normalized_text(text, compose).text == compose(text)
+
+
+def test_words_are_disjoint_where_composition_lengthens_a_letter() -> None:
+    assert split_words("\u05d0\u0b56\u1025\u0344\u0308") == [(0, 2), (2, 5)]
+    assert split_words("か\u0344x が") == [(0, 2), (2, 3), (4, 5)]
+
+
+def test_many_marks_in_a_row_stay_as_they_are_everywhere() -> None:
+    assert compose("e" + "\u0301\u0323" * 150 + "e\u0301") == unicodedata.normalize(
+        "NFC", "e" + "\u0301\u0323" * 150 + "e\u0301"
+    )
+    marks = "\u0301\u0323" * 50_000  # sorting them takes a minute
+    for text in (f"e\u0301 a{marks} e\u0301", f"か{marks}", f"\u226a\u0338{marks}\u0344e\u0301"):
+        started = time.process_time()
+        composed = compose(text)
+        assert marks in composed
+        assert compose(composed) == composed
+        assert is_composed(composed)
+        assert normalized_text(text, compose).text == composed
+        split_words(text)
+        assert time.process_time() - started < 5.0
+    assert compose(f"e\u0301 a{marks} e\u0301") == f"é a{marks} é"
+    assert not is_composed(f"e\u0301 a{marks}")
 
 
 def test_words_are_found_in_any_form() -> None:

@@ -15,10 +15,11 @@ from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import MANIFEST, Manifest, outline_imported, read_directions
 from transduce.model_folder.safety import read_json
+from transduce.text.files import compose
 from transduce.text.languages import choose_direction
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
-from transduce.text.vocabulary import Vocabulary, byte_of, compose
+from transduce.text.vocabulary import Vocabulary, byte_of
 from transduce.ui_language import localized
 
 Languages = tuple[str | None, str | None]
@@ -87,10 +88,10 @@ class LineWarnings:
         if self._unknown_characters is None:
             return
         found = self._letters_of(source)
-        if any(found) and (composed := unicodedata.normalize("NFC", source)) != source:
+        if any(found) and (composed := compose(source)) != source:
             apart = found
             found = self._letters_of(composed)
-            letters = [unicodedata.normalize("NFC", each) for each in _CLUSTER.findall(source)]
+            letters = [compose(each) for each in _CLUSTER.findall(source)]
             if letters and sum(map(len, found)) < sum(map(len, apart)):
                 self._decomposed[number] = [each for each in letters if len(each) == 1]
         for letters, lines in zip(found, (self._unknown, self._in_bytes), strict=True):

@@ -337,16 +337,20 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
 
 
 @cache
-def _report_unused(name: str, value: float | str, folder: str) -> None:
-    """Report on standard error, once, that the options leave a search setting of a model's folder without effect."""
-    sys.stderr.write(localized(f"`{name}` ({value} in {folder}) has no effect with these options.\n"))
+def _report_overridden(name: str, stored: float | str, value: object, folder: str) -> None:
+    """Report on standard error, once, that options change a search setting of a model's folder or take its effect."""
+    if name in ("n_best", "min_length"):
+        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) is {value} with these options.\n"))
+    else:
+        sys.stderr.write(localized(f"`{name}` ({stored} in {folder}) has no effect with these options.\n"))
 
 
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
     An option that only affects a beam search disables sampling, which the settings in the folder may specify. A notice
-    on standard error names the settings in the folder that the options leave without effect. No model is loaded.
+    on standard error names the settings in the folder that the options change or leave without effect. No model is
+    loaded.
 
     Raises:
         TransduceError: a setting is out of range, or options contradict each other.
@@ -360,8 +364,9 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     if options.length_penalty is not None and search.beam_size == 1:
         raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     for name in sorted(search.__struct_fields__):
-        if name not in overrides and getattr(search, name) != (value := getattr(base, name)):
-            _report_unused(name, value if isinstance(value, int | float) else "set", folder)
+        value, stored = getattr(search, name), getattr(base, name)
+        if name not in overrides and value != stored:
+            _report_overridden(name, stored if isinstance(stored, int | float) else "set", value, folder)
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."

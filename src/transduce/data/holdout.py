@@ -1,7 +1,6 @@
 """Select a dev set from training pairs, by a rule that processes can apply to parts of a corpus independently."""
 
 import heapq
-import unicodedata
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import PairBlock
+from transduce.text.files import compose
 from transduce.text.languages import is_word_character
 
 Keys = NDArray[np.uint64]
@@ -216,7 +216,7 @@ def source_keys(sources: Sequence[str]) -> Keys:
     text = "\n".join(sources)
     if text.count("\n") >= len(sources):  # texts with line feeds, which count as spaces
         text = "\n".join(source.replace("\n", " ") for source in sources)
-    text = unicodedata.normalize("NFC", text)
+    text = compose(text)
     # Few distinct characters are not part of words, so each is removed from all texts at once.
     for character in sorted(set(text) - {"\n"}):
         if not is_word_character(character):

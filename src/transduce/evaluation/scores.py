@@ -17,9 +17,8 @@ from sacrebleu.metrics.chrf import CHRF
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.text import languages
-from transduce.text.files import count_noun
+from transduce.text.files import compose, count_noun
 from transduce.text.tagged import describe_spans, spans_of
-from transduce.text.vocabulary import compose
 from transduce.ui_language import column, columns_of, labeled, localized, padded
 
 # --- sacreBLEU's tokenizer of a language ---

@@ -15,7 +15,7 @@ from warnings import warn
 import msgspec
 
 from transduce.errors import WrongLanguageWarning
-from transduce.inference.translation import ComposedTranslation, Translation, is_composed
+from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
@@ -255,7 +255,7 @@ def find_quality_warnings(
     Returns:
         The warnings; those about the sentences of a text are joined to one of each kind.
     """
-    if not is_composed(translation):
+    if not has_composed_texts(translation):
         translation = ComposedTranslation.of(translation).translation
     if translation.sentences:
         found = [

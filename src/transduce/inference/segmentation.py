@@ -5,17 +5,16 @@ and lines without a letter. It is copied to the translation unchanged.
 """
 
 import re
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from transduce.text.files import compose, is_composed
 from transduce.text.languages import CJK
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
-from transduce.text.vocabulary import compose
 from transduce.text.word_spans import NormalizedText, Span, normalized_text, span_in_full_text
 
 
@@ -187,10 +186,9 @@ class Segmenter:
                 finds.
         """
         origin = None
-        if self._composes and not unicodedata.is_normalized("NFC", text):
+        if self._composes and not is_composed(text):
             if protected is None:
-                whole = normalized_text(text, compose)
-                protected = list(map(whole.original_span, find_protected(whole.text, self.settings.protect)))
+                protected = find_protected(text, self.settings.protect)
             origin = normalized_text(text, compose, protected)
             protected = list(map(origin.normalized_span, protected))
         original, text = text, text if origin is None else origin.text

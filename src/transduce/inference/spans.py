@@ -10,7 +10,7 @@ import numpy as np
 
 from transduce.errors import TransduceError
 from transduce.inference.scoring import Score
-from transduce.inference.translation import ComposedTranslation, Translation, is_composed
+from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
 from transduce.text.languages import is_word_character
@@ -401,7 +401,7 @@ def align_spans(
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """
     checked = [_checked_spans(marked, each.source) for each, marked in zip(translations, spans, strict=True)]
-    if not translator.tokenizer.source.composes or all(map(is_composed, translations)):
+    if not translator.tokenizer.source.composes or all(map(has_composed_texts, translations)):
         return _align_spans(translator, translations, checked, glossary)
     composed = list(map(ComposedTranslation.of, translations))
     moved = [

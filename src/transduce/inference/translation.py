@@ -1,7 +1,6 @@
 """Define the results of translation: complete translations, and texts that grow during search."""
 
 import html
-import unicodedata
 from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import accumulate
@@ -15,7 +14,8 @@ from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.files import compose, is_composed
+from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text
 
 # --- streamed translations ---
@@ -174,9 +174,9 @@ class ComposedTranslation(NamedTuple):
         return cls(composed, source, target)
 
 
-def is_composed(translation: Translation) -> bool:
+def has_composed_texts(translation: Translation) -> bool:
     """Return whether the source and the best text of a translation are in canonical composition (NFC)."""
-    return all(unicodedata.is_normalized("NFC", text) for text in (translation.source, translation.text))
+    return all(is_composed(text) for text in (translation.source, translation.text))
 
 
 def empty_alternative(*, ended: bool = True) -> Alternative:

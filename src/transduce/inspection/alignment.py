@@ -31,7 +31,8 @@ from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_between_words
 from transduce.model.attention import AttentionTrace
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.files import compose
+from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
 
 # --- features and regression ---

@@ -4,7 +4,6 @@ In an encoder, the query is the pronoun's position; in a decoder, the position w
 Shapes: N layers, H heads, T tokens as the model reads them, W words of the sentence.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_between_words, attention_maps
 from transduce.inspection.sentence import sentence_ids
 from transduce.inspection.sentence_view import PronounAttention
+from transduce.text.files import compose
 from transduce.text.word_spans import Span, overlap, split_words, token_spans
 
 # Function words, which name nothing. In other languages every word with letters is a candidate.
@@ -78,7 +78,7 @@ def pronoun_attention(
         TransduceError: the sentence lacks a word, no candidate precedes the pronoun, or the model has no
             self-attention.
     """
-    sentence = unicodedata.normalize("NFC", " ".join(sentence.split()))
+    sentence = compose(" ".join(sentence.split()))
     spans = _split(sentence)
     words = [sentence[span.start : span.end] for span in spans]
     pronoun_index = _find_pronoun(words, pronoun, sentence)
@@ -129,7 +129,7 @@ def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
     Raises:
         TransduceError: no word is the pronoun.
     """
-    folded = unicodedata.normalize("NFC", pronoun).casefold()
+    folded = compose(pronoun).casefold()
     indices = [number for number, word in enumerate(words) if word.casefold() == folded]
     if not indices:
         raise TransduceError(f"The pronoun must be a word of the sentence, but `{pronoun}` is none of `{sentence}`.")
@@ -142,7 +142,7 @@ def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) 
     Raises:
         TransduceError: there is no such occurrence.
     """
-    folded_words = [word.casefold() for word in _split_texts(unicodedata.normalize("NFC", text))]
+    folded_words = [word.casefold() for word in _split_texts(compose(text))]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
     for first in range(pronoun - len(folded_words), -1, -1):
         if folded_words and words[first : first + len(folded_words)] == folded_words:

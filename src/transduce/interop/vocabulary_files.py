@@ -30,6 +30,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     load_tokenizer,
 )
 from transduce.interop.hugging_face.token_pipelines import TokenizerJson, WordListRecord, WordSplitter
+from transduce.text.files import compose
 from transduce.text.sentencepiece_model import (
     EOS_ID,
     LINE_FEED_PIECE,
@@ -42,7 +43,7 @@ from transduce.text.sentencepiece_model import (
     with_pieces,
 )
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
-from transduce.text.vocabulary import Symbol, Vocabulary, compose
+from transduce.text.vocabulary import Symbol, Vocabulary
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""

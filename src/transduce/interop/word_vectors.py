@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, is_utf8, not_utf8, utf16_name
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.files import compose
+from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _FLOAT_BYTES = 4

@@ -1,7 +1,6 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -41,7 +40,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_noun, is_decodable
+from transduce.text.files import DAMAGED, INVISIBLE, MARKUP, LineNotes, count_noun, is_composed, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import detect_other_language, english_name, language_of, unspaced_characters
 from transduce.text.pair_files import place_of
@@ -444,8 +443,8 @@ def _note_texts(block: PairBlock, notes: LineNotes) -> None:
     if not texts.isascii():
         notes.damaged += _count_matching(DAMAGED, texts)
         notes.invisible += _count_matching(INVISIBLE, texts)
-    if not unicodedata.is_normalized("NFC", texts):
-        notes.decomposed += sum(not unicodedata.is_normalized("NFC", text) for text in texts.split("\n"))
+    if not is_composed(texts):
+        notes.decomposed += sum(not is_composed(text) for text in texts.split("\n"))
 
 
 def _count_matching(pattern: re.Pattern[str], texts: str) -> int:

@@ -9,11 +9,12 @@ import hashlib
 import io
 import lzma
 import re
+import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -38,6 +39,47 @@ def spreadsheet_error(path: str | Path) -> TransduceError:
 def count_noun(count: int, noun: str) -> str:
     """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+# --- canonical form ---
+# Canonically equivalent texts, such as é and e with a combining accent, must have the same tokens. So vocabularies are
+# learned from composed text (Unicode NFC), and texts are composed before they are tokenized. Compatible characters
+# such as ½ and ２ stay as they are, unlike in NFKC.
+
+
+_MOST_MARKS = 300
+# All marks are among these characters, which few texts have many of in a row.
+_MANY_SIGNS = re.compile(rf"(?<![^\w\s\x00-\x7f])[^\w\s\x00-\x7f]{{{_MOST_MARKS + 1}}}")
+
+
+def compose(text: str) -> str:
+    """Return the canonical composition (Unicode NFC) of a text: é instead of e with a combining accent.
+
+    Sequences of more than 300 marks, which no language has, stay as they are: sorting them takes quadratic time.
+    """
+    if len(text) <= _MOST_MARKS or text.isascii() or _MANY_SIGNS.search(text) is None:
+        return unicodedata.normalize("NFC", text)
+    composed, before = list[str](), list[str]()
+    for are_marks, characters in groupby(text, is_mark):
+        part = "".join(characters)
+        if are_marks and len(part) > _MOST_MARKS:
+            composed += [unicodedata.normalize("NFC", "".join(before)), part]
+            before = []
+        else:
+            before.append(part)
+    return "".join([*composed, unicodedata.normalize("NFC", "".join(before))])
+
+
+def is_composed(text: str) -> bool:
+    """Return whether `compose` leaves a text as it is."""
+    if len(text) <= _MOST_MARKS or text.isascii() or _MANY_SIGNS.search(text) is None:
+        return unicodedata.is_normalized("NFC", text)
+    return compose(text) == text
+
+
+def is_mark(character: str) -> bool:
+    """Return whether a character is, or decomposes into, combining marks, whose order composition may change."""
+    return unicodedata.combining(unicodedata.normalize("NFD", character)[0]) > 0
 
 
 # --- lines of a file ---

@@ -2,13 +2,12 @@
 
 import hashlib
 import re
-import unicodedata
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import HEADER, MALFORMED
-from transduce.text.files import count_noun, is_decodable
+from transduce.text.files import compose, count_noun, is_decodable
 
 UNDECODABLE = "not UTF-8"
 EMPTY = "empty side"
@@ -178,5 +177,5 @@ def pair_digest(source: str, target: str) -> bytes:
     """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"
-    text = unicodedata.normalize("NFC", f"{source}{separator}{target}")
+    text = compose(f"{source}{separator}{target}")
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

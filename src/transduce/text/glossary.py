@@ -1,7 +1,6 @@
 """Use glossaries: terms with required translations, which are found in texts and checked in translations."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import msgspec
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.text.files import count_noun, read_lines
+from transduce.text.files import compose, count_noun, read_lines
 from transduce.text.languages import is_word_character, unspaced_characters
 
 # --- phrases in a text ---
@@ -18,7 +17,7 @@ from transduce.text.languages import is_word_character, unspaced_characters
 
 def normalize_for_comparison(text: str) -> str:
     """Return the text with composed characters (NFC) and single spaces, none at its ends, so that phrases are found."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(compose(text).split())
 
 
 def is_spaced_word_character(character: str) -> bool:

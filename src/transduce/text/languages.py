@@ -15,7 +15,7 @@ import msgspec
 
 from transduce.atomic_io import json_bytes, write_file
 from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
-from transduce.text.files import uncompressed_name
+from transduce.text.files import compose, uncompressed_name
 
 # --- scripts ---
 
@@ -324,7 +324,7 @@ def _ngrams(text: str) -> Iterator[str]:
 
     Digits and punctuation count as spaces; a single space is no n-gram.
     """
-    words = _NOT_LETTERS.sub(" ", unicodedata.normalize("NFC", text).lower()).strip()
+    words = _NOT_LETTERS.sub(" ", compose(text).lower()).strip()
     letters = f" {words} "
     for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
         for start in range(len(letters) - length + 1):
@@ -654,7 +654,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     expected = script_of(language)
     if expected == "Latin" and code not in _LATIN:
         return None
-    text = unicodedata.normalize("NFC", text)
+    text = compose(text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
@@ -680,7 +680,7 @@ def is_long_enough(text: str) -> bool:
 
     In Thai, these are twelve letters.
     """
-    text = unicodedata.normalize("NFC", text)
+    text = compose(text)
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     return _is_long_enough(main_script, counts[main_script], _words(text))

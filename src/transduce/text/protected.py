@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from transduce.errors import TransduceError
+from transduce.text.files import compose, is_composed
 from transduce.text.languages import CJK
-from transduce.text.word_spans import Span
+from transduce.text.word_spans import Span, normalized_text
 
 PLACEHOLDER_TOKENS = tuple(f"<placeholder-{number}>" for number in range(1, 9))
 """Reserved tokens that stand for protected spans in the source and in the translation of a model trained with them."""
@@ -33,8 +34,9 @@ _ADDRESS = (
     rf"(?:/(?:{_URL_PART}++(?:(?<=[/=_(#:+-]){_LATER_PART})*+)?+)?+"
     rf"|{_LATER_WORD}(?:-|{_LATER_WORD})*+(?:\.[\w-]++)++(?:[/?#:](?:{_URL_PART}|{_LATER_WORD})*+)?+)"
 )
-_BEGINS = r"(?<![A-Za-z0-9_])"
-_ENDS = r"(?![A-Za-z0-9_])"
+# `\d` includes the digits of all scripts, so no expression may start or end within these.
+_BEGINS = r"(?<![A-Za-z_\d])"
+_ENDS = r"(?![A-Za-z_\d])"
 _EXTENSIONS = (
     "7z aac apk avi bash bat bin bmp bz2 c cc cfg class conf cpp cs css csv dat db deb dll dmg doc docx env epub exe "
     "flac flv gif git go gz h hpp htm html ico ini ipynb iso jar java jpeg jpg js json jsx key kt less lock log lua "
@@ -91,12 +93,12 @@ _KINDS = {
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
     rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)"
     rf"|{_BEGINS}__[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+__(?:\(\))?+{_ENDS}",
-    "account number": rf"{_BEGINS}[A-Z]{{2}}\d{{2}}[ \u00a0]?+[A-Z0-9]{{4}}(?:[ \u00a0]?+\d[A-Z0-9]{{3}}){{1,7}}+"
-    rf"(?:[ \u00a0]?+[A-Z0-9]{{1,3}})?+{_ENDS}",
-    "telephone number": r"(?<![A-Za-z0-9_+])(?:\+?+\d{1,4}+[ \u00a0./-]?+)?\((?:0|\d{2,5})\)[ \u00a0./-]?+"
+    "account number": rf"{_BEGINS}[A-Z]{{2}}\d{{2}}[ \u00a0]?+[A-Z\d]{{4}}(?:[ \u00a0]?+\d[A-Z\d]{{3}}){{1,7}}+"
+    rf"(?:[ \u00a0]?+[A-Z\d]{{1,3}})?+{_ENDS}",
+    "telephone number": r"(?<![A-Za-z_+\d])(?:\+?+\d{1,4}+[ \u00a0./-]?+)?\((?:0|\d{2,5})\)[ \u00a0./-]?+"
     rf"(?:\d{{5,}}+|\d++[ \u00a0./-]\d++)(?:[ \u00a0./-]\d++)*+{_ENDS}",
-    "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
-    "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+[-+][A-Za-z0-9.]++{_ENDS}"
+    "code name": rf"(?<![A-Za-z_.\d-])[A-Z]{{1,10}}+-?+\d[A-Z\d]*+(?:-[A-Z\d]++)*+(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
+    "version": rf"(?<![A-Za-z_.,\d])v?+\d++(?:\.\d++){{2,}}+[-+][A-Za-z.\d]++{_ENDS}"
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}(?![,'’]\d)",
 }
 # Texts without any of these characters have no protected span, so that most sentences are not searched.
@@ -316,14 +318,29 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
 
     Args:
         text: a text of any length.
-        patterns: further regular expressions whose matches are protected; these take precedence.
+        patterns: further regular expressions whose matches, in the text as it is or composed (Unicode NFC), are
+            protected; these take precedence.
 
     Raises:
         TransduceError: an expression is invalid, or matches an empty text.
     """
-    specified = [
-        Span(*match.span()) for each in compile_patterns(patterns) for match in each.finditer(text) if match[0]
-    ]
+    compiled = compile_patterns(patterns)
+    specified = _specified_spans(text, compiled)
+    if is_composed(text):
+        return _find_in_composed(text, specified)
+    whole = normalized_text(text, compose)
+    # An expression matches the text as it is written, but no letter without its accents, or the composed text.
+    uncut = [normal for span in specified if whole.original_span(normal := whole.normalized_span(span)) == span]
+    found = _find_in_composed(whole.text, [*uncut, *_specified_spans(whole.text, compiled)])
+    return disjoint(map(whole.original_span, found))
+
+
+def _specified_spans(text: str, patterns: Iterable[re.Pattern[str]]) -> list[Span]:
+    return [Span(*match.span()) for each in patterns for match in each.finditer(text) if match[0]]
+
+
+def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
+    """Return the protected spans of a composed text: the specified ones, and those that the expressions here match."""
     found = disjoint(specified)
     if _TRIGGER.search(text) is None:
         return found
@@ -389,20 +406,30 @@ def disjoint(spans: Iterable[Span]) -> list[Span]:
 def _matches(text: str) -> Iterator[Span]:
     for match in _pattern().finditer(text):
         start, end = match.span()
-        while end > start + 1 and _is_trailing(text, start, end):
-            end -= 1
-        yield Span(start, end)
+        yield Span(start, _end_without_trailing(text, start, end))
 
 
-def _is_trailing(text: str, start: int, end: int) -> bool:
-    """Return whether the last character of `text[start:end]`, a protected match, belongs to the sentence around it.
+def _end_without_trailing(text: str, start: int, end: int) -> int:
+    """Return where a protected match, `text[start:end]`, ends without characters that belong to the sentence around it.
 
-    It does if it is a closing bracket without an opening one, or punctuation after most kinds of matches.
+    These are closing brackets without opening ones, and punctuation after most kinds of matches. The first character
+    always stays.
     """
-    last = text[end - 1]
-    if last in _BRACKETS:
-        return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)
-    return last in _TRAILING and text[start] not in "`<\\$%{&:"
+    ends_by_punctuation = text[start] not in "`<\\$%{&:"
+    unopened = {
+        closing: text.count(closing, start, end) - text.count(opening, start, end)
+        for closing, opening in _BRACKETS.items()
+    }
+    while end > start + 1:
+        last = text[end - 1]
+        if last in _BRACKETS:
+            if unopened[last] <= 0:
+                break
+            unopened[last] -= 1
+        elif last not in _TRAILING or not ends_by_punctuation:
+            break
+        end -= 1
+    return end
 
 
 def is_inline_tag(text: str) -> bool:

@@ -3,7 +3,6 @@
 import io
 import re
 import struct
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -13,6 +12,7 @@ import msgspec
 from sentencepiece import SentencePieceTrainer
 
 from transduce.errors import TransduceError
+from transduce.text.files import is_composed
 from transduce.text.languages import is_in_large_script
 
 # --- model files ---
@@ -294,7 +294,7 @@ def check_symbols(symbols: Sequence[str]) -> None:
             raise TransduceError(
                 f'`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "{symbol}": change it.'
             )
-        if not unicodedata.is_normalized("NFC", symbol):
+        if not is_composed(symbol):
             raise TransduceError(
                 f'`tokenizer.user_symbols` must be in composed form (Unicode NFC), as texts are, but "{symbol}" is '
                 "not: convert it."

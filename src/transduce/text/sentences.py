@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
-from transduce.text.files import read_lines
+from transduce.text.files import compose, read_lines
 from transduce.text.languages import (
     CJK,
     is_unspaced_character,
@@ -18,7 +18,6 @@ from transduce.text.languages import (
     is_word_character,
     short_code,
 )
-from transduce.text.vocabulary import compose
 from transduce.text.word_spans import Span
 
 # --- punctuation ---

@@ -14,7 +14,7 @@ import msgspec
 from transduce.atomic_io import json_bytes, write_file, write_json
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
-from transduce.text.files import is_decodable
+from transduce.text.files import compose, is_decodable
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import (
     MAX_TRAINING_LINES,
@@ -28,7 +28,7 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     train_model,
 )
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.vocabulary import Vocabulary
 
 _FORMAT_VERSION = 1
 TOKENIZER_CARD = "tokenizer_settings.json"

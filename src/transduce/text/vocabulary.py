@@ -15,6 +15,7 @@ from sentencepiece import SentencePieceProcessor
 
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, shown_names
+from transduce.text.files import compose, is_composed
 from transduce.text.sentencepiece_model import (
     _fields,
     _values,
@@ -54,15 +55,7 @@ def tokenizes_words_independently(model_bytes: bytes) -> bool:
     return True
 
 
-# --- canonical form ---
-# Canonically equivalent texts, such as é and e with a combining accent, must have the same tokens. So vocabularies are
-# learned from composed text (Unicode NFC), and texts are composed before they are tokenized. Compatible characters
-# such as ½ and ２ stay as they are, unlike in NFKC.
-
-
-def compose(text: str) -> str:
-    """Return the canonical composition (Unicode NFC) of a text: é instead of e with a combining accent."""
-    return unicodedata.normalize("NFC", text)
+# --- characters that stand for others ---
 
 
 def _range(first: int, last: int) -> str:
@@ -114,7 +107,7 @@ def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
     No token may change by composition. A vocabulary of characters also needs composed characters for its marks.
     """
     tokens = list(tokens)
-    if not all(token.isascii() or unicodedata.is_normalized("NFC", token) for token in tokens):
+    if not all(token.isascii() or is_composed(token) for token in tokens):
         return False
     if not by_character:
         return True

@@ -1,15 +1,15 @@
 """Find the positions of words and tokens in a sentence, to transfer results for tokens to words."""
 
 import re
-import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
+from transduce.text.files import compose, is_composed, is_mark
 from transduce.text.languages import is_unspaced_character
-from transduce.text.vocabulary import Vocabulary, compose
+from transduce.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str])
     for position in range(start, stop):
         character = text[position]
         alone = normalize(character)
-        is_apart = alone and not unicodedata.combining(character)
+        is_apart = alone and not is_mark(character)
         if first < position and is_apart and normalize(before + character) == normalize(before) + alone:
             yield first, position
             first, before = position, ""
@@ -101,9 +101,15 @@ def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str])
 
 def split_words(text: str) -> list[Span]:
     """Return the spans of a text's words, separated by spaces; in scripts without spaces every character is a word."""
-    if not unicodedata.is_normalized("NFC", text):
+    if not is_composed(text):
         composed = normalized_text(text, compose)
-        return [composed.original_span(span) for span in split_words(composed.text)]
+        # A letter that is longer in composed form may be part of several words there: the first one has it.
+        found = list[Span]()
+        for span in map(composed.original_span, split_words(composed.text)):
+            start = max(span.start, found[-1].end if found else 0)
+            if start < span.end:
+                found.append(Span(start, span.end))
+        return found
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
         start = match.start()
@@ -125,7 +131,7 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
     Raises:
         TransduceError: a word does not occur in order.
     """
-    if not unicodedata.is_normalized("NFC", " ".join([text, *words])):
+    if not is_composed(" ".join([text, *words])):
         composed = normalized_text(text, compose)
         return [composed.original_span(span) for span in locate_words(list(map(compose, words)), composed.text)]
     spans: list[Span] = []
