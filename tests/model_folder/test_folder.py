@@ -347,5 +347,6 @@ def test_a_model_that_does_not_fit_in_the_free_memory_is_not_read(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.model_folder.read.available_memory", lambda **_: 1_000)
+    monkeypatch.setattr("transduce.model_folder.read._SMALL", 0)
     with pytest.raises(TransduceError, match=r"weights, which need at least .* of memory, but only 0 MiB are free"):
         read_model_folder(trained)

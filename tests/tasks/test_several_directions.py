@@ -247,8 +247,8 @@ def test_fine_tuning_on_one_pair_keeps_the_token_of_its_target_language(trained:
     found = [one.text for one in transduce.load(out, task="translation")(lines[:10])]
     assert sum(one == other for one, other in zip(found, czech[:10], strict=True)) >= 8
     # Fine-tuned once more, on files whose names show no languages, it keeps those of its base model.
-    source, target = write(tmp_path / "source.txt", lines), write(tmp_path / "target.txt", czech)
-    transduce.train(init_from=out, out=tmp_path / "again", source=source, target=target, **FEW_STEPS)
+    sides = write(tmp_path / "source.txt", lines), write(tmp_path / "target.txt", czech)
+    transduce.train(init_from=out, out=tmp_path / "again", source=sides[0], target=sides[1], **FEW_STEPS)
     assert (tmp_path / "again" / "directions.json").read_bytes() == (out / "directions.json").read_bytes()
 
 

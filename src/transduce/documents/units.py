@@ -777,14 +777,8 @@ _CODE_STYLE = re.compile(
 
 
 def is_code_style(name: str | None) -> bool:
-    """Return whether the name of a style in an office document, such as `Source Text`, is one of code.
-
-    Code is not translated. False for None, a text without a style.
-    """
+    """Return whether a style's name in an office document, such as `Source Text`, is one of code; None is no style."""
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
-
-
-_MAX_BASES = 4  # styles that are based on each other
 
 
 def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> frozenset[str]:
@@ -795,7 +789,7 @@ def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> fr
             style that is based on one for code is one, too.
     """
     found = set[str]()
-    for identifier, name, base in list(styles) * _MAX_BASES:
+    for identifier, name, base in list(styles) * 4:  # so many styles may be based on each other
         if is_code_style(name) or base in found:
             found.add(identifier)
     return frozenset(found)

@@ -426,6 +426,9 @@ def _read_model(
     return model, file
 
 
+_SMALL = 1 << 28  # bytes, for which free memory is not looked up
+
+
 def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_weight: int = _LEAST_BYTES) -> None:
     """Refuse to read weights that need more memory than is free.
 
@@ -437,6 +440,8 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_we
     entries = [entry for file in files for entry in file.entries.values()]
     sizes = [(math.prod(entry.shape), entry.dtype == "F32") for entry in entries]
     needed = sum(count * (bytes_per_weight if is_mapped else 4) for count, is_mapped in sizes)
+    if needed < _SMALL:
+        return
     # The mapped files are a part of the address space already.
     free = available_memory(address_space=False)
     if free is not None and needed > free:

@@ -278,7 +278,8 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
     """Return settings with a token of the target language before each source, if the base model has learned it.
 
-    Text of unknown languages is taken to be in those of a base model of one pair. Settings that decide about tokens of languages themselves, and those with a base model without them, are unchanged.
+    Text of unknown languages is taken to be in those of a base model of one pair. Settings that decide about tokens of
+    languages themselves, and those with a base model without them, are unchanged.
 
     Args:
         settings: the settings, with a base model.
