@@ -99,6 +99,7 @@ GROUPS = {
     "Experiments": ["experiment", "ExperimentReport"],
     "Models and tokenizers": [
         "Transformer",
+        "Recurrent",
         "ModelConfig",
         "Tokenizer",
         "add_lora",

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.masks import AttentionMask
+    from transduce.model.recurrent import Recurrent
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
@@ -149,6 +150,7 @@ __all__ = [
     "QualityWarning",
     "QuantizeReport",
     "Recording",
+    "Recurrent",
     "ResidualLayer",
     "RunEnd",
     "RunForecast",
@@ -288,6 +290,7 @@ _NAMES = {
     "model.build": ("register",),
     "model.config": ("ModelConfig",),
     "model.masks": ("AttentionMask",),
+    "model.recurrent": ("Recurrent",),
     "model.transformer": ("Transformer",),
     "model_folder.upkeep": ("QuantizeReport", "VerifyReport", "quantize=quantize_folder", "verify"),
     "model_folder.weight_cache": ("Int8Comparison", "Int8Proof"),

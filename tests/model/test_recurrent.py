@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
@@ -303,3 +304,8 @@ def test_a_mask_hides_words_of_the_source() -> None:
     hidden = AttentionMask(mask.allowed & (torch.arange(5) != 1))
     cache_free = model.decode(TARGETS, memory, hidden)
     close(model.decode(TARGETS, other, hidden), cache_free)
+
+
+def test_a_configuration_of_another_kind_is_refused() -> None:
+    with pytest.raises(TransduceError, match=r"`model\.kind` must be recurrent .* but is transformer"):
+        Recurrent(ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9))
