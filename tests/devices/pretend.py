@@ -253,7 +253,13 @@ def install() -> None:
     # In inference mode, views of a wrapped tensor would have the wrong type.
     replacements: dict[Any, dict[str, Any]] = {
         torch: {"inference_mode": lambda mode=True: torch.no_grad() if mode else torch.enable_grad()},
-        torch.cuda: {"get_device_capability": lambda _=None: (9, 0), "get_device_name": lambda _=None: "a pretence"},
+        torch.cuda: {
+            "get_device_capability": lambda _=None: (9, 0),
+            "get_device_name": lambda _=None: "a pretence",
+            "mem_get_info": lambda _=None: (1 << 40, 1 << 40),
+            "memory_reserved": lambda _=None: 0,
+            "memory_allocated": lambda _=None: 0,
+        },
         machine: {"_find_device": lambda asked: "cpu" if asked == "cpu" else NAME},
     }
     for module, functions in replacements.items():
