@@ -120,7 +120,10 @@ def test_the_choice_log_marks_settings_that_were_set(
             {"data.filters.max_tokens": 1},
             r"No pair of .* is left: of .* or change `data\.filters\.max_tokens`, which is 1\.",
         ),
-        ({"model.d_model": 1 << 20}, r"Training a model of [\d,]+ parameters needs at least .* GiB .* are free: lower `model\.d_model`"),
+        (
+            {"model.d_model": 1 << 20},
+            r"Training a model of [\d,]+ parameters needs at least .* GiB .* are free: lower `model\.d_model`",
+        ),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
     ],
 )
