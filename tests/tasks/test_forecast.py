@@ -220,3 +220,11 @@ def test_parameters_are_counted_without_building_the_model(settings: dict[str, A
     model = build_any_model(config)
     assert count_unbuilt(config) == sum(parameter.numel() for parameter in model.parameters())
     assert count_unbuilt(config, with_embeddings=False) < count_unbuilt(config)
+
+
+def test_a_component_that_reads_values_is_not_taken_for_a_model_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(source_vocabulary_size=20, target_vocabulary_size=20, d_model=8, d_ff=16, num_heads=2)
+    monkeypatch.setattr("transduce.training.forecast.build_any_model", lambda _: torch.zeros(1).item())
+    assert count_unbuilt(config) == 0
+    monkeypatch.setattr("transduce.training.forecast.build_any_model", lambda _: torch.empty(1 << 40, 1 << 40))
+    assert count_unbuilt(config) == 1 << 50

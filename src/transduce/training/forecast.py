@@ -377,7 +377,10 @@ def refuse_too_large_model(
 
 
 def count_unbuilt(config: ModelConfig, *, with_embeddings: bool = True) -> int:
-    """Return the number of parameters, with or without those of embeddings, of a model that need not fit in memory."""
+    """Return the number of parameters, with or without those of embeddings, of a model that need not fit in memory.
+
+    It is 0 for a model with a component of the user's that cannot be built on PyTorch's meta device.
+    """
     stacks = {
         name: layers
         for name in ("num_encoder_layers", "num_decoder_layers")
@@ -395,8 +398,9 @@ def _count_on_meta(config: ModelConfig, with_embeddings: bool) -> int:
     try:
         with torch.device("meta"):
             model = build_any_model(config)
-    except (RuntimeError, OverflowError):
-        return _LARGEST_MODEL
+    except (RuntimeError, OverflowError) as error:
+        # A component of the user's that reads values cannot be built without any; its model is not counted.
+        return _LARGEST_MODEL if isinstance(error, OverflowError) or "overflow" in str(error) else 0
     tables = (config.source_vocabulary_size, config.target_vocabulary_size)
     return sum(
         parameter.numel()
