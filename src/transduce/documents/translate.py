@@ -26,7 +26,7 @@ from transduce.text.text_settings import TextSettings
 
 UNIT_MARKUP = {
     "xml": MarkupSettings(kind="xliff"),
-    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title")),
+    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title", "value")),
 }
 """Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
 
