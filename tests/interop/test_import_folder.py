@@ -272,7 +272,7 @@ def test_fine_tuning_searches_as_the_base_model_except_where_the_user_decides(
     longer = fine_tuned("longer", nllb, {"search.min_length": 11})
     assert (longer.min_length, longer.max_length) == (11, None)
     with pytest.raises(TransduceError, match=r"`beam_size` \(3\).*\. Search settings that you leave out are"):
-        fine_tuned("wrong", nllb, {"search.n_best": 5})
+        fine_tuned("wrong", nllb, {"search.n_best": 4})
 
     # A setting of `generate` that search does not have does not prevent training.
     odd = tmp_path / "odd"

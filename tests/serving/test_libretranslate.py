@@ -188,8 +188,7 @@ def test_a_file_in_another_language_is_translated_with_a_warning(live: Any) -> N
     unit = f'<trans-unit><source>eins</source><seg-source><g id="1">{one}</g> {two}</seg-source><target>{one}</target>'
     xliff = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
     reply = live.ask("POST", "/translate_file", *form({"source": "de", "target": "en"}, "a.xlf", xliff.encode()))
-    warning = "Kept, with tags around segments of which some have no translation: 1 XLIFF unit."
-    assert reply.headers["transduce-warning"] == warning
+    assert reply.headers["transduce-warning"].endswith("between the tags around segments: 1 XLIFF unit.")
 
 
 @pytest.mark.parametrize(

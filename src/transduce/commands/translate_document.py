@@ -234,11 +234,10 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
 
 def _unit_notes(document: Document) -> Iterator[str]:
     """Yield lines with the units of an XLIFF file that stay as they were although segments have no translation."""
-    if document.kept_units:
-        yield (
-            f"Kept, because segments without a translation cannot be put between the tags around segments: "
-            f"{count_noun(len(document.kept_units), 'XLIFF unit')}."
-        )
+    from transduce.documents.translate import describe_kept_units
+
+    if (note := describe_kept_units(document)) is not None:
+        yield note
         for text in document.kept_units[:_MAX_SHOWN]:
             yield f"  this unit stays: {_shortened(text)}"
 

@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.translate import UNIT_MARKUP, ContextTexts, translate_content
+from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
-from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 
 DocumentState = Literal["queued", "translating", "done", "error"]
@@ -121,9 +120,8 @@ class DocumentTranslation:
         )
         names = DocumentSettings(target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
-        if document.kept_units:
-            units = count_noun(len(document.kept_units), "XLIFF unit")
-            self.warnings.append(f"Kept, with tags around segments of which some have no translation: {units}.")
+        if (note := describe_kept_units(document)) is not None:
+            self.warnings.append(note)
         return translate_content(document, _QueuedTexts(self, self._context_before()))
 
     def _context_before(self) -> int:

@@ -198,7 +198,7 @@ class PairFilter:
 
 
 class _Side(NamedTuple):
-    """What is known of the language on one side of a pair, and of the language on the other side."""
+    """The language on one side of a pair, by which texts in it and in the language of the other side are known."""
 
     language: str
     other_script: str
@@ -212,7 +212,7 @@ class _Side(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
-    """Return what is known of the languages of the source and of the target."""
+    """Return the languages of the source and of the target, each with the words that tell it from the other."""
     sides = []
     for language, other in (languages, languages[::-1]):
         own, others = (

@@ -474,7 +474,7 @@ def canonical(code: str) -> str:
 
 
 class _Subtags(NamedTuple):
-    """What a language code says: the language in two letters if possible, and the script, region and other subtags."""
+    """The parts of a language code: the language in two letters if possible, script, region, and other subtags."""
 
     language: str
     script: str | None
