@@ -123,11 +123,21 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        ('one.<sup><a href="#n">1</a></sup> Two', "one. Two"),
+        ('one,<sup><a href="#n">1</a></sup> two', "one, two"),
         ('one <sup class="reference"><a href="#n"><span>[</span>2<span>]</span></a></sup> two', "one two"),
         ('one<a href="#n" class="footnote-ref" role="doc-noteref"><sup>1</sup></a> two', "one two"),
         ('one<a href="#n" epub:type="noteref">*</a> two', "one two"),
         ('one <a href="#n">2</a> two', "one 2 two"),
+        ('one<a href="#n">2</a>, two', "one, two"),
+        ('one<a href="#n">[2]</a> two', "one two"),
+        ('one <a href="n.html">(2)</a>.', "one \ufffc."),
+        ('one <a href="#n">[2, 3]</a> two', "one \ufffc two"),
+        ('<a href="#n">[2]</a> one', "one"),
+        ('one<span class="r">［2］</span> two', "one two"),
+        ("one <b>(2)</b> two <i>20</i>", "one (2) two 20"),
+        ('one<sup><a href="#n">[a]</a></sup> two', "one two"),
+        ('one<sup><a href="#n">[note 1]</a></sup> two', "one two"),
+        ("one CO<sub>2</sub> two", "one \ufffc two"),
         ('one <sup><a href="#n">word</a></sup>', "one word"),
         ("10<sup>2</sup> two", "10 two"),
         ("one m<SUP> −2 </SUP>, two", "one m, two"),
@@ -142,12 +152,54 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
         ('one <sup><a href="#n"></a></sup> two', "one two"),
     ],
 )
-def test_references_to_notes_are_no_words_of_the_text(document: str, text: str) -> None:
+def test_marks_of_notes_are_no_words_of_the_text(document: str, text: str) -> None:
     plan = markup_plan(document, spaced=True)
     assert plan.sentences == [text]
     assert plan.assemble([text]) == document
     if "<sup>1" in document or "[" in document:
-        assert plan.assemble(["TRANSLATED"]).count("href") == 1
+        assert plan.assemble(["TRANSLATED"]).count("href") == document.count("href")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<sup>1</sup>",
+        '<sup><a href="#n">1</a></sup>',
+        '<a href="#n">[1]</a>',
+        "<span>[1]</span>",
+        "<img>",
+        "<!-- c -->",
+        '<a id="n"></a>',
+    ],
+)
+@pytest.mark.parametrize(
+    "document",
+    [
+        "One two.MARK Three four.",
+        "<b>One two.MARK Three</b> four.",
+        "<b>One</b> two. MARK Three four.",
+        "One two. MARKThree four.",
+    ],
+)
+def test_a_mark_after_a_sentence_stays_there(document: str, mark: str) -> None:
+    document = document.replace("MARK", mark)
+    plan = markup_plan(document, spaced=True)
+    assert plan.sentences == ["One two.", "Three four."]
+    assert plan.assemble(plan.sentences) == document
+    written = plan.assemble(["2 1.", "4 3."])
+    assert f"21.{mark}43.".replace(" ", "") in re.sub(r"</?b>|\s", "", written)
+
+
+def test_marks_of_abbreviations_and_in_messages_end_no_text() -> None:
+    for document in ("one Dr.<sup>1</sup> Two", "one {n, plural, other {Two.<sup>1</sup> Three}}"):
+        assert len(markup_plan(document, spaced=True).sentences) == 1
+
+
+def test_a_mark_after_a_sentence_between_languages_with_and_without_spaces() -> None:
+    plan = markup_plan("One two.<sup>1</sup> Three four.", spaced=False)
+    assert plan.assemble(["一二。", "三四。"]) == "一二。<sup>1</sup>三四。"
+    plan = markup_plan("一二。<sup>1</sup>三四。", spaced=True)
+    assert plan.assemble(["One two.", "Three four."]) == "One two.<sup>1</sup> Three four."
 
 
 @pytest.mark.parametrize(
@@ -214,7 +266,9 @@ def test_elements_without_words_stay_where_they_stand(document: str, translated:
         ("one<sup></sup> two three", {"one two three": "drei zwei eins"}, {"one": "eins"}, "drei zwei eins<sup></sup>"),
         ("one <img>two", {"one two": "zwei eins"}, {"two": "zwei"}, "<img>zwei eins"),
         ("one, <!-- c -->two", {"one, two": "zwei, eins"}, {"two": "zwei"}, "<!-- c -->zwei, eins"),
-        ("one <img>.", {"one .": "eins."}, {}, "eins <img>."),
+        ("one <img>.", {"one.": "eins."}, {}, "eins <img>."),
+        ("one,<sup>1</sup> two", {"one, two": "zwei, eins"}, {"one": "eins"}, "zwei,<sup>1</sup> eins"),
+        ("one, a<sup>1</sup> two", {"one, a two": "zwei, a"}, {"a": "a"}, "zwei, a<sup>1</sup>"),
         ("(<img>one) two", {"(one) two": "zwei (eins)"}, {"one": "eins"}, "zwei (<img>eins)"),
     ],
 )

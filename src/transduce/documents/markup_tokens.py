@@ -87,6 +87,8 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 """Types of an HTML `<input>` that shows its attribute `value`."""
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
+_SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
+_SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
 _FORMATTING_CODE = re.compile(
     r"""\b(?:ctype|type|equiv-text|equiv|disp)\s*=\s*["'](?:bold|italic|underlined?|link|font|fmt|pb|x-(?!text)[\w-]*|&lt;/?[a-z])"""
     r"""|\bid\s*=\s*["'](?:START|CLOSE)_""",
@@ -95,9 +97,12 @@ _FORMATTING_CODE = re.compile(
 _LINE_BREAK_CODE = re.compile(
     r"""\b(?:ctype|subType|id|type)\s*=\s*["'](?:lb|xlf:lb|x-(?:html-)?br|LINE_BREAK)|&lt;br\b""", re.IGNORECASE
 )
-_NOTE_NAMES = {"sup": "a", "a": "sup"}
-"""Elements that may be the reference to a note, such as `<sup><a href="#n1">1</a></sup>`, with the other in them."""
+_NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
+_SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
+_ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
+_LETTER_NOTE = re.compile(r"\[?(?:[^\W\d_]|[ivxl]{2,5})\]?|\[[^\[\]]{0,12}\d{1,3}\]")
 _NOTE_ROLE = re.compile(r"(?<![\w-])(?:doc-)?noteref(?![\w-])|(?<![\w-])footnote-ref", re.IGNORECASE)
+_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
 _RAISED = ("sup", "sub")
 _WORD_START, _WORD_END = re.compile(r"\A[A-Za-z0-9]*"), re.compile(r"[A-Za-z0-9]*\Z")
 _MAX_NOTE = 12  # tags and texts in the reference to a note
@@ -140,6 +145,22 @@ def unescape(source: str, settings: MarkupSettings) -> str:
     HTML's rules also decode some entities without a semicolon; in XML and XLIFF an entity must have one.
     """
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
+
+
+def split_white_space(source: str) -> tuple[str, str, str]:
+    """Split a text into leading white space, content and trailing white space; `&nbsp;` counts as white space.
+
+    A text of white space only is all leading white space.
+    """
+    start = _match_length(_SPACE, source)
+    end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
+    return source[:start], source[start:end], source[end:]
+
+
+def _match_length(space: re.Pattern[str], source: str) -> int:
+    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
+    match = space.match(source)
+    return match.end() if match else 0
 
 
 def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
@@ -421,13 +442,16 @@ class _Reader:
             return Token(self._other_kind(item.source), item.source)
         if item.role == "single":
             return Token(self._kind_of_empty(index), item.source, item.name, side=_side(item.name))
-        partner = self.outline.partner.get(index)
-        start = partner if item.role == "end" and partner is not None else index
+        partner, start = self.outline.partner.get(index), self._start_of(index)
         if not self._is_inline(start):
             return Token("block", item.source, item.name)
         if partner is None:
             return Token("empty", item.source, item.name, side="previous" if item.role == "end" else "next")
         return Token(item.role, item.source, item.name, start)
+
+    def _start_of(self, index: int) -> int:
+        """Return the index of the start tag of the element that an end tag closes; that of another tag is its own."""
+        return self.outline.partner.get(index, index) if self.items[index].role == "end" else index
 
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
@@ -464,21 +488,63 @@ class _Reader:
         return all(each.role == "text" for each in inner) and bool(text) and not any(map(str.isalpha, text))
 
     def _is_note(self, start: int, stop: int) -> bool:
-        """Return whether an HTML element from one index to another is the number or sign of a footnote, with a link."""
-        item, inner = self.items[start], self.items[start + 1 : stop]
-        if item.name not in _NOTE_NAMES or self.settings.kind != "html" or not 0 < len(inner) <= _MAX_NOTE:
+        """Return whether an inline element of HTML from one index to another is the number or sign of a note.
+
+        It has the role of one, is a raised link, is a number in square brackets, or a link that is a number in round
+        brackets. A link within the page that is only a number or sign is one if no space precedes it.
+        """
+        elements = [item for item in self.items[start : stop + 1] if item.role != "text"]
+        names = {item.name for item in elements}
+        if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE or not names <= _INLINE:
             return False
-        has_role = _NOTE_ROLE.search(item.attributes) is not None
-        text = unescape("".join(each.source for each in inner if each.role == "text"), self.settings)
-        is_sign = bool(text.strip()) and not any(map(str.isalpha, text))
-        return is_sign and (has_role or any(each.name == _NOTE_NAMES[item.name] for each in inner))
+        text = "".join(item.source for item in self.items[start + 1 : stop] if item.role == "text")
+        text = unescape(text, self.settings).strip()
+        if self._is_reference(start, stop):
+            return bool(text) and (not any(map(str.isalpha, text)) or _LETTER_NOTE.fullmatch(text) is not None)
+        targets = [item.attributes for item in elements if item.name == "a" and item.role == "start"]
+        if any("#" in each for each in targets) and text and not any(map(str.isalpha, text)):
+            before = self._text_before(start)
+            if before.strip() == before != "":
+                return True
+        return is_note_mark(text, is_link=bool(targets))
+
+    def _is_reference(self, start: int, stop: int) -> bool:
+        """Return whether an element from one index to another has the role of a note's mark, or is a raised link."""
+        elements = self.items[start : stop + 1]
+        return {"a", "sup"} <= {item.name for item in elements} or any(
+            _NOTE_ROLE.search(item.attributes) for item in elements
+        )
+
+    def _text_before(self, index: int) -> str:
+        """Return the last character of the text before an inline element, with the white space after it.
+
+        "" if the element with this index is at the start of a text.
+        """
+        space = ""
+        for number in range(index - 1, -1, -1):
+            item = self.items[number]
+            if item.role == "text":
+                text = unescape(item.source, self.settings)
+                if text.strip():
+                    return text.rstrip()[-1] + text[len(text.rstrip()) :] + space
+                space = text + space
+            elif item.role == "other" or not self._is_inline(self._start_of(number)):
+                break
+        return ""
 
     def _is_in_word(self, start: int, stop: int) -> bool:
-        """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O."""
-        around = [each for index in (start - 1, stop + 1) for each in self.items[index : index + 1]]
-        if [each.role for each in around] != ["text", "text"] or not self._is_raised_number(start, stop):
+        """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O.
+
+        A number in `<sub>` is also one at the end of a word, as in CO<sub>2</sub>.
+        """
+        if not self._is_raised_number(start, stop):
             return False
-        return len(_WORD_START.findall(around[0].source[-1:] + around[1].source[:1])[0]) == 2
+        before, after = (
+            "".join(each.source for each in self.items[max(0, index) : index + 1] if each.role == "text")
+            for index in (start - 1, stop + 1)
+        )
+        has_end = self.items[start].name == "sub" or _WORD_START.findall(after)[0] != ""
+        return _WORD_END.findall(before)[0] != "" and has_end
 
     def _formula(self, start: int, stop: int, found: list[Token]) -> tuple[Token, int]:
         """Return a protected token for the whole word around a raised number, and the index of the next item.
@@ -520,8 +586,12 @@ class _Reader:
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
-        if not _copies(item.name, item.attributes, self.settings):  # the reference to a note, or a raised number
-            return Token("empty", source, item.name, side="previous")
+        if not _copies(item.name, item.attributes, self.settings):  # the mark of a note, or a raised number
+            is_raised = self._is_raised_number(start, stop) or self._is_reference(start, stop)
+            is_word = not is_raised and is_mark_a_word(self._text_before(start))
+            return (
+                Token("protected", source, item.name) if is_word else Token("empty", source, item.name, side="previous")
+            )
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
             kind = code_kind(item.name, item.attributes, content)
             return Token(kind, source, item.name, side="" if kind == "break" else _side(item.name))
@@ -585,6 +655,20 @@ def _side(name: str) -> Side:
     neither ("").
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
+
+
+def is_note_mark(text: str, *, is_link: bool) -> bool:
+    """Return whether the text of an element is only the mark of a note, such as `[1]`, or `(2)` if it is a link."""
+    return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
+
+
+def is_mark_a_word(before: str) -> bool:
+    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", by the text before it.
+
+    A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
+    """
+    text = before.rstrip()
+    return bool(text) and text != before and not _SENTENCE_MARK.search(text)
 
 
 def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:
