@@ -439,8 +439,13 @@ def test_attributes_are_translated_on_request() -> None:
         ('<input translate="no" placeholder="two"/>', '<input translate="no" placeholder="two"/>'),
         ('one <input class="notranslate" placeholder="two">', 'ONE <input class="notranslate" placeholder="two">'),
         (
-            '<textarea title="one" rows="2">two <a title="three">x</a></textarea>',
-            '<textarea title="ONE" rows="2">two <a title="three">x</a></textarea>',
+            '<textarea title="one" rows="2">\ntwo\n  three &amp; <b title="x">\n</textarea>',
+            '<textarea title="ONE" rows="2">\nTWO\n  THREE &amp; &lt;B TITLE="X">\n</textarea>',
+        ),
+        ('<textarea translate="no" title="one">two</textarea>', None),
+        (
+            '<optgroup label="one"><option label="two" value="x">3</option></optgroup><track label="four">',
+            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="four">',
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
@@ -453,8 +458,42 @@ def test_attributes_are_translated_on_request() -> None:
     ],
 )
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
-    settings = MarkupSettings(attributes=("placeholder", "title", "value"))
+    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
+
+
+def test_texts_of_images_are_translated() -> None:
+    image = (
+        '<svg viewBox="0"><title>A&amp;b</title><style>.c {}</style><text x="1"> c <tspan>d</tspan> 20</text><g>e</g>'
+        '<text translate="no">f</text><use aria-label="g"/></svg>'
+    )
+    expected = image.replace("A&amp;b", "A&amp;B").replace(" c ", " C ").replace(">d<", ">D<")
+    assert translate(f"one {image} two") == f"ONE {expected} TWO"
+    labels = MarkupSettings(attributes=("aria-label",))
+    assert translate(image, settings=labels) == expected.replace('"g"', '"G"')
+    excluded = image.replace("<svg", '<svg translate="no"')
+    assert translate(excluded, settings=labels) == excluded
+
+
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ('<p lang="en">It is enough.</p><p>eins</p>', ["eins"]),
+        ('<p>Er sagt: <i lang="en-GB" title="x">enough is enough</i>.</p>', [f"Er sagt: {HOLE}."]),
+        ('<p LANG=fr>Oui.</p><p lang="de-AT">eins</p><p lang="">zwei</p>', ["eins", "zwei"]),
+        ('<html lang="en"><body lang="en"><p>eins</p></body></html>', ["eins"]),
+        # The text is clearly not in the language that the attribute names.
+        ('<p lang="en">Die Kinder haben das nicht gewusst und sind nach Hause gegangen.</p>', None),
+        ('<p class=MsoNormal lang="EN-US">Ja.</p>', ["Ja."]),  # Word's own mark
+        ('<div xml:lang="und">eins</div><p data-lang="en">zwei</p>', ["eins", "zwei"]),
+    ],
+)
+def test_elements_in_another_language_stay(document: str, texts: list[str] | None) -> None:
+    settings = MarkupSettings(source_language="deu_Latn", attributes=("title",))
+    expected = [re.sub("<[^>]*>", "", document)] if texts is None else texts
+    assert markup_plan(document, settings, spaced=True).sentences == expected
+    everything = markup_plan(document, MarkupSettings(), spaced=True).sentences
+    assert len(everything) == document.count("<p") + document.count("<div")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 from unicodedata import east_asian_width
 
+import msgspec
+
 from transduce.documents.markup_blocks import (
     STAND_IN,
     Block,
@@ -495,8 +497,13 @@ class _Assembly:
             value = source
             if translation != self.planner.sentences[number]:
                 quote = token.source[start - 1]
-                value = html.escape(translation, quote=False).replace('"', "&quot;").replace("'", "&#39;")
-                value = f'"{value}"' if quote not in "\"'" else value
+                value = html.escape(translation, quote=False)
+                if quote == ">":  # a text in an image
+                    before, _, after = split_white_space(source)
+                    value = f"{before}{value}{after}"
+                else:
+                    value = value.replace('"', "&quot;").replace("'", "&#39;")
+                    value = f'"{value}"' if quote not in "\"'" else value
             written += token.source[position:start] + value
             position = end
         return written + token.source[position:]
@@ -597,6 +604,7 @@ def translate_markup(
         TransduceError: an option is invalid, as in `Translator.translate`.
     """
     texts = text_settings or translator.text
+    settings = with_source_language(settings or MarkupSettings(), translator.source_language)
     spaced = not is_unspaced_language(translator.target_language)
     plans = [markup_plan(document, settings, spaced=spaced) for document in documents]
     translations = translator.translate(
@@ -619,6 +627,13 @@ def translate_markup(
         ),
     )
     return assemble_plans(plans, translations, lambda *marked: translator.locate(*marked, glossary=glossary))
+
+
+def with_source_language(settings: MarkupSettings, language: str | None) -> MarkupSettings:
+    """Return markup settings with a source language, unless they have one; None (unknown) changes nothing."""
+    if language is None or settings.source_language is not None:
+        return settings
+    return msgspec.structs.replace(settings, source_language=language)
 
 
 Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], Sequence[Sequence[Span]]]

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from transduce.text.languages import canonical, detect_other_language, short_code
+
 # --- settings ---
 
 
@@ -35,6 +37,10 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line break in the document ends a text; if false, a line break counts as a space."""
     attributes: tuple[str, ...] = ()
     """Names of attributes whose values are translated, in lower case, such as `alt` and `title`."""
+    source_language: str | None = None
+    """Code of the language of the text. Elements whose `lang` names another language stay. None: the language of the
+    model or the request.
+    """
 
 
 # --- the elements of HTML and XLIFF ---
@@ -66,7 +72,8 @@ FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _OPAQUE_WORDS = _names("code kbd math samp tt var")
 _OPAQUE_EMPTY = _names("script style svg template rt rp")
-_OPAQUE_BLOCKS = _names("pre textarea")
+_OPAQUE_BLOCKS = _names("pre")
+_SVG_TEXTS, _SVG_INLINE = _names("text title desc"), _names("a tspan textpath")
 OPENING_CODES, CLOSING_CODES = _names("bpt bx sc"), _names("ept ex ec")
 _XLIFF_OPAQUE = _names("bpt ept it ph")
 
@@ -77,14 +84,18 @@ _MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _MARKUP_OR_INSTRUCTION = re.compile(rf"<\?.*?\?>|{_MARKUP.pattern}", re.DOTALL | re.IGNORECASE)
-# Scripts and styles contain no tags except their end tag.
-_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style")}
+# Scripts, styles and the texts of text fields contain no tags except their end tag.
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style", "textarea")}
 _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unquoted value, as in src=/js/
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
 _BUTTONS = (["submit"], ["button"], ["reset"])
 """Types of an HTML `<input>` that shows its attribute `value`."""
+_LABELED = ("option", "optgroup")
+"""Elements of HTML that show their attribute `label`."""
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
+_FROM_WORD = re.compile(r"schemas-microsoft-com:office|class=\"?Mso")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
 _SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
@@ -178,19 +189,22 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
-    """Yield the start and end, in a token's source, of each attribute value that is translated (`settings.attributes`).
+    """Yield the start and end, in a token's source, of each text in it that is translated.
 
-    An element that is copied with its content has none, except the opening tag of an HTML `<textarea>`. A protected
-    token has only those of its HTML `<input>` tags. In HTML, `value` is a text only in the `<input>` of a button.
+    They are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is copied
+    with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a text
+    only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
     """
     opening = _MARKUP.match(token.source)
-    if not settings.attributes or token.kind in ("text", "end") or opening is None:
+    if token.kind in ("text", "end") or opening is None:
         return
     source, attributes, is_html = token.source, opening["attributes"] or "", settings.kind == "html"
-    is_textarea = is_html and token.name == "textarea" and not _excludes(token.name, attributes, settings)
-    if is_textarea:
-        source = opening[0]
+    is_image = is_html and token.name == "svg" and not _excludes(token.name, attributes, settings)
+    if is_image:
+        yield from _image_texts(source, settings)
     elif _copies(token.name, attributes, settings):
+        return
+    if not settings.attributes or (source != opening[0] and _other_language(attributes, settings)):
         return
     for tag in _MARKUP.finditer(source):
         is_input = is_html and _INPUT.match(tag[0]) is not None
@@ -198,10 +212,30 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
             continue
         values = [(name.lower(), start, end) for name, start, end in attribute_values(tag[0])]
         types = [tag[0][start:end].strip().lower() for name, start, end in values if name == "type"]
-        is_button = is_input and types[:1] in _BUTTONS
+        shows = {"value": is_input and types[:1] in _BUTTONS, "label": (tag["name"] or "").lower() in _LABELED}
         for name, start, end in values:
-            if name in settings.attributes and (name != "value" or not is_html or is_button):
+            if name in settings.attributes and (not is_html or shows.get(name, True)):
                 yield tag.start() + start, tag.start() + end
+
+
+def _image_texts(source: str, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each text with a letter in the source of an SVG image: labels, titles, descriptions.
+
+    Texts in elements with attributes such as `translate="no"` are left out.
+    """
+    position = 0
+    opened: list[tuple[str, bool]] = []  # the names of the elements around a text, and whether they are left out
+    for tag in _MARKUP.finditer(source):
+        text = source[position : tag.start()]
+        names = {name for name, _ in opened}
+        if names & _SVG_TEXTS and opened[-1][0] in _SVG_TEXTS | _SVG_INLINE and any(map(str.isalpha, text)):
+            yield from [] if any(is_out for _, is_out in opened) else [(position, tag.start())]
+        position, name = tag.end(), (tag["name"] or "").lower()
+        if tag["end"] and name in names:
+            while opened.pop()[0] != name:
+                pass
+        elif name and not tag["end"] and not _CLOSES_ITSELF.search(tag["attributes"]):
+            opened.append((name, _excludes(name, tag["attributes"], settings)))
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
@@ -219,6 +253,18 @@ def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
     """Return whether `ignore_tags` has an element's name, or its attributes exclude it, as `translate="no"` does."""
     return name in settings.ignore_tags or _is_untranslated(attributes)
+
+
+def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
+    """Return the language that a tag's attribute `lang` names if it is another than that of the text; else None."""
+    values = [m for m in _ATTRIBUTE.finditer(attributes) if m["name"].lower() in ("lang", "xml:lang")]
+    if settings.source_language is None or not values:
+        return None
+    code = (values[-1]["double"] or values[-1]["single"] or values[-1]["bare"] or "").strip()
+    if not _LANGUAGE.fullmatch(code) or code.lower() in ("und", "mul", "mis"):
+        return None
+    one, other = (short_code(canonical(each)) for each in (code, settings.source_language))
+    return None if one == other else code
 
 
 # --- scanning ---
@@ -258,7 +304,10 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
         if role == "start" and is_html and name in _RAW_END:
             end = _RAW_END[name].search(document, position)
             stop = end.start() if end else len(document)
-            yield _Item(document[position:stop], role="other")
+            content = document[position:stop]
+            is_text = name == "textarea"
+            own = _texts(content, msgspec.structs.replace(settings, split_lines=True)) if is_text else iter(())
+            yield from own if is_text else [_Item(content, role="other")]
             position = stop
     if position < len(document):
         yield from _texts(document[position:], settings)
@@ -391,6 +440,8 @@ class _Reader:
         self.items = list(_scan(document, settings))
         self.outline = _outline(self.items)
         self._inline: dict[int, bool] = {}
+        self._has_languages = settings.source_language is not None and not _FROM_WORD.search(document)
+        """True if attributes `lang` are to be trusted; Word writes the language of its spelling check into them."""
         pairs = zip(self.items, self.outline.parent, strict=True)
         roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
         self._is_fragment = roots > 1 or -1 in self.outline.has_text
@@ -471,9 +522,25 @@ class _Reader:
             _copies(item.name, item.attributes, self.settings)
             or self._is_note(index, end)
             or self._is_raised_number(index, end)
+            or self._is_in_other_language(index, end)
         ):
             return end
         return -1
+
+    def _is_in_other_language(self, start: int, stop: int) -> bool:
+        """Return whether an element from one index to another has an attribute `lang` of another language.
+
+        It does not count for a whole page, or if the text is clearly not in that language, because pages are often
+        labeled wrongly.
+        """
+        item = self.items[start]
+        if not self._has_languages or item.name in ("html", "body"):
+            return False
+        language = _other_language(item.attributes, self.settings)
+        if language is None:
+            return False
+        text = unescape("".join(i.source for i in self.items[start:stop] if i.role == "text"), self.settings)
+        return detect_other_language(" ".join(text.split()), language) is None
 
     def _is_raised_number(self, start: int, stop: int) -> bool:
         """Return whether an HTML element from one index to another is a number or sign in `<sup>` or `<sub>`."""
@@ -586,6 +653,8 @@ class _Reader:
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
+        if self._is_in_other_language(start, stop):
+            return Token("protected", source, item.name)
         if not _copies(item.name, item.attributes, self.settings):  # the mark of a note, or a raised number
             is_raised = self._is_raised_number(start, stop) or self._is_reference(start, stop)
             is_word = not is_raised and is_mark_a_word(self._text_before(start))
