@@ -388,7 +388,8 @@ class Translator:
 
         Parts that an observer stopped may be missing.
         """
-        placeholders = Placeholders(self.tokenizer, self.target_language)
+        sampled = search.sampling is not None
+        placeholders = Placeholders(self.tokenizer, self.target_language, sampled=sampled)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             if terms is None:
