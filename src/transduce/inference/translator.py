@@ -48,7 +48,7 @@ from transduce.inference.glossary_search import (
     translate_with_terms,
 )
 from transduce.inference.phrases import tokenize_prefix
-from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
+from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders, translate_with_tags
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scorers import BatchInvarianceCheck, padded_length
@@ -387,6 +387,17 @@ class Translator:
 
         Parts that an observer stopped may be missing.
         """
+        return translate_with_tags(
+            parts,
+            self.tokenizer,
+            lambda bare: self._translate_bare_parts(bare, search, terms, search_parts),
+            lambda translations, spans: align_spans(self, translations, spans, terms),
+        )
+
+    def _translate_bare_parts(
+        self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
+    ) -> dict[tuple[int, int], Translation]:
+        """Return what `_translate_parts` does, for parts (sentences) without pairs of tags."""
         placeholders = Placeholders(self.tokenizer, self.target_language)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
