@@ -293,11 +293,17 @@ class SpanModel(NamedTuple):
     """Returns whether a source and its translation are short enough for `score`."""
 
 
+Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], list[list[Span]]]
+"""A function that finds the words of translations that correspond to marked spans of their sources."""
+
+
 class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
-    def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
+        """Create a translator of sentences with spans; of alternatives that become equal, only samples all stay."""
         self._tokenizer = tokenizer
+        self._sampled = sampled
         self._tokens = placeholder_tokens(tokenizer)
         self._joins_words = is_unspaced_language(target_language)
 
@@ -326,6 +332,37 @@ class Placeholders:
             for key, (translation, rank) in candidate.items():
                 if key not in ranks or rank > ranks[key]:
                     translations[key], ranks[key] = translation, rank
+        return translations
+
+    def with_tag_pairs(
+        self,
+        parts: Sequence[Part],
+        translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+        locate: Locate,
+    ) -> dict[tuple[int, int], Translation]:
+        """Return translations of parts (sentences), by part key, with pairs of tags around the words that they enclose.
+
+        Args:
+            parts: the parts.
+            translate: translates parts without pairs of tags.
+            locate: aligns the words between tags.
+        """
+        found = {part.key: each for part in parts if (each := _without_pairs(part, self._tokenizer)) is not None}
+        if not found:
+            return translate(parts)
+        translations = translate([_bare_part(part, found.get(part.key), self._tokenizer) for part in parts])
+        tagged = [part for part in parts if part.key in found and part.key in translations]
+        candidates = [(part, each) for part in tagged for each in _one_by_one(translations[part.key])]
+        inner = [[pair.inner for pair in found[part.key].pairs] for part, _ in candidates]
+        spans = locate([each for _, each in candidates], inner)
+        written = iter(
+            found[part.key].written(part.text, each.text, own, each.protected)
+            for (part, each), own in zip(candidates, spans, strict=True)
+        )
+        for part in tagged:
+            whole = translations[part.key]
+            texts = [next(written) for _ in whole.alternatives]
+            translations[part.key] = self._with_texts(whole, part.text, texts)
         return translations
 
     def _restore(
@@ -361,7 +398,7 @@ class Placeholders:
                 placed = [*alternative.placed, *(_InsertedRun(next(offsets), run) for run in alternative.missing)]
                 texts.append(self._write(each.original.text, alternative.text, placed))
             rank = -_count_faults(translation.text, each), _mean_log_probability(translation.alternatives[0])
-            restored[each.original.key] = _with_texts(translation, each.original.text, texts), rank
+            restored[each.original.key] = self._with_texts(translation, each.original.text, texts), rank
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
@@ -369,7 +406,19 @@ class Placeholders:
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
-        return _with_texts(translation, translation.source, texts)
+        return self._with_texts(translation, translation.source, texts)
+
+    def _with_texts(
+        self, translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
+    ) -> Translation:
+        """Return a translation with this source, and with another text (and its spans) for each alternative."""
+        alternatives: dict[tuple[str, int], Alternative] = {}
+        for number, (alternative, (text, _)) in enumerate(zip(translation.alternatives, texts, strict=True)):
+            key = text, number if self._sampled else 0
+            alternatives.setdefault(key, msgspec.structs.replace(alternative, text=text))
+        return msgspec.structs.replace(
+            translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
+        )
 
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
@@ -551,17 +600,6 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
     return _Bare(written, found)
 
 
-def _with_texts(
-    translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
-) -> Translation:
-    alternatives: dict[str, Alternative] = {}
-    for alternative, (text, _) in zip(translation.alternatives, texts, strict=True):
-        alternatives.setdefault(text, msgspec.structs.replace(alternative, text=text))
-    return msgspec.structs.replace(
-        translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
-    )
-
-
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
     """Return runs of protected spans, of which those with a start or end tag without its partner keep their order."""
     ordered: list[_InsertedRun] = []
@@ -577,43 +615,6 @@ def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_In
 
 
 # --- pairs of tags ---
-
-
-Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], list[list[Span]]]
-"""A function that finds the words of translations that correspond to marked spans of their sources."""
-
-
-def translate_with_tags(
-    parts: Sequence[Part],
-    tokenizer: Tokenizer,
-    translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
-    locate: Locate,
-) -> dict[tuple[int, int], Translation]:
-    """Return the translations of parts (sentences), by part key, with pairs of tags around the words that they enclose.
-
-    Args:
-        parts: the parts.
-        tokenizer: the model's tokenizer.
-        translate: translates parts without pairs of tags.
-        locate: aligns the words between tags.
-    """
-    found = {part.key: each for part in parts if (each := _without_pairs(part, tokenizer)) is not None}
-    if not found:
-        return translate(parts)
-    translations = translate([_bare_part(part, found.get(part.key), tokenizer) for part in parts])
-    tagged = [part for part in parts if part.key in found and part.key in translations]
-    candidates = [(part, each) for part in tagged for each in _one_by_one(translations[part.key])]
-    spans = locate(
-        [each for _, each in candidates], [[p.inner for p in found[part.key].pairs] for part, _ in candidates]
-    )
-    written = iter(
-        found[part.key].written(part.text, each.text, own, each.protected)
-        for (part, each), own in zip(candidates, spans, strict=True)
-    )
-    for part in tagged:
-        whole = translations[part.key]
-        translations[part.key] = _with_texts(whole, part.text, [next(written) for _ in whole.alternatives])
-    return translations
 
 
 def _without_pairs(part: Part, tokenizer: Tokenizer) -> BareText | None:
