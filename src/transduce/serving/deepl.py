@@ -510,12 +510,11 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
         return None
     if kind == "html":
         names = {field: tuple(name.lower() for name in each) for field, each in names.items()}
-    return MarkupSettings(
-        kind=kind,
-        outline_detection=message.outline_detection is not False,
-        split_lines=message.split_sentences == "1",
-        **names,
+    splits_lines = message.split_sentences == "1"
+    settings = MarkupSettings(
+        kind=kind, outline_detection=message.outline_detection is not False, split_lines=splits_lines
     )
+    return msgspec.structs.replace(settings, **names)
 
 
 def _detected_language(answer: Answer) -> str:
