@@ -402,10 +402,15 @@ class Translator:
             again = translate_with_terms(with_terms_in_source, found, terms, search, model, search_parts)
             return whole | found | again
 
+        def search_bare(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+            with_spans = placeholders.translate(some, model)
+            found = search_with_terms([part for part in some if not placeholders.has_spans(part)])
+            return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
+
         model = SpanModel(search_with_terms, self.scoring(search), partial(can_score, self))
-        with_spans = placeholders.translate(parts, model)
-        found = search_with_terms([part for part in parts if not placeholders.has_spans(part)])
-        return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
+        return placeholders.with_tag_pairs(
+            parts, search_bare, lambda found, spans: align_spans(self, found, spans, terms)
+        )
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver

@@ -169,8 +169,7 @@ class BeamSearch:
             [[self.ranking.length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
         )
         self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
-        self.max_finished = beam.beam_size  # of a group
-        # The best finished hypotheses of each sentence's groups.
+        # The best finished hypotheses of each sentence's groups, at most `group_size` of each.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
@@ -274,11 +273,12 @@ class BeamSearch:
         self.thresholds = torch.tensor(thresholds, device=self.rows.device)
 
     def _threshold(self, finished: list[Hypothesis]) -> float:
-        """Return the score of the n-th best finished hypothesis of a group, or minus infinity if there are fewer.
+        """Return the score that a hypothesis must exceed to be among a group's results; minus infinity: any is.
 
-        Duplicates between groups count once, so any one group may have to provide all of the n best.
+        A single group has n results, each of several groups as many as it has hypotheses.
         """
-        return finished[self.beam.n_best - 1].score if len(finished) >= self.beam.n_best else IMPOSSIBLE
+        needed = self.beam.n_best if self.beam.groups == 1 else self.beam.group_size
+        return finished[needed - 1].score if len(finished) >= needed else IMPOSSIBLE
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
         """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
@@ -304,27 +304,35 @@ class BeamSearch:
         return self.beam.group_size
 
     def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the `max_finished` best."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the `group_size` best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         divisor = self.ranking.length_penalty
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=divisor))
         finished.sort(key=self.ranking.key)
-        del finished[self.max_finished :]
+        del finished[self.beam.group_size :]
 
-    def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis can still enter the n best.
+    def _undecided(self) -> list[list[bool]]:
+        """Return whether a live hypothesis can still be among the results of each sentence's groups, B lists of G.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
         its current sum divided by the largest length penalty it can reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
-        return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
+        return may_improve.tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length."""
-        undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
+        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length.
+
+        In the other sentences, groups whose results are certain lose their live hypotheses.
+        """
+        by_group, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
+        if self.beam.groups > 1:
+            is_certain = ~torch.tensor(by_group, device=self.scores.device)  # (B, G)
+            is_certain = is_certain.repeat_interleave(self.beam.group_size, dim=1)  # (B, W)
+            self.scores = self.scores.masked_fill(is_certain, IMPOSSIBLE)
+        undecided = [row for row, groups in enumerate(by_group) if any(groups)]
         for row in undecided:
             if full[row]:
                 self._finish_live(row)
@@ -415,7 +423,6 @@ class GenerateSearch(BeamSearch):
         """
         super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
-        self.max_finished = beam.group_size
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     @override
@@ -442,21 +449,20 @@ class GenerateSearch(BeamSearch):
         """Return how many live hypotheses compete with those that ended in the same step: only the W best of both."""
         return self.beam.group_size - self._ended_now[row][group]
 
-    def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
+    def _undecided(self) -> list[list[bool]]:
+        """Return whether a live hypothesis may still displace a finished one in each sentence's groups, B lists of G.
 
         Its score is taken at its current length or, with `stop` = never, at the maximum length. With `stop` = full,
         only groups without enough finished hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
-        undecided = []
+        undecided = list[list[bool]]()
         for row, sentence in enumerate(self.sentences):
             length = self.max_lengths[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
             penalty = self.ranking.length_penalty(length, self.beam.alpha)
             bounds = (best / penalty for best in best_live[row])
             groups = zip(self.finished[sentence], bounds, strict=True)
-            if any(self._may_improve(finished, bound) for finished, bound in groups):
-                undecided.append(row)
+            undecided.append([self._may_improve(finished, bound) for finished, bound in groups])
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
