@@ -129,7 +129,16 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
         ('one<a href="#n" epub:type="noteref">*</a> two', "one two"),
         ('one <a href="#n">2</a> two', "one 2 two"),
         ('one <sup><a href="#n">word</a></sup>', "one word"),
-        ("10<sup>2</sup> two", "102 two"),
+        ("10<sup>2</sup> two", "10 two"),
+        ("one m<SUP> −2 </SUP>, two", "one m, two"),
+        ("H<sub>2</sub>O one", "\ufffc one"),
+        ("one (C<sub>6</sub>H<sub>12</sub>O<sub>6</sub>), two", "one (\ufffc), two"),
+        ("one.<sup>3</sup>Two 水H<sub>2</sub>O", "one.Two 水\ufffc"),
+        ("<sup>3</sup>one", "one"),
+        ("<b>H<sub>2</sub>O</b> one", "\ufffc one"),
+        ('one<sub translate="no">2</sub>two', "one\ufffctwo"),
+        ("10<sup>th</sup> two", "10th two"),
+        ("x<sup>2<b>1</b></sup> two", "x21 two"),
         ('one <sup><a href="#n"></a></sup> two', "one two"),
     ],
 )
@@ -381,10 +390,16 @@ def test_attributes_are_translated_on_request() -> None:
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
+        ('<input type="submit" value="two">', '<input type="submit" value="TWO">'),
+        ("one <input value=two TYPE=Button title=three />", 'ONE <input value="TWO" TYPE=Button title="THREE" />'),
+        ('<form><input value="two" type=" reset "></form>', '<form><input value="TWO" type=" reset "></form>'),
+        ('<input type="submit" value="two" translate="no">', None),
+        ('<input type="hidden" value="two"><input type="text" value="three"><input value="four">', None),
+        ('<select><option value="two">3</option></select><button type="submit" value="two">4</button>', None),
     ],
 )
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
-    settings = MarkupSettings(attributes=("placeholder", "title"))
+    settings = MarkupSettings(attributes=("placeholder", "title", "value"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
 
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -75,9 +76,24 @@ if DEVICE == "cpu":
         _patch_lang(SimpleNamespace(__globals__={each.__name__: each for each in languages}))
         return SimpleNamespace(restore=lambda: None)
 
-    interpreter._patch_lang = lambda function: patch_once(
-        *(each for each in (tl, tl.core) if each in function.__globals__.values())
-    )
+    @cache
+    def patch_languages_of(function: Any) -> SimpleNamespace:
+        return patch_once(*(each for each in (tl, tl.core) if each in function.__globals__.values()))
+
+    interpreter._patch_lang = patch_languages_of
+    # The interpreter computes overflows of integers, but reports none: it does so only when it debugs.
+    assert not interpreter.interpreter_builder.options.debug
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    _numpy_dtype, _dtypes = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpy_dtype(dtype: Any) -> Any:
+        """Return the NumPy type of an element of a Triton type; Triton makes a table of all types at each call."""
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        if element.name not in _dtypes:
+            _dtypes[element.name] = _numpy_dtype(element)
+        return _dtypes[element.name]
+
+    interpreter._get_np_dtype = numpy_dtype
 
 KERNELS = GpuTraining(DEVICE)
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.03, "atol": 0.03}}

@@ -96,6 +96,19 @@ def test_every_span_is_kept_exactly_once(each_translator: Translator, search: Se
             assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in pairs)
 
 
+@pytest.mark.parametrize(
+    "text", [*SOURCES, "我喜欢茶。", "我喜欢茶。https://example.org/a", "https://example.org/a", ""]
+)
+def test_as_many_samples_are_returned_as_are_drawn(each_translator: Translator, text: str) -> None:
+    """Equal samples stay, also after placeholder tokens have been replaced or removed, and if sentences are copied."""
+    search = SearchSettings(sampling=SamplingSettings(seed=1, temperature=0.1), n_best=30, max_length=4)
+    (result,) = each_translator.translate([text], search)
+    assert len(result.alternatives) == 30
+    assert len({each.text for each in result.alternatives}) < 30
+    for literal in (text[slice(*span)] for span in find_protected(text)):
+        assert all(literal in each.text for each in result.alternatives)
+
+
 def test_sentences_without_spans_are_translated_as_without_placeholders(each_translator: Translator) -> None:
     alone = each_translator.translate(["我喜欢苹果。"], SearchSettings(beam_size=2))
     beside = each_translator.translate(["我喜欢苹果。", SOURCES[0]], SearchSettings(beam_size=2))

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
-from transduce.documents.markup_tokens import Kind, Token
+from transduce.documents.markup_tokens import Kind, Token, code_kind
 from transduce.documents.text_formats import Line, lines_of
 from transduce.documents.units import (
     Document,
@@ -281,6 +281,7 @@ _XML_TOKEN = re.compile(
 )
 _XML_ATTRIBUTE = re.compile(r"""(?P<name>[^\s=]+)\s*=\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)')""")
 _PAIRS = {"g", "pc", "mrk"}
+_CODES = {"x", "ph", "it"}
 _UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 """States of a `target` (XLIFF 1.2) or of a `segment` (XLIFF 2) whose translation is still to be made."""
 
@@ -319,7 +320,7 @@ def read_xliff(source: Source) -> Document:
     """Read an XLIFF file as a document; its units are the segments without a translation, or all with `overwrite`.
 
     Translations are written as `target` elements, and the target language where the file does not state it. Segments
-    with `translate="no"` or without a letter are left out.
+    with `translate="no"` or without a letter are left out. `kept_units` lists units that have open segments but stay.
 
     Raises:
         TransduceError: the file is damaged or not XLIFF.
@@ -327,6 +328,7 @@ def read_xliff(source: Source) -> Document:
     file = source.text_file(xml_encoding(source.content), is_markup=True)
     check_xml(file.text, "XLIFF")
     edits: list[Edit] = []
+    kept: list[str] = []
     root: re.Match[str] | None = None
     opened: list[_Element] = []
     for match in _XML_TOKEN.finditer(file.text):
@@ -338,13 +340,14 @@ def read_xliff(source: Source) -> Document:
             if name != "xliff":
                 raise TransduceError(f"The document should be XLIFF, but its root element is <{match['name']}>.")
         if match["end"]:
-            edits += _close(file, opened, match, source.settings)
+            edits += _close(file, opened, match, source.settings, kept)
         else:
             _open(opened, match, str(name))
             if match["empty"]:
-                edits += _close(file, opened, match, source.settings)
+                edits += _close(file, opened, match, source.settings, kept)
     languages = [] if root is None else list(_language_edits(file, root, source.settings.target_language))
-    return file.document(sorted([*edits, *languages], key=lambda edit: edit.start) if edits else [])
+    document = file.document(sorted([*edits, *languages], key=lambda edit: edit.start) if edits else [])
+    return document._replace(kept_units=tuple(kept))
 
 
 def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
@@ -357,7 +360,9 @@ def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
     opened.append(_Element(name, attributes, match.start(), match.end(), is_untranslated, preserves))
 
 
-def _close(file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings) -> Iterator[Edit]:
+def _close(
+    file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings, kept: list[str]
+) -> Iterator[Edit]:
     """Close the innermost open element of an XLIFF file, and yield the edits for a segment that is to be translated.
 
     A `source` or `target` element is recorded in the segment around it instead.
@@ -367,6 +372,7 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
         opened: the open elements, of which the last one is removed.
         match: the end tag, or the tag of an empty element.
         settings: the setting `overwrite`: also yield edits for segments that have a translation.
+        kept: receives the id and source of a unit that stays as it is although a segment has no translation.
     """
     element = opened.pop()
     parent = opened[-1] if opened else None
@@ -387,7 +393,10 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
     if element.name not in ("trans-unit", "segment") or element.source is None or element.is_untranslated:
         return
     edit = _edit_segment(file, element, overwrite=settings.overwrite)
-    if edit.units:
+    if edit is None:
+        text = unescape(_XML_TOKEN.sub("", file.text[slice(*element.source)]))
+        kept.append(f"{element.attributes.get('id', '')}: {' '.join(text.split())}")
+    elif edit.units:
         if element.name == "segment":
             yield from _state_edits(file, element)
         yield edit
@@ -408,12 +417,12 @@ def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
 _MAX_INDENTATION = 400  # columns
 
 
-def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit:
+def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit | None:
     """Return the edit that writes the translation of an XLIFF segment's source into its `target`.
 
     A missing `target` is added after the source, with the same indentation. A target with the state `new` or
     `needs-translation` gets the state `needs-review-translation`. Of a target that is divided into segments, those with
-    a translation stay.
+    a translation stay; None if the others cannot be added.
 
     Args:
         file: the XLIFF file.
@@ -508,12 +517,13 @@ def _segments(content: str) -> list[_Segment]:
     return segments
 
 
-def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit:
+def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
     """Return the edit that adds translations to a `target`, in which some segments have one and stay.
 
-    The edit has no units, so the target stays as it is, in these cases: the source has no segments, or their numbers
-    are not unique; the target has none of them; it lacks one, and there is more than white space around segments, such
-    as inline tags, because a new segment could be on the wrong side of these.
+    The target stays as it is in these cases: the source has no segments, or their numbers are not unique; the target
+    has none of them; it lacks one, and there is more than white space around segments, such as inline tags, because a
+    new segment could be on the wrong side of these. The result is then an edit without units, or None if the target is
+    divided into segments and has fewer with a translation than the source has with letters.
 
     Args:
         file: the XLIFF file.
@@ -530,6 +540,11 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
     is_divided = len(ids) == len(segments) and not known.keys().isdisjoint(ids)
     if not ids <= known.keys():
         is_divided = is_divided and not (_around(segments, source) + _around(translated, target)).strip()
+    if not is_divided and translated:
+        done = sum(_has_text(target[each.inner : each.inner_end]) for each in translated)
+        texts = (_inline_text(source[each.inner : each.inner_end], element).text.plain for each in segments)
+        if done < sum(map(has_letters, texts)):
+            return None
     additions: list[_Addition] = []
     position = source_end = 0
     for each in segments if is_divided else ():
@@ -587,9 +602,9 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     """
     parts: list[Part] = []
     sources: dict[Tag, str] = {}
-    position = number = 0
+    position = inner = number = 0
     opened: list[int] = []
-    kind: Literal["empty", "object"] = "empty"
+    name, attributes = "", ""  # of the element that contains no text to translate
     depth = 0  # of elements that contain no text to translate
 
     def add_text(part: str) -> None:
@@ -601,26 +616,26 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
         sources[tag] = source
 
     for match in _XML_TOKEN.finditer(text):
-        name = (match["name"] or "").rpartition(":")[2]
         if depth:
-            depth += -1 if match["end"] else int(bool(name) and not match["empty"])
+            depth += -1 if match["end"] else int(bool(match["name"]) and not match["empty"])
             if not depth:
-                add_tag(Tag(kind, number), text[position : match.end()])
+                add_tag(Tag(_kind(name, attributes, text[inner : match.start()]), number), text[position : match.end()])
                 number, position = number + 1, match.end()
             continue
         add_text(text[position : match.start()])
         position = match.end()
+        name, attributes = (match["name"] or "").rpartition(":")[2], match["attributes"]
         if not name:
             parts.append(match["data"]) if match["data"] is not None else add_tag(Tag("empty", number), match[0])
         elif match["end"]:
             add_tag(Tag("close", opened.pop()), match[0])
         elif match["empty"]:
-            add_tag(Tag(_kind(name), number), match[0])
-        elif name in _PAIRS and not _is_protected(match["attributes"]):
+            add_tag(Tag(_kind(name, attributes), number), match[0])
+        elif name in _PAIRS and not _is_protected(attributes):
             opened.append(number)
             add_tag(Tag("open", number), match[0])
         else:
-            depth, kind, position, number = 1, _kind(name), match.start(), number - 1
+            depth, position, inner, number = 1, match.start(), match.end(), number - 1
         number += 1
     add_text(text[position:])
     return _with_pairs(parts, sources), sources
@@ -654,12 +669,15 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
     return paired
 
 
-def _kind(name: str) -> Literal["empty", "object"]:
-    """Return the kind of tag for an XLIFF element without text to translate, by the element's name.
+def _kind(name: str, attributes: str, content: str = "") -> Literal["empty", "break", "object"]:
+    """Return the kind of tag for an XLIFF element without text to translate, by its name, attributes and content.
 
     `object` for placeholders that stand for a word and for protected spans; `empty` for codes that only format.
     """
-    return "object" if name in ("x", "ph", "mrk", "g", "pc", "cp") else "empty"
+    if name not in _CODES:
+        return "object" if name in ("mrk", "g", "pc", "cp") else "empty"
+    kind = code_kind(name, attributes, content)
+    return "object" if kind == "protected" else kind
 
 
 def _is_protected(attributes: str) -> bool:

@@ -83,6 +83,8 @@ _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unq
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
+_BUTTONS = (["submit"], ["button"], ["reset"])
+"""Types of an HTML `<input>` that shows its attribute `value`."""
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
 _FORMATTING_CODE = re.compile(
@@ -96,6 +98,8 @@ _LINE_BREAK_CODE = re.compile(
 _NOTE_NAMES = {"sup": "a", "a": "sup"}
 """Elements that may be the reference to a note, such as `<sup><a href="#n1">1</a></sup>`, with the other in them."""
 _NOTE_ROLE = re.compile(r"(?<![\w-])(?:doc-)?noteref(?![\w-])|(?<![\w-])footnote-ref", re.IGNORECASE)
+_RAISED = ("sup", "sub")
+_WORD_START, _WORD_END = re.compile(r"\A[A-Za-z0-9]*"), re.compile(r"[A-Za-z0-9]*\Z")
 _MAX_NOTE = 12  # tags and texts in the reference to a note
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
@@ -156,7 +160,7 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
     """Yield the start and end, in a token's source, of each attribute value that is translated (`settings.attributes`).
 
     An element that is copied with its content has none, except the opening tag of an HTML `<textarea>`. A protected
-    token has only those of its HTML `<input>` tags.
+    token has only those of its HTML `<input>` tags. In HTML, `value` is a text only in the `<input>` of a button.
     """
     opening = _MARKUP.match(token.source)
     if not settings.attributes or token.kind in ("text", "end") or opening is None:
@@ -167,10 +171,16 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
         source = opening[0]
     elif _copies(token.name, attributes, settings):
         return
-    for name, start, end in attribute_values(source):
-        tag = source[source.rfind("<", 0, start) :] if token.kind == "protected" else ""
-        if name.lower() in settings.attributes and (not tag or (is_html and _INPUT.match(tag))):
-            yield start, end
+    for tag in _MARKUP.finditer(source):
+        is_input = is_html and _INPUT.match(tag[0]) is not None
+        if token.kind == "protected" and not is_input:
+            continue
+        values = [(name.lower(), start, end) for name, start, end in attribute_values(tag[0])]
+        types = [tag[0][start:end].strip().lower() for name, start, end in values if name == "type"]
+        is_button = is_input and types[:1] in _BUTTONS
+        for name, start, end in values:
+            if name in settings.attributes and (name != "value" or not is_html or is_button):
+                yield tag.start() + start, tag.start() + end
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
@@ -375,8 +385,11 @@ class _Reader:
         index = 0
         while index < len(self.items):
             stop = self._opaque_end(index)
-            token = self._copied(index, stop) if stop > index else self._token(index)
-            index = max(stop, index) + 1
+            if stop > index and self._is_in_word(index, stop):
+                token, index = self._formula(index, stop, found)
+            else:
+                token = self._copied(index, stop) if stop > index else self._token(index)
+                index = max(stop, index) + 1
             if token.kind == "start":
                 contents.append(_Content(len(found)))
                 found.append(token)
@@ -430,9 +443,25 @@ class _Reader:
         """
         item = self.items[index]
         end = self.outline.partner.get(index, -1) if item.role == "start" else -1
-        if end >= 0 and (_copies(item.name, item.attributes, self.settings) or self._is_note(index, end)):
+        if end >= 0 and (
+            _copies(item.name, item.attributes, self.settings)
+            or self._is_note(index, end)
+            or self._is_raised_number(index, end)
+        ):
             return end
         return -1
+
+    def _is_raised_number(self, start: int, stop: int) -> bool:
+        """Return whether an HTML element from one index to another is a number or sign in `<sup>` or `<sub>`."""
+        item, inner = self.items[start], self.items[start + 1 : stop]
+        if (
+            item.name not in _RAISED
+            or self.settings.kind != "html"
+            or _copies(item.name, item.attributes, self.settings)
+        ):
+            return False
+        text = unescape("".join(each.source for each in inner), self.settings).strip()
+        return all(each.role == "text" for each in inner) and bool(text) and not any(map(str.isalpha, text))
 
     def _is_note(self, start: int, stop: int) -> bool:
         """Return whether an HTML element from one index to another is the number or sign of a footnote, with a link."""
@@ -443,6 +472,41 @@ class _Reader:
         text = unescape("".join(each.source for each in inner if each.role == "text"), self.settings)
         is_sign = bool(text.strip()) and not any(map(str.isalpha, text))
         return is_sign and (has_role or any(each.name == _NOTE_NAMES[item.name] for each in inner))
+
+    def _is_in_word(self, start: int, stop: int) -> bool:
+        """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O."""
+        around = [each for index in (start - 1, stop + 1) for each in self.items[index : index + 1]]
+        if [each.role for each in around] != ["text", "text"] or not self._is_raised_number(start, stop):
+            return False
+        return len(_WORD_START.findall(around[0].source[-1:] + around[1].source[:1])[0]) == 2
+
+    def _formula(self, start: int, stop: int, found: list[Token]) -> tuple[Token, int]:
+        """Return a protected token for the whole word around a raised number, and the index of the next item.
+
+        Args:
+            start: index of the number's start tag.
+            stop: index of its end tag.
+            found: the tokens before it, of which the last one loses the start of the word.
+        """
+        source = _WORD_END.findall(found[-1].source)[0]
+        text = found.pop().source
+        if text != source:
+            found.append(Token("text", text[: len(text) - len(source)]))
+        while True:
+            source += "".join(item.source for item in self.items[start : stop + 1])
+            start = stop + 1
+            if start < len(self.items) and self.items[start].role == "text":
+                text = self.items[start].source
+                part = _WORD_START.findall(text)[0]
+                source += part
+                if part != text:
+                    self.items[start] = self.items[start]._replace(source=text[len(part) :])
+                    break
+                start += 1
+            stop = self._opaque_end(start) if start < len(self.items) else -1
+            if stop < 0 or not self._is_raised_number(start, stop):
+                break
+        return Token("protected", source), start
 
     def _copied(self, start: int, stop: int) -> Token:
         """Return the single token for an element that is copied to the translation with its content.
@@ -456,14 +520,11 @@ class _Reader:
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
-        if not _copies(item.name, item.attributes, self.settings):  # the reference to a note
+        if not _copies(item.name, item.attributes, self.settings):  # the reference to a note, or a raised number
             return Token("empty", source, item.name, side="previous")
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
-            if _LINE_BREAK_CODE.search(content):
-                return Token("break", source, item.name)
-            is_format = item.name != "ph" or _NATIVE_TAG.match(content)
-            kind = "empty" if is_format else self._kind_of_empty(start)
-            return Token(kind, source, item.name, side=_side(item.name))
+            kind = code_kind(item.name, item.attributes, content)
+            return Token(kind, source, item.name, side="" if kind == "break" else _side(item.name))
         is_empty = item.name in _OPAQUE_EMPTY and self.settings.kind == "html"
         return Token("empty" if is_empty else "protected", source, item.name)
 
@@ -479,13 +540,13 @@ class _Reader:
         item, settings = self.items[index], self.settings
         if not self._is_inline(index):
             return "block"
-        if item.name == "br" or _LINE_BREAK_CODE.search(item.attributes):
-            return "break"
+        kind = code_kind(item.name, item.attributes)
+        if kind == "break":
+            return kind
         if item.name in settings.ignore_tags or item.name == "input":
             return "protected"
         is_known = (item.name in _INLINE or item.name in _VOID) and settings.kind != "xliff"
-        is_code = item.name in OPENING_CODES | CLOSING_CODES | {"it"} or _FORMATTING_CODE.search(item.attributes)
-        return "empty" if is_known or is_code else "protected"
+        return "empty" if is_known else kind
 
     def _is_inline(self, index: int) -> bool:
         """Return whether the element whose tag has this index is part of a sentence around it and does not end a text.
@@ -524,6 +585,22 @@ def _side(name: str) -> Side:
     neither ("").
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
+
+
+def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:
+    """Return what a tag or code without words is in its sentence, such as `<x ctype="lb"/>` of XLIFF.
+
+    It is a line `break`, an `empty` code that only formats, or stands for a word (`protected`).
+
+    Args:
+        name: the element's name.
+        attributes: the attributes as written in its start tag, such as `ctype` and `subType`.
+        content: the code of the original format in the element, as written in the document.
+    """
+    if name == "br" or _LINE_BREAK_CODE.search(attributes) or _LINE_BREAK_CODE.search(content):
+        return "break"
+    is_format = name in OPENING_CODES | CLOSING_CODES | {"it"} or _NATIVE_TAG.match(content)
+    return "empty" if is_format or _FORMATTING_CODE.search(attributes) else "protected"
 
 
 def reference_id(token: Token) -> str:

@@ -289,8 +289,10 @@ class SpanModel(NamedTuple):
 class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
-    def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
+        """Create a translator of sentences with spans; of alternatives that become equal, only samples all stay."""
         self._tokenizer = tokenizer
+        self._sampled = sampled
         self._tokens = placeholder_tokens(tokenizer)
         self._joins_words = is_unspaced_language(target_language)
 
@@ -354,7 +356,7 @@ class Placeholders:
                 placed = [*alternative.placed, *(_InsertedRun(next(offsets), run) for run in alternative.missing)]
                 texts.append(self._write(each.original.text, alternative.text, placed))
             rank = -_count_faults(translation.text, each), _mean_log_probability(translation.alternatives[0])
-            restored[each.original.key] = _with_texts(translation, each.original.text, texts), rank
+            restored[each.original.key] = self._with_texts(translation, each.original.text, texts), rank
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
@@ -362,7 +364,19 @@ class Placeholders:
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
-        return _with_texts(translation, translation.source, texts)
+        return self._with_texts(translation, translation.source, texts)
+
+    def _with_texts(
+        self, translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
+    ) -> Translation:
+        """Return a translation with this source, and with another text (and its spans) for each alternative."""
+        alternatives: dict[tuple[str, int], Alternative] = {}
+        for number, (alternative, (text, _)) in enumerate(zip(translation.alternatives, texts, strict=True)):
+            key = text, number if self._sampled else 0
+            alternatives.setdefault(key, msgspec.structs.replace(alternative, text=text))
+        return msgspec.structs.replace(
+            translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
+        )
 
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
@@ -541,17 +555,6 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
     rest = text[position:]
     written += rest.lstrip(" ") if found and (written.endswith(" ") or not written) else rest
     return _Bare(written, found)
-
-
-def _with_texts(
-    translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
-) -> Translation:
-    alternatives: dict[str, Alternative] = {}
-    for alternative, (text, _) in zip(translation.alternatives, texts, strict=True):
-        alternatives.setdefault(text, msgspec.structs.replace(alternative, text=text))
-    return msgspec.structs.replace(
-        translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
-    )
 
 
 # --- offsets by alignment ---

@@ -66,12 +66,12 @@ from transduce.inference.translation import (
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import precision_of, summary
+from transduce.model_folder.load import choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
-from transduce.text.languages import choose_direction, sentence_separator
+from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
@@ -266,7 +266,8 @@ class Translator:
         """Translate one text, or a list of texts in order; each is translated sentence by sentence.
 
         Any of `temperature`, `top_k`, `top_p` and `seed` samples translations instead of searching for the best one;
-        `n_best` is then the number of samples.
+        `n_best` is then the number of samples, and settings of the beam in `search` or in the model's folder have no
+        effect. The arguments win over other settings of `search` in the same way (`search.settings.override_search`).
 
         Args:
             text: a text of any length, or a list of texts; an empty text gives an empty translation.
@@ -387,7 +388,8 @@ class Translator:
 
         Parts that an observer stopped may be missing.
         """
-        placeholders = Placeholders(self.tokenizer, self.target_language)
+        sampled = search.sampling is not None
+        placeholders = Placeholders(self.tokenizer, self.target_language, sampled=sampled)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             if terms is None:

@@ -505,10 +505,11 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
     wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
     sentence_translations = [next(translations) for _ in planned.plan.sentences]
-    ranks: dict[str, int] = {}
-    for rank in range(request.alternatives + 1):
-        ranks.setdefault(_assemble(planned.plan, sentence_translations, rank), rank)
-    best, *alternatives = ranks
+    texts = [_assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)]
+    # Equal alternatives of a search are one, but samples are as many as were drawn.
+    is_sampled = planned.model.search.sampling is not None
+    ranks = [rank for rank, text in enumerate(texts) if is_sampled or text not in texts[:rank]]
+    best, *alternatives = (texts[rank] for rank in ranks)
     found = (
         _quality_warnings(
             [translated.translation for translated in sentence_translations], planned, request, planned.model
@@ -523,7 +524,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     is_complete = all(alternative.ended for alternative in chosen)
     others = [
         [each.alternatives[rank if rank < len(each.alternatives) else 0] for each in translations_of_lines]
-        for rank in list(ranks.values())[1:]
+        for rank in ranks[1:]
     ]
     return Answer(
         best,
