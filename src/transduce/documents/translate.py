@@ -25,9 +25,13 @@ from transduce.search.settings import SearchSettings
 from transduce.text.files import count_noun
 from transduce.text.text_settings import TextSettings
 
+_ATTRIBUTES = (
+    *("alt", "label", "placeholder", "title", "value"),
+    *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
+)
 UNIT_MARKUP = {
     "xml": MarkupSettings(kind="xliff"),
-    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title", "value")),
+    "html": MarkupSettings(attributes=_ATTRIBUTES),
 }
 """Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
 

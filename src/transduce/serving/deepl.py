@@ -30,7 +30,7 @@ from transduce.serving.service import (
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
-from transduce.text.languages import canonical, short_code
+from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
 
 # --- messages ---
@@ -510,12 +510,11 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
         return None
     if kind == "html":
         names = {field: tuple(name.lower() for name in each) for field, each in names.items()}
-    return MarkupSettings(
-        kind=kind,
-        outline_detection=message.outline_detection is not False,
-        split_lines=message.split_sentences == "1",
-        **names,
+    splits_lines = message.split_sentences == "1"
+    settings = MarkupSettings(
+        kind=kind, outline_detection=message.outline_detection is not False, split_lines=splits_lines
     )
+    return msgspec.structs.replace(settings, **names)
 
 
 def _detected_language(answer: Answer) -> str:
@@ -536,4 +535,6 @@ def _describe(stored: StoredGlossary) -> DeepLGlossary:
 
 
 def _target_codes(target: str) -> tuple[str, ...]:
-    return _REGIONS.get(target, (target.upper(),))
+    short, *others = short_code(target), *target.split("-")[1:]
+    code = canonical(short) if is_same_language(target, short) else "-".join((short, *others))
+    return _REGIONS.get(code, (code.upper(),))

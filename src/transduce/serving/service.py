@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text
+from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text, with_source_language
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
@@ -379,19 +379,22 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     Returns:
         The units, and the function that makes the translated text of their translations.
     """
+    source = None if request.source.lower() == AUTO else request.source
     if request.format == "text":
         return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
-        return _plan_document(text, "text.md", spaced=spaced)
-    return markup_plan(text, request.markup or MarkupSettings(kind=request.format), spaced=spaced)
+        return _plan_document(text, "text.md", source, spaced=spaced)
+    settings = request.markup or MarkupSettings(kind=request.format)
+    return markup_plan(text, with_source_language(settings, source), spaced=spaced)
 
 
-def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
+def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
     """Prepare a text that is a document, such as Markdown, for translation: divide it into units to translate.
 
     Args:
         text: the content of the document.
         name: a file name, whose suffix shows the format.
+        source: code of the source language; None: unknown.
         spaced: the target language puts spaces between words.
 
     Returns:
@@ -402,7 +405,9 @@ def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
     """
     document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
     plans = [
-        plan_text(unit.text) if unit.kind == "text" else markup_plan(unit.text, UNIT_MARKUP[unit.kind], spaced=spaced)
+        plan_text(unit.text)
+        if unit.kind == "text"
+        else markup_plan(unit.text, with_source_language(UNIT_MARKUP[unit.kind], source), spaced=spaced)
         for unit in document.units
     ]
     return join_plans(plans, lambda texts: document.write(texts).decode("utf-8", "surrogatepass"))
