@@ -22,7 +22,14 @@ from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
 from transduce.text.glossary import is_spaced_word_character
 from transduce.text.languages import is_unspaced_character, is_unspaced_language, is_word_character
-from transduce.text.protected import PLACEHOLDER_TOKENS, is_inline_tag, merge_spans
+from transduce.text.protected import (
+    PLACEHOLDER_TOKENS,
+    BareText,
+    is_half_of_pair,
+    is_inline_tag,
+    merge_spans,
+    without_tag_pairs,
+)
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.text.word_spans import Span, encode_with_spans
@@ -286,6 +293,10 @@ class SpanModel(NamedTuple):
     """Returns whether a source and its translation are short enough for `score`."""
 
 
+Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], list[list[Span]]]
+"""A function that finds the words of translations that correspond to marked spans of their sources."""
+
+
 class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
@@ -321,6 +332,37 @@ class Placeholders:
             for key, (translation, rank) in candidate.items():
                 if key not in ranks or rank > ranks[key]:
                     translations[key], ranks[key] = translation, rank
+        return translations
+
+    def with_tag_pairs(
+        self,
+        parts: Sequence[Part],
+        translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+        locate: Locate,
+    ) -> dict[tuple[int, int], Translation]:
+        """Return translations of parts (sentences), by part key, with pairs of tags around the words that they enclose.
+
+        Args:
+            parts: the parts.
+            translate: translates parts without pairs of tags.
+            locate: aligns the words between tags.
+        """
+        found = {part.key: each for part in parts if (each := _without_pairs(part, self._tokenizer)) is not None}
+        if not found:
+            return translate(parts)
+        translations = translate([_bare_part(part, found.get(part.key), self._tokenizer) for part in parts])
+        tagged = [part for part in parts if part.key in found and part.key in translations]
+        candidates = [(part, each) for part in tagged for each in _one_by_one(translations[part.key])]
+        inner = [[pair.inner for pair in found[part.key].pairs] for part, _ in candidates]
+        spans = locate([each for _, each in candidates], inner)
+        written = iter(
+            found[part.key].written(part.text, each.text, own, each.protected)
+            for (part, each), own in zip(candidates, spans, strict=True)
+        )
+        for part in tagged:
+            whole = translations[part.key]
+            texts = [next(written) for _ in whole.alternatives]
+            translations[part.key] = self._with_texts(whole, part.text, texts)
         return translations
 
     def _restore(
@@ -389,6 +431,7 @@ class Placeholders:
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
+        inside = _with_tags_in_order(source, inside)
         for offset, run in sorted(inside, key=lambda one: (one.offset, one.run.source)):
             before, after = text[position:offset], text[offset:]
             written += before
@@ -555,6 +598,53 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
     rest = text[position:]
     written += rest.lstrip(" ") if found and (written.endswith(" ") or not written) else rest
     return _Bare(written, found)
+
+
+def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
+    """Return runs of protected spans, of which those with a start or end tag without its partner keep their order."""
+    ordered: list[_InsertedRun] = []
+    least = 0
+    inside = sorted(placed, key=lambda one: one.run.source)
+    has_end_tags = any(source.startswith("</", span.start) for one in inside for span in one.run.spans)
+    for one in inside:
+        if any(is_half_of_pair(source[slice(*span)], has_end_tags=has_end_tags) for span in one.run.spans):
+            least = max(least, one.offset)
+            one = one._replace(offset=least)
+        ordered.append(one)
+    return ordered
+
+
+# --- pairs of tags ---
+
+
+def _without_pairs(part: Part, tokenizer: Tokenizer) -> BareText | None:
+    """Return a part's text without pairs of tags; None without such pairs, or if a forced prefix contains one's tag."""
+    bare = without_tag_pairs(part.text, part.protected)
+    prefix = tokenizer.target.decode(part.prefix) if bare is not None and part.prefix else ""
+    return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
+
+
+def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
+    if bare is None:
+        return part
+    ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(bare.text))
+    tags = {part.text[slice(*tag)] for pair in bare.pairs for tag in pair[:2]}
+    phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in tags)
+    return part._replace(text=bare.text, ids=ids, protected=bare.protected, phrases=phrases)
+
+
+def _one_by_one(translation: Translation) -> Iterator[Translation]:
+    """Yield each alternative of a translation as a translation, with the protected spans that are found in its text."""
+    for number, alternative in enumerate(translation.alternatives):
+        pairs, position = list[tuple[Span, Span]](), dict[str, int]()
+        for span, _ in translation.protected if number else ():
+            literal = translation.source[slice(*span)]
+            start = alternative.text.find(literal, position.get(literal, 0))
+            if start >= 0:
+                position[literal] = start + len(literal)
+                pairs.append((span, Span(start, position[literal])))
+        own = tuple(pairs) if number else translation.protected
+        yield msgspec.structs.replace(translation, alternatives=(alternative,), protected=own)
 
 
 # --- offsets by alignment ---

@@ -30,7 +30,7 @@ from transduce.serving.service import (
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore, document_settings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import canonical, short_code
+from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
 
 # --- messages ---
@@ -540,4 +540,6 @@ def _describe(stored: StoredGlossary) -> DeepLGlossary:
 
 
 def _target_codes(target: str) -> tuple[str, ...]:
-    return _REGIONS.get(target, (target.upper(),))
+    short, *others = short_code(target), *target.split("-")[1:]
+    code = canonical(short) if is_same_language(target, short) else "-".join((short, *others))
+    return _REGIONS.get(code, (code.upper(),))
