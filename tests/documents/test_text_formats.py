@@ -147,11 +147,11 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
         ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
         ("a.csv", "id,text\n1,a\n2,b, c\n", {"columns": ("text",)}, "Line 3 has 3 cells, but the header has 2 names"),
         ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),
-        ("a.arb", "كتاب\n", {}, "or pass --format txt to translate its lines"),
+        ("a.arb", "كتاب\n", {}, "or set `format` to txt to translate its lines"),
         ("a.json", '{"a": "b"}', {"fields": ("c",)}, "`fields` must match texts of the document"),
         ("a.json", '{"a": "b"}', {"columns": ("c",)}, "`columns` applies to csv, tsv"),
         ("a.srt", "some text", {}, "has no time code"),
-        ("a.txt", '{"a": "b"}', {}, "a.txt looks like JSON, not plain text: pass --format json"),
+        ("a.txt", '{"a": "b"}', {}, "a.txt looks like JSON, not plain text: set `format` to json"),
         ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\na\n", {}, "looks like SubRip subtitles, not plain text"),
         ("a.pdf", "%PDF-1.7", {}, "a.pdf is PDF, which cannot be translated"),
         ("a.foo", "a", {}, "a.foo has a suffix of no known format"),
@@ -170,7 +170,7 @@ def test_files_in_other_encodings_keep_their_encoding() -> None:
     latin = "schön\n".encode("latin-1")
     assert translate_upload(latin, "a.txt", upper, DocumentSettings(encoding="latin-1")) == "SCHÖN\n".encode("latin-1")
     assert translate_upload("a\n".encode("utf-16"), "a.txt", upper) == "A\n".encode("utf-16")
-    with pytest.raises(TransduceError, match="byte 3 is not: convert it to UTF-8, or name its encoding"):
+    with pytest.raises(TransduceError, match="byte 3 is not: convert it to UTF-8, or set `encoding`"):
         translate_upload(latin, "a.txt", upper)
     with pytest.raises(TransduceError, match="which has no '中'"):
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))

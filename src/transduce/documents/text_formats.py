@@ -221,8 +221,8 @@ def _check_json(text: str, line: int) -> None:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise TransduceError(
-            f"The document is not JSON: line {line or error.lineno}, {error.msg}. Repair it, or pass --format txt to "
-            "translate its lines as they are."
+            f"The document is not JSON: line {line or error.lineno}, {error.msg}. Repair it, or set `format` to "
+            "txt to translate its lines as they are."
         ) from None
     except RecursionError:
         raise TransduceError("The document is JSON that is nested too deeply: flatten it.") from None
