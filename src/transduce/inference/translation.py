@@ -11,9 +11,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
-from transduce.search.settings import SearchSettings
 from transduce.text.files import compose, is_composed
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text
@@ -182,25 +180,6 @@ def has_composed_texts(translation: Translation) -> bool:
 def empty_alternative(*, ended: bool = True) -> Alternative:
     """Return an alternative with empty text and score 0, for an empty sentence or one stopped before its start."""
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
-
-
-def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings) -> Hypothesis:
-    """Return a hypothesis without its first `tokens` tokens, which translate earlier sentences of the document.
-
-    Args:
-        hypothesis: what search found, which starts with these tokens.
-        tokens: their number.
-        search: the settings of the search, whose length penalty scores the rest. The coverage penalty, of the whole
-            document context, stays.
-    """
-    if not tokens:
-        return hypothesis
-    everything, values = hypothesis.token_log_probabilities, hypothesis.token_log_probabilities[tokens:]
-    divisor, alpha = ranking_of(search.generate).length_penalty, search.length_penalty
-    score = sum(values) / divisor(len(values), alpha)
-    if search.coverage_penalty > 0.0:
-        score += hypothesis.score - sum(everything) / divisor(len(everything), alpha)
-    return msgspec.structs.replace(hypothesis, ids=hypothesis.ids[tokens:], token_log_probabilities=values, score=score)
 
 
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:

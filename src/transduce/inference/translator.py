@@ -62,7 +62,6 @@ from transduce.inference.translation import (
     decode_like,
     empty_alternative,
     translation_from_hypotheses,
-    without_context,
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
@@ -77,20 +76,6 @@ from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
-
-
-def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
-    """Return search settings whose length limits also count the tokens of context that precede each translation.
-
-    The parts of a batch then have target context of the same length, as `_batches` makes sure.
-    """
-    context = len(parts[0].target_history) if parts else 0
-    return msgspec.structs.replace(
-        search,
-        max_length=None if search.max_length is None else search.max_length + context,
-        min_length=search.min_length + context if search.min_length else search.min_length,
-    )
-
 
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts (sentences), and returns them by part key."""
@@ -279,6 +264,7 @@ class Translator:
                 0: no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
+                With `top_k` it is their share of what `top_k` leaves.
             seed: random seed of sampling.
             prefix: text that every translation must start with.
             phrases: phrases that every translation must contain.
@@ -424,20 +410,16 @@ class Translator:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
-                _with_context_length(search, active),
-                prefixes=[[*part.target_history, *part.prefix] for part in active],
+                search,
+                prefixes=[part.prefix for part in active],
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
+                histories=[part.context for part in active],
             )
-            pairs = zip(active, hypotheses, strict=True)
             found = {
-                part.key: translation_from_hypotheses(
-                    part.text,
-                    [without_context(each, len(part.target_history), search) for each in results],
-                    self.tokenizer.target,
-                )
-                for part, results in pairs
+                part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
+                for part, results in zip(active, hypotheses, strict=True)
             }
             watch.finish(found)
             return found
@@ -497,6 +479,7 @@ class Translator:
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
+            batch = batch._replace(histories=[part.context])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -636,6 +619,7 @@ class Translator:
         phrases: Sequence[Sequence[Phrase]] | None = None,
         indices: Sequence[int] | None = None,
         observer: Observer | None = None,
+        histories: Sequence[History] = (),
     ) -> list[list[Hypothesis]]:
         """Search one batch of token ids and return the hypotheses of each sentence, best first.
 
@@ -648,6 +632,8 @@ class Translator:
             indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
                 0.
             observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
+            histories: the earlier sentences that the model reads before each one, which starts its `source_ids`, and
+                their translations, which the hypotheses do not contain; empty: none.
         """
         if not source_ids:
             return []
@@ -655,7 +641,11 @@ class Translator:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
         batch = SentenceBatch(
-            source_ids, prefixes or none, phrases or [()] * len(source_ids), indices or range(len(source_ids))
+            source_ids,
+            prefixes or none,
+            phrases or [()] * len(source_ids),
+            indices or range(len(source_ids)),
+            histories=histories,
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run_search(self._begin(batch, search), observer)
@@ -754,14 +744,14 @@ class Translator:
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts (sentences) of similar length, with the same beam width.
 
-        Batch-invariant batches also have one padded source length, and searches with length limits one target context
+        Batch-invariant batches also have one padded source length, and searches as in `generate` one target context
         length.
         """
 
         def kind(part: Part) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            limited = search.max_length is not None or search.min_length > 0
-            return (beam_width(search, [part.phrases]), length, len(part.target_history) if limited else 0)
+            context = 0 if search.generate is None else len(part.target_history)
+            return (beam_width(search, [part.phrases]), length, context)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))

@@ -6,6 +6,7 @@ Legend: B sentences still in the batch, W hypotheses of each in G groups, V voca
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -38,15 +39,33 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 class Coverage:
     """The sum of attention that each source token has received in each hypothesis, from which a penalty follows."""
 
-    def __init__(self, scorer: AttentiveScorer, beta: float) -> None:
+    def __init__(
+        self, scorer: AttentiveScorer, beta: float, contexts: Sequence[tuple[int, int]] = (), device: Any = None
+    ) -> None:
+        """Start with no attention.
+
+        Args:
+            scorer: the model, which reports its attention.
+            beta: the factor of the penalty.
+            contexts: the number of source tokens and of target tokens at the start of each sentence that are context.
+                Such source tokens need no translation, and attention counts after such target tokens. Empty: none.
+            device: the device of the attention weights.
+        """
         self.scorer = scorer
         self.beta = beta
         self.sums: Tensor | None = None  # (B, W, S)
+        self._contexts = torch.tensor(contexts, device=device)[:, None, None] if any(map(any, contexts)) else None
+        self._step = 0
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
         """Add the attention weights of the newest decoding step to the sums of each hypothesis."""
         newest = self.scorer.attention()
+        if self._contexts is not None:
+            source, target = self._contexts.unbind(-1)  # (B, 1, 1) each
+            newest = newest.masked_fill(torch.arange(newest.shape[-1], device=newest.device) < source, 1.0)
+            newest = newest * (target <= self._step)
+            self._step += 1
         self.sums = newest if self.sums is None else self.sums + newest
         self._penalties = None
 
@@ -58,6 +77,8 @@ class Coverage:
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only the attention sums of the sentences at these batch indices; the others have left the batch."""
+        if self._contexts is not None:
+            self._contexts = self._contexts.index_select(0, rows)
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
@@ -157,6 +178,7 @@ class BeamSearch:
         self.eos_id = limits.eos_id
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
         self.max_lengths: list[int] = limits.max_lengths.tolist()
+        self.starts = limits.starts()
         self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
         self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
@@ -165,9 +187,8 @@ class BeamSearch:
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
         # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
-        self.max_penalty = torch.tensor(
-            [[self.ranking.length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
-        )
+        divisors = [[self._divisor(row, longest)] for row, longest in enumerate(self.max_lengths)]
+        self.max_penalty = torch.tensor(divisors, device=device)
         self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
         # The best finished hypotheses of each sentence's groups, at most `group_size` of each.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
@@ -207,6 +228,10 @@ class BeamSearch:
     def length(self) -> int:
         """The number t of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
+
+    def _divisor(self, row: int, length: int) -> float:
+        """Return the length penalty of a batch index's hypotheses of `length` tokens with context."""
+        return self.ranking.length_penalty(max(0, length - self.starts[row]), self.beam.alpha)
 
     def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding sentences, by index in the input, and count their live hypotheses as finished ones.
@@ -288,7 +313,11 @@ class BeamSearch:
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
-        scores = ended.totals / self.ranking.length_penalty(self.length + 1, self.beam.alpha)
+        divisors = [self._divisor(row, self.length + 1) for row in range(len(self.starts))]
+        if len(set(divisors)) == 1:
+            scores = ended.totals / divisors[0]
+        else:
+            scores = ended.totals / torch.tensor(divisors, device=self.rows.device)[:, None]
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
@@ -307,8 +336,16 @@ class BeamSearch:
         """Add a hypothesis to the finished ones of its group, which keeps only the `group_size` best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
-        divisor = self.ranking.length_penalty
-        finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=divisor))
+        finished.append(
+            make_hypothesis(
+                *history,
+                ended=ended,
+                alpha=self.beam.alpha,
+                penalty=penalty,
+                divisor=self.ranking.length_penalty,
+                start=self.starts[row],
+            )
+        )
         finished.sort(key=self.ranking.key)
         del finished[self.beam.group_size :]
 
@@ -343,8 +380,8 @@ class BeamSearch:
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
-        self.max_lengths, self.sentences = (
-            [values[row] for row in staying] for values in (self.max_lengths, self.sentences)
+        self.max_lengths, self.sentences, self.starts = (
+            [values[row] for row in staying] for values in (self.max_lengths, self.sentences, self.starts)
         )
         self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.max_penalty, self.thresholds = self.max_penalty[rows], self.thresholds[rows]
@@ -459,7 +496,7 @@ class GenerateSearch(BeamSearch):
         undecided = list[list[bool]]()
         for row, sentence in enumerate(self.sentences):
             length = self.max_lengths[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
-            penalty = self.ranking.length_penalty(length, self.beam.alpha)
+            penalty = self._divisor(row, length)
             bounds = (best / penalty for best in best_live[row])
             groups = zip(self.finished[sentence], bounds, strict=True)
             undecided.append([self._may_improve(finished, bound) for finished, bound in groups])
