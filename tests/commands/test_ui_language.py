@@ -382,8 +382,8 @@ def test_a_list_of_values_is_not_translated_by_a_more_general_message() -> None:
         ("bleu: difference", "bleu：差别"),
         (
             (
-                "No pair of a is left: of 9 read, the filters dropped 9 for source and target identical (first a:2) and "
-                "0 are held out; check the files or change `data.filters`."
+                "No pair of a is left: of 9 read, the filters dropped 9 for source and target identical (first a:2) "
+                "and 0 are held out; check the files or change `data.filters`."
             ),
             (
                 "a 没有剩下任何句对：读了 9 个，过滤去掉了 9 个因为源和目标相同（第一个在 a:2），留出 0 个；"
