@@ -189,6 +189,7 @@ class Generator:
                 0: no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
+                With `top_k` it is their share of what `top_k` leaves.
             seed: random seed of sampling.
             search: search settings; None: sampling at temperature 0.8. The arguments above override them.
             one_line: end each continuation at the end of its line.
