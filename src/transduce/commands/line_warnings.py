@@ -140,8 +140,8 @@ class LineWarnings:
             )
         if self._empty:
             warnings.append(
-                f"warning: the translation of {self._lines(self._empty)} is empty: the model has learned too little, or "
-                "from pairs with empty translations.\n"
+                f"warning: the translation of {self._lines(self._empty)} is empty: the model has learned too little, "
+                "or from pairs with empty translations.\n"
             )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
