@@ -215,7 +215,10 @@ def test_search_options_of_the_command_take_effect(
             ["--coverage-penalty", "1", "--beam-size", "1"],
             "`--coverage-penalty` ranks the hypotheses of a beam, but `--beam-size` is 1: raise it.",
         ),
-        (["--diversity-penalty", "1"], "`diversity_penalty` applies between groups of a beam, but `diverse_groups`"),
+        (
+            ["--diversity-penalty", "1"],
+            "`--diversity-penalty` applies between groups of a beam, but `--diverse-groups`",
+        ),
         (
             ["--sample", "--beam-size", "2"],
             "`--beam-size` sets how to search, but --sample does not search: leave one of them out",
@@ -285,7 +288,7 @@ def test_options_win_over_the_folders_settings_and_say_so(
         f"`coverage_penalty` (0.2 in {folder}) has no effect with these options.\n"
         f"`n_best` (4 in {folder}) is 1 with these options.\n"
     )
-    with pytest.raises(TransduceError, match="`length_penalty` ranks the hypotheses of a beam, but `beam_size` is 1"):
+    with pytest.raises(TransduceError, match="`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1"):
         search("--beam-size", "1", "--length-penalty", "1")
     (folder / "settings.toml").write_text("[search]\nmax_length = 9\ndiverse_groups = 2\n", "utf-8")
     assert search("--min-length", "9") == SearchSettings(min_length=9, diverse_groups=2)

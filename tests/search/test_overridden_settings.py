@@ -72,8 +72,6 @@ def test_what_the_user_sets_has_its_effect(
         ({}, {"beam_size": 0}, {}, "`beam_size` must be at least 1, but is 0"),
         ({}, {}, {"temperature": 0, "top_k": 5}, "`top_k` sets how to sample, but with `temperature` 0 search is"),
         ({}, {}, {"temperature": 0.0, "seed": 9}, "`seed` sets how to sample, but with `temperature` 0 search is"),
-        ({}, {"beam_size": 1, "length_penalty": 5.0}, {}, "`length_penalty` ranks the hypotheses of a beam, but"),
-        ({"beam_size": 1}, {"length_penalty": 5.0}, {}, "`length_penalty` ranks the hypotheses of a beam, but"),
         ({}, {"diversity_penalty": 1.0}, {}, "`diversity_penalty` applies between groups of a beam, but"),
     ],
 )

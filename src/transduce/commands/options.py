@@ -378,6 +378,8 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     base = read_search_settings(Path(folder))
     overrides = search_from(options, SEARCH_OPTIONS)
     search = override_search(base, overrides)
+    if options.length_penalty is not None and search.beam_size == 1:
+        raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     report_overridden(base, search, overrides, folder)
     if search.batch_invariant and getattr(options, "datastore", None) is not None:
         raise TransduceError(

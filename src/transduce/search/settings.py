@@ -143,7 +143,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     beam_size: int = 4
     """Number of hypotheses kept at each step; 1 is greedy search."""
     length_penalty: float = 0.6
-    """Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone."""
+    """Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone. With
+    `beam_size` 1, it only changes the reported scores.
+    """
     n_best: int = 1
     """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
@@ -293,10 +295,7 @@ def override_search(
         raise TransduceError(f"`{by_source[0]}` has no effect beside `max_length`: leave one of them out.")
     if by_source:
         changes["max_length"] = None
-    changed = msgspec.structs.replace(search, **_neutral(search, changes), **changes)
-    if "length_penalty" in changes and changed.beam_size == 1:
-        raise TransduceError("`length_penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
-    return changed
+    return msgspec.structs.replace(search, **_neutral(search, changes), **changes)
 
 
 def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
