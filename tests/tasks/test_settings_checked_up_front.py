@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.model.build import register
+from transduce.model.config import OWN_NAMES
+from transduce.model.norms import NORMS
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.train import train
 
@@ -74,6 +79,31 @@ def test_contradictory_settings_are_refused_before_the_corpus_is_read(
     with pytest.raises(TransduceError, match=refusal):
         train(out=tmp_path / "run", settings=MISSING | settings, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_registered_component_that_decodes_otherwise_than_it_trains_is_refused_before_the_corpus_is_read(
+    tmp_path: Path,
+) -> None:
+    register("norm", "over-time")(lambda _width, _epsilon: CenteredOverTime())
+    try:
+        for dry_run in (False, True):
+            with pytest.raises(
+                TransduceError, match=r"`model\.norm` = over-time decodes something else than it trains"
+            ):
+                train(
+                    out=tmp_path / "run", settings=MISSING | {"model.norm": "over-time"}, device="cpu", dry_run=dry_run
+                )
+    finally:
+        NORMS.pop("over-time")
+        OWN_NAMES["norm"].discard("over-time")
+    assert not (tmp_path / "run").exists()
+
+
+class CenteredOverTime(nn.Module):
+    """A norm over the positions of a sequence, which decoding does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=1, keepdim=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,6 +150,12 @@ class LineWarnings:
                 "--split-sentences always, or put each sentence on a line of its own.\n"
             )
         return "".join(warnings)
+
+    @property
+    def shown_numbers(self) -> list[int]:
+        """The numbers of the lines that the warnings name, in order."""
+        kinds = (*self._other_language.values(), self._unknown, self._in_bytes, self._decomposed, self._lost)
+        return sorted({number for kind in kinds for number in islice(kind, MAX_SHOWN)})
 
     def _lines(self, numbers: list[int]) -> str:
         """Return lines as a noun phrase: one with its number, several with their count and the first numbers."""

@@ -27,7 +27,7 @@ from transduce.text.languages import (
     main_script,
     script_of,
 )
-from transduce.text.protected import find_protected
+from transduce.text.protected import without_protected
 from transduce.text.sentences import find_lost_sentences
 
 # --- missing numbers ---
@@ -332,19 +332,14 @@ def _text_warnings(
     return warnings | {"unknown": _unknown(translation)}
 
 
-def without_protected(text: str) -> str:
-    """Return a text with a space in place of each URL, e-mail address or other protected span."""
-    for start, end in reversed(find_protected(text)):
-        text = f"{text[:start]} {text[end:]}"
-    return text
-
-
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
     """Return "looks English, not Chinese" for a source that is clearly not in its language; otherwise None.
 
     None, too, if `source_language` is None (unknown).
     """
     other = None if source_language is None else detect_other_language(source, source_language)
+    if source_language is not None and other is not None:  # names of placeholders are in no language
+        other = detect_other_language(without_protected(source), source_language)
     if source_language is None or other is None:
         return None
     expected = english_name(source_language)

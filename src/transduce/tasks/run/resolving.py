@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
 from transduce.machine import DTYPES, Machine
-from transduce.model.build import Model, build_any_model
+from transduce.model.build import Model, build_any_model, check_registered
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.transformer import Decoder, Transformer
 from transduce.model_folder.read import ModelFolder
@@ -720,6 +720,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
     """
     model = _model_to_check(settings, base_config)
     check_training(settings, model, machine)
+    check_registered(model)
     refuse_too_large_model(model, settings.training, machine, knows_vocabulary=base_config is not None)
     if kind_of(settings.task.kind).writes_translations:
         search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
