@@ -137,6 +137,7 @@ class ClassificationKind(LabelChoices, TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
+    reads_pairs = True
     example, counted = "text", "texts"
     unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
