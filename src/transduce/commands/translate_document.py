@@ -191,8 +191,10 @@ def translate_file(
             write_translated(document, output, translate, identity=identity, resume=options.resume, observe=observe)
     sys.stderr.write(localized(str(warnings)))
     if output is not None:
+        from transduce.documents.translate import count_texts
+
         seconds = time.monotonic() - started_at
-        sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
+        sys.stderr.write(localized(f"{count_noun(count_texts(document), 'text')} in {output}, {seconds:.1f} s\n"))
     for note in (*_message_notes(document, translator.target_language), *_unit_notes(document)):
         sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:

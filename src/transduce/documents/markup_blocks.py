@@ -19,6 +19,7 @@ from transduce.documents.markup_tokens import (
     Side,
     Token,
     has_words,
+    is_sign,
     reference_id,
     split_white_space,
     unescape,
@@ -141,7 +142,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     for token in inner:
         builder.add(token)
     root, text = builder.root, builder.text
-    if not has_words(text):
+    if not has_words(text) or (is_sign(text) and STAND_IN not in text):
         return None
     before, after = _outer_space(inner), _outer_space(inner, from_end=True)
     root.end = len(text)

@@ -15,7 +15,7 @@ from transduce.atomic_io import lock_output, name_path_in_errors, write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
-from transduce.documents.markup_tokens import MarkupSettings
+from transduce.documents.markup_tokens import MarkupSettings, is_sign
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
@@ -215,14 +215,16 @@ class ModelTexts(ContextTexts):
             kind: what all of them are: plain text, or text with XML or HTML tags, which the translations keep.
         """
         if kind == "text":
+            chosen = [text for text in texts if not is_sign(text)]
             found = self.translator.translate(
-                texts,
+                chosen,
                 self.search,
                 glossary=self.glossary,
                 text_settings=self.text_settings,
-                documents=Documents([bool(self.before), *(True for _ in texts[1:])][: len(texts)], self.before),
+                documents=Documents([bool(self.before), *(True for _ in chosen[1:])][: len(chosen)], self.before),
             )
-            translations = [each.text for each in found]
+            new = (each.text for each in found)
+            translations = [text if is_sign(text) else next(new) for text in texts]
         else:
             translations = translate_markup(
                 self.translator,
@@ -240,6 +242,12 @@ class ModelTexts(ContextTexts):
 def _plain_text(text: str, kind: UnitKind) -> str:
     """Return a document's text or its translation without XML or HTML tags; plain text stays as it is."""
     return text if kind == "text" else " ".join(markup_plan(text, UNIT_MARKUP[kind], spaced=True).sentences)
+
+
+def count_texts(document: Document) -> int:
+    """Return the number of texts of a document that are translated; a page of HTML has several."""
+    pages = (markup_plan(unit.text, UNIT_MARKUP["html"], spaced=True) for unit in document.units if unit.kind == "html")
+    return sum(unit.kind != "html" for unit in document.units) + sum(len(page.sentences) for page in pages)
 
 
 Progress = Callable[[int, int], None]

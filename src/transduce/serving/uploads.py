@@ -15,6 +15,7 @@ import msgspec
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
+from transduce.documents.markup_tokens import is_sign
 from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
@@ -220,7 +221,9 @@ class _QueuedTexts(ContextTexts):
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the translation of each text, in order; the texts of all calls are one document."""
-        translations = self._document.translate_texts(texts, kind, self.before)
+        chosen = [text for text in texts if kind != "text" or not is_sign(text)]
+        found = iter(self._document.translate_texts(chosen, kind, self.before))
+        translations = [text if kind == "text" and is_sign(text) else next(found) for text in texts]
         self.remember(texts, translations, kind)
         return translations
 
