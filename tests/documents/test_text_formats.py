@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 
 
 def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:
-    assert kind in ("text", "html")
+    assert kind in ("text", "message")
     return [text.upper() for text in texts]
 
 
@@ -90,6 +90,30 @@ def test_half_of_a_surrogate_pair_in_json_is_the_replacement_character() -> None
 
 def test_markup_in_json_is_html() -> None:
     assert translated('{"a": "x <b>y</b>"}', "a.json") == '{"a": "X <B>Y</B>"}'
+
+
+_TAGGED = [
+    ("cp <file> <dir>", "cp <file> <dir>", "text"),
+    ("a < b & c", "a < b & c", "text"),
+    ("x <0>y</0> & <1/>", "x <n-0>y</n-0> & <n-1/>", "message"),
+    ("x <n-0>y</n-0> <1>z</1>", "x <n-0>y</n-0> <1>z</1>", "text"),
+    ("x<br>y", "x<br>y", "message"),
+    ("<Link to='a'>x</Link>", "<Link to='a'>x</Link>", "message"),
+]
+
+
+@pytest.mark.parametrize(("text", "unit", "kind"), _TAGGED)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.po"])
+def test_texts_with_tags_are_messages(name: str, text: str, unit: str, kind: UnitKind) -> None:
+    quoted = json.dumps(text)
+    contents = {"json": f'{{"a": {quoted}}}', "csv": f"t\n{text}\n", "po": f'msgid {quoted}\nmsgstr ""\n'}
+    content = contents.get(name[2:], contents["csv" if name == "a.tsv" else "json"])
+    settings = DocumentSettings(columns=("t",) if name in ("a.csv", "a.tsv") else ())
+    document = read_document(name, content.encode(), settings, Limits())
+    assert document.units == [(unit, kind)]
+    new = (unit + " &lt; 3 &amp; 4" if kind == "message" else unit).replace("x", "X")
+    written = document.write([new]).decode()
+    assert text.replace("x", "X") + (" < 3 & 4" if kind == "message" else "") in written.replace('\\"', '"')
 
 
 def test_values_of_json_lines_are_translated() -> None:
@@ -189,7 +213,8 @@ def test_a_text_whose_translation_is_empty_stays() -> None:
             "<b>C</b> <n-1>A</n-1><n-2/>",
             "<b>C</b> <1>A</1><2/>",
         ),
-        ("a <1>b</1>", "a <1>b</1>", "<1>B</1> A", "<1>B</1> A"),
+        ("a <1>b</1>", "a <n-1>b</n-1>", "<n-1>B</n-1> A", "<1>B</1> A"),
+        ("a <1>b</n-1>", "a <1>b</n-1>", "<1>B</n-1> A", "<1>B</n-1> A"),
         # Signs stay as the text writes them, unless they would become markup.
         ("a & b <b>1 < 2</b>", "a & b <b>1 < 2</b>", "<b>1 &lt; 2</b> A &amp; B", "<b>1 < 2</b> A & B"),
         ("a &amp; <b>b</b>", "a &amp; <b>b</b>", "<b>B</b> &amp; A", "<b>B</b> &amp; A"),

@@ -293,7 +293,7 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
-    document = with_divided_messages(document, has_html=found.name in ("json", "jsonl"))
+    document = with_divided_messages(document)
     if found.is_archive and not document.units:
         raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)
