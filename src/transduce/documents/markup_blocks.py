@@ -20,12 +20,11 @@ from transduce.documents.markup_tokens import (
     Side,
     Token,
     has_words,
-    is_sign,
     reference_id,
     split_white_space,
     unescape,
 )
-from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
+from transduce.text.languages import is_sign, is_unspaced_character, is_unspaced_or_punctuation
 from transduce.text.word_spans import Span
 
 STAND_IN = "\ufffc"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from transduce.text.languages import canonical, detect_other_language, is_unspaced_character, short_code
+from transduce.text.languages import canonical, detect_other_language, short_code
 
 # --- settings ---
 
@@ -155,12 +155,6 @@ class Token(NamedTuple):
 def has_words(text: str) -> bool:
     """Return whether a text has a letter or a digit."""
     return any(map(str.isalnum, text))
-
-
-def is_sign(text: str) -> bool:
-    """Return whether a text is a sign that every language writes alike: one letter of an alphabet, or none."""
-    letters = [character for character in text if character.isalpha()]
-    return not letters or (len(letters) == 1 and not is_unspaced_character(letters[0]))
 
 
 def unescape(source: str, settings: MarkupSettings) -> str:

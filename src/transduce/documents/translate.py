@@ -15,7 +15,7 @@ from transduce.atomic_io import lock_output, name_path_in_errors, write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
 from transduce.documents.markup import markup_plan, translate_markup
-from transduce.documents.markup_tokens import MarkupSettings, is_sign
+from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind, plain_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
@@ -23,6 +23,7 @@ from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.files import count_noun
+from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
 _ATTRIBUTES = (

@@ -15,7 +15,6 @@ import msgspec
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup_tokens import is_sign
 from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
@@ -24,6 +23,7 @@ from transduce.serving.messages import RequestError, UploadedFile, invalid_reque
 from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
+from transduce.text.languages import is_sign
 
 DocumentState = Literal["queued", "translating", "done", "error"]
 _RETRY_SECONDS = 0.5  # while the queue is full
