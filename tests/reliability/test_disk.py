@@ -133,7 +133,7 @@ def test_a_full_disk_is_reported_with_the_file_in_one_sentence(
         command = f"prepare --source {source} --target {target} --out {out} --tokenizer {trained}"
     command += {"translate": f"--output {out}", "standard output": "> /dev/full"}.get(what, "")
     done = subprocess.run(
-        ["sh", "-c", f"ulimit -f 1; {sys.executable} -m transduce {command}"],
+        ["sh", "-c", f"ulimit -f 1; {sys.executable} -B -m transduce {command}"],
         env=os.environ | {"PYTHONPATH": str(SOURCES)},
         capture_output=True,
         text=True,
