@@ -143,7 +143,7 @@ def translate_file(
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
     """
-    from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
+    from transduce.documents.translate import ModelTexts, count_texts, target_path, translate_content, write_translated
 
     for name, unset in _LINE_OPTIONS.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
@@ -192,7 +192,7 @@ def translate_file(
     sys.stderr.write(localized(str(warnings)))
     if output is not None:
         seconds = time.monotonic() - started_at
-        sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
+        sys.stderr.write(localized(f"{count_noun(count_texts(document), 'text')} in {output}, {seconds:.1f} s\n"))
     for note in (*_message_notes(document, translator.target_language), *_unit_notes(document)):
         sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:
@@ -293,6 +293,7 @@ class _UnitWarnings:
         )
         self._tally = None if glossary is None else TermTally(glossary, of_document=True)
         self._kept = frozenset() if document.messages is None else frozenset(document.messages.kept)
+        self._units = document.units
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -309,7 +310,12 @@ class _UnitWarnings:
                 self._warnings.add(self._count, *pair)
 
     def __str__(self) -> str:
-        return str(self._warnings) + ("" if self._tally is None else f"{self._tally}\n")
+        texts = ((number, self._units[number - 1]) for number in self._warnings.shown_numbers)
+        shown = "".join(
+            f"  text {number:,} of the document: {_shortened(plain_text(unit.text, unit.kind))}\n"
+            for number, unit in texts
+        )
+        return str(self._warnings) + shown + ("" if self._tally is None else f"{self._tally}\n")
 
 
 @contextlib.contextmanager

@@ -160,6 +160,12 @@ def is_unspaced_character(character: str) -> bool:
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
+def is_sign(text: str) -> bool:
+    """Return whether a text is a sign that every language writes alike: one letter of an alphabet, or none."""
+    letters = [character for character in text if character.isalpha()]
+    return not letters or (len(letters) == 1 and not is_unspaced_character(letters[0]))
+
+
 def is_unspaced_or_punctuation(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
@@ -666,9 +672,14 @@ def _count_letters(text: str) -> dict[str, int]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names."""
-    words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
-    return [word.lower() for word in words if _WORD.fullmatch(word)]
+    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names.
+
+    Abbreviations in capitals, such as NASA, are omitted too, unless most words are in capitals.
+    """
+    tokens = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
+    words = [token for token in tokens if _WORD.fullmatch(token)]
+    others = [word.lower() for word in words if len(word) == 1 or not word.isupper()]
+    return others if 2 * len(others) > len(words) else [word.lower() for word in words]
 
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
