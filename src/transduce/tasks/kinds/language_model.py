@@ -199,19 +199,19 @@ class LanguageModelKind(TextKind):
         """Return the number of tokens in a window of text, the context of the language model: the setting, or 256."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
-    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check that the model has positions for the whole context.
+    def check_corpus(self, corpus: TaskCorpus, config: ModelConfig, task: TaskSettings) -> None:
+        """Refuse a context that is longer than the model's learned positions.
 
         Raises:
             TransduceError: the model has fewer positions than the context.
         """
+        super().check_corpus(corpus, config, task)
         context = self.context(task)
         if config.positions == "learned" and context > config.max_positions:
             raise TransduceError(
                 f"`task.context` is {context}, but the model has {config.max_positions} positions "
                 "(`model.max_positions`): make the context smaller."
             )
-        return config
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of every next token."""
