@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 from unicodedata import east_asian_width
 
+from transduce.documents.icu_messages import MESSAGE_BRANCHES
 from transduce.documents.markup_blocks import (
     Block,
     Rendering,
@@ -31,7 +32,6 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
-from transduce.documents.units import MESSAGE_BRANCHES
 from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
