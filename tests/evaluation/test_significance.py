@@ -13,6 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
+from transduce.deprecation import RenamedWarning
 from transduce.errors import TransduceError
 from transduce.evaluation import Comparison, compare, score, significance
 from transduce.evaluation.significance import (
@@ -179,6 +180,8 @@ def test_approximate_randomization_is_sacrebleus(
     assert slight_difference.bleu.p_randomization == pytest.approx(bleu.p_value, abs=1e-12)
     assert slight_difference.chrf.p_randomization == pytest.approx(chrf.p_value, abs=1e-12)
     assert 0.002 < slight_difference.bleu.p_randomization < 0.5
+    with pytest.warns(RenamedWarning, match="`p_randomisation` is now `p_randomization`"):
+        assert slight_difference.bleu.p_randomisation == slight_difference.bleu.p_randomization
 
 
 def test_bootstrap_agrees_with_sacrebleus(slight_difference: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
