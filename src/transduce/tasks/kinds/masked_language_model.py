@@ -47,12 +47,17 @@ from transduce.tasks.kinds.kind import (
     Outcome,
     RankAndCount,
     RunPlacement,
-    TextKind,
     Validation,
     model_dtype,
     validation_event,
 )
-from transduce.tasks.kinds.texts import describe_frequencies, frequency_perplexity, holds_texts, text_only
+from transduce.tasks.kinds.texts import (
+    TextOnlyKind,
+    describe_frequencies,
+    frequency_perplexity,
+    holds_texts,
+    text_only,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
@@ -227,12 +232,12 @@ class MaskedDevSet(Validation):
 _MUON_WIDTH = 128
 
 
-class MaskedLanguageModelKind(EncoderChoices, TextKind):
+class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
     """The task of pretraining a masked language model, which predicts tokens from the text on both sides of them."""
 
     name = "masked-language-model"
+    model_noun = "masked language model"
     example = "sentence"
-    may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     task_settings = ("context", "masking", "next_sentence")
@@ -249,7 +254,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
         Hard-wrapped lines are joined before the text is split into sentences. The training text of a prepared corpus is
         not written again.
         """
-        text_only(settings.data, "masked language model")
+        text_only(settings.data, self.model_noun)
         data = settings.data
         source, dev = data.source, data.dev_source
         if data.prepared is None:
@@ -263,7 +268,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextKind):
 
         No dev text is held out of it here.
         """
-        return msgspec.structs.replace(text_only(data, "masked language model"), noun=self.example)
+        return msgspec.structs.replace(text_only(data, self.model_noun), noun=self.example)
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that the task does not use, and a context without room for text between special tokens.
