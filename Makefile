@@ -15,6 +15,7 @@ DEV := $(VENV)/.dev-installed
 DOCS := $(VENV)/.docs-installed
 ENVIRONMENT := $(VENV)/pyvenv.cfg
 LOG := $(VENV)/.install.log
+TYPES := $(VENV)/.types.log
 
 # What `make demo` says is Chinese where the messages of transduce are.
 zh := $(filter zh%,$(firstword $(TRANSDUCE_LANGUAGE) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
@@ -37,9 +38,12 @@ help:
 demo: $(CORE)
 	$(BIN)/transduce demo
 
-# One thread a process: two processes with a thread pool each would wait for one another.
-test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# One thread a process: two processes with a thread pool each would wait for one another. Types are checked meanwhile,
+# as the tests do not keep all cores busy all the time; what is found is printed at the end.
+test: lint contracts
+	@$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; status=0; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
+	wait $$types || status=$$?; echo "mypy: $$(cat $(TYPES))"; exit $$status
 
 # The Chinese site lies inside the English one, whose build empties the folder.
 docs: $(DOCS)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,9 +118,9 @@ def launched_ranks() -> Ranks:
 
 
 _TRIM_THRESHOLD, _MAX_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h
-_MAPPINGS = Path("/proc/self/smaps")  # exists on Linux only
+_MAPPINGS, _PAGE_COUNTS = Path("/proc/self/maps"), Path("/proc/self/smaps")  # exist on Linux only
 _MAPPING = re.compile(
-    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
+    r"^(?P<range>(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+)) \S+ \S+ \S+ \d+ +(?P<path>/.*)\n"
     r"(?:.*\n)*?Anonymous: +(?P<own>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
     re.MULTILINE,
 )
@@ -190,11 +191,33 @@ def release_library(name: str) -> None:
     """
     if not _MAPPINGS.exists():
         return
-    for mapping in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
-        if (
-            Path(mapping["path"]).name.startswith(name)
-            and "w" not in mapping["rights"]
-            and mapping["own"] == mapping["swapped"] == "0"
-        ):
-            start, end = int(mapping["start"], 16), int(mapping["end"], 16)
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    ranges = [
+        line.partition(" ")[0]
+        for line in _MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+        if f"/{name}" in line and "w" not in line.split(" ", 2)[1]
+    ]
+    for start, end in _unwritten(name, tuple(ranges)):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+@cache
+def _unwritten(name: str, ranges: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Return the (start, end) addresses of a library's read-only mappings of which the process has written no page.
+
+    Nothing can be written to them later, so they are looked up once: that takes tens of milliseconds in a process with
+    many mappings.
+
+    Args:
+        name: prefix of the library's file name.
+        ranges: the address ranges of the library's read-only mappings, such as "7f01a000-7f02b000".
+    """
+    found = (
+        mapping
+        for mapping in _MAPPING.finditer(_PAGE_COUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+        if mapping["range"] in ranges and mapping["own"] == mapping["swapped"] == "0"
+    )
+    return [
+        (int(mapping["start"], 16), int(mapping["end"], 16))
+        for mapping in found
+        if Path(mapping["path"]).name.startswith(name)
+    ]

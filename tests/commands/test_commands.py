@@ -1,5 +1,6 @@
 """Test the command line: output streams, error messages, and exit codes that scripts rely on."""
 
+import gc
 import io
 import json
 import os
@@ -540,6 +541,21 @@ def test_help_is_printed_without_importing_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.splitlines()[-1] == "imported none of them"
+
+
+@pytest.mark.parametrize(("verb", "leaves_out"), [("verify", True), ("compare", False)])
+def test_the_garbage_collector_leaves_pytorch_out_in_the_process_of_a_command(
+    verb: str, leaves_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(gc.isenabled()))
+    monkeypatch.setattr("transduce.commands.main._functions_of", lambda _: (lambda _: None, lambda _: 0))
+    assert main([verb]) == 0
+    assert frozen == []  # what a caller of `main` has made remains its own
+    monkeypatch.setattr("sys.argv", ["transduce", verb])
+    assert main() == 0
+    assert frozen == [False] * leaves_out
+    assert gc.isenabled()
 
 
 def test_options_offer_what_the_package_has() -> None:

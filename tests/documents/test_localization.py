@@ -205,6 +205,31 @@ def test_codes_of_xliff_that_belong_together_are_around_their_words() -> None:
     assert f"<target>{expected}</target>" in translation
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ('<x id="3" ctype="lb"/>', "br"),
+        ('<x id="LINE_BREAK" equiv-text="&lt;br/&gt;"/>', "br"),
+        ('<ph id="3" ctype="lb">\\n</ph>', "br"),
+        ('<ph id="3">&lt;br/></ph>', "br"),
+        ('<it id="3" pos="open">&lt;br></it>', "br"),
+        ('<ph id="3" type="fmt" subType="xlf:lb"/>', "br"),
+        ('<x id="3" ctype="x-b"/>', "it"),
+        ('<ph id="3">&lt;img></ph>', "it"),
+        ('<x id="3"/>', "x"),
+        ('<ph id="3" ctype="x-text">%s</ph>', "x"),
+    ],
+)
+def test_codes_of_xliff_are_line_breaks_formats_or_words(code: str, name: str) -> None:
+    """A line break ends a sentence, a code for a format is no word, and any other code stands for a word."""
+    segment = f'<trans-unit id="1"><source>One.{code}Two.</source></trans-unit>'
+    document = f'<xliff version="1.2"><file><body>{segment}</body></file></xliff>'
+    read = read_document("a.xlf", document.encode(), DocumentSettings(), Limits())
+    (unit,) = read.units
+    assert unit.text == f'One.<{name} id="0"/>Two.'
+    assert f"<target>Eins.{code}Zwei.</target>" in read.write([f'Eins.<{name} id="0"/>Zwei.']).decode()
+
+
 def test_xliff_2_files_get_their_missing_targets() -> None:
     content = 'x <mrk translate="no">b</mrk> <pc id="1">a</pc>'
     source = (

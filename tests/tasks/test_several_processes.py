@@ -1,4 +1,7 @@
-"""Test `torchrun … -m transduce train`: several processes train the same run as one, and resume each other's runs."""
+"""Test `torchrun … -m transduce train`: several processes train the same run as one, and resume each other's runs.
+
+Two tests use `torchrun`. The others fork processes that have imported everything, with the variables that it sets.
+"""
 
 import contextlib
 import io
@@ -6,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +19,88 @@ from transduce.commands.main import main
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
+Done = subprocess.CompletedProcess[str]
+TrainTogether = Callable[..., Done]
 
-def train_together(count: int, settings: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Train in so many processes of one thread each, a single one in this process; return the exit code and stderr."""
-    command = ["train", str(settings), "--out", str(out), "--device", "cpu", *options]
-    if count == 1:
-        with contextlib.redirect_stderr(io.StringIO()) as stream:
-            return subprocess.CompletedProcess(command, main([*command, "--threads", "1"]), stderr=stream.getvalue())
+# Each line has the number of processes, the arguments of a command, and the file of their standard error.
+FORKS = """
+import json, os, signal, socket, sys
+import transduce.tasks.run.run, transduce.training.sharding
+from transduce.commands.main import main
+
+def run(arguments, errors, variables):
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    os.environ.update(variables)
+    try:
+        code = main(arguments)
+        sys.stderr.flush()
+        os._exit(code)
+    except SystemExit as ended:
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+for line in sys.stdin:
+    count, arguments, errors = json.loads(line)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    children, code = set(), 0
+    for rank in range(count):
+        if child := os.fork():
+            children.add(child)
+        else:
+            variables = shared | {"RANK": rank, "LOCAL_RANK": rank}
+            run(arguments, errors, {name: str(value) for name, value in variables.items()})
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        code = code or os.waitstatus_to_exitcode(status)
+        for other in children if code else ():
+            os.kill(other, signal.SIGKILL)
+    print(code, flush=True)
+"""
+
+
+def start_by_torchrun(count: int, settings: Path, out: Path, *options: str) -> Done:
+    """Train in so many processes of one thread each; return the exit code and what they wrote to standard error."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
+    command = ["transduce", "train", str(settings), "--out", str(out), "--device", "cpu", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*launch, "transduce", *command], capture_output=True, text=True, check=False, env=environment
-    )
+    return subprocess.run([*launch, *command], capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def train_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainTogether]:
+    """Yield a function as `start_by_torchrun` that forks the processes; a single one is this process itself."""
+    errors = tmp_path_factory.mktemp("errors") / "stderr"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        parents: list[subprocess.Popen[str]] = []
+
+        def train_forked(count: int, settings: Path, out: Path, *options: str) -> Done:
+            command = ["train", str(settings), "--out", str(out), "--device", "cpu", *options]
+            if count == 1:
+                with contextlib.redirect_stderr(io.StringIO()) as stream:
+                    return Done(command, main([*command, "--threads", "1"]), stderr=stream.getvalue())
+            if not hasattr(os, "fork"):
+                return start_by_torchrun(count, settings, out, *options)
+            if not parents:
+                pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+                starting = subprocess.Popen([sys.executable, "-c", FORKS], env=environment, **pipes)
+                parents.append(stack.enter_context(starting))
+            (parent,) = parents
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            errors.write_bytes(b"")
+            parent.stdin.write(f"{json.dumps([count, command, str(errors)])}\n")
+            return Done(command, int(parent.stdout.readline()), stderr=errors.read_text("utf-8"))
+
+        yield train_forked
+        for parent in parents:
+            assert parent.stdin is not None
+            parent.stdin.close()
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -57,18 +131,19 @@ def settings_file(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPat
     return path
 
 
-def train_together_without_errors(count: int, settings: Path, out: Path, *options: str) -> None:
-    done = train_together(count, settings, out, *options)
+def check_training(done: Done, out: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("Training ") == 1  # one process speaks
     assert (out / "model.safetensors").exists()
 
 
 @pytest.fixture(scope="module")
-def losses_of_one_process(settings_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def losses_of_one_process(
+    settings_file: Path, train_together: TrainTogether, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, float]:
     """Return the losses of a run of one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    train_together_without_errors(1, settings_file, out)
+    check_training(train_together(1, settings_file, out), out)
     found = losses(out)
     assert list(found) == list(range(1, 13))
     assert found[12] < found[1] - 0.1
@@ -78,10 +153,14 @@ def losses_of_one_process(settings_file: Path, tmp_path_factory: pytest.TempPath
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
 def test_two_processes_train_the_run_of_one(
-    settings_file: Path, losses_of_one_process: dict[int, float], tmp_path: Path, sharded: bool
+    settings_file: Path,
+    losses_of_one_process: dict[int, float],
+    train_together: TrainTogether,
+    tmp_path: Path,
+    sharded: bool,
 ) -> None:
-    out = tmp_path / "out"
-    train_together_without_errors(2, settings_file, out, *(("--set", "training.sharded=true") if sharded else ()))
+    out, start = tmp_path / "out", start_by_torchrun if sharded else train_together
+    check_training(start(2, settings_file, out, *(("--set", "training.sharded=true") if sharded else ())), out)
     assert losses(out) == pytest.approx(losses_of_one_process, abs=1e-5)
     if sharded:
         files = sorted(path.name for path in (out / "checkpoints" / "step-000000012").glob("weights*"))
@@ -89,7 +168,9 @@ def test_two_processes_train_the_run_of_one(
 
 
 @pytest.mark.slow
-def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, trained: Path, tmp_path: Path) -> None:
+def test_two_processes_adapt_a_model_by_lora_as_one_does(
+    settings_file: Path, train_together: TrainTogether, trained: Path, tmp_path: Path
+) -> None:
     text = settings_file.read_text("utf-8").replace('preset = "tiny"\n', "")
     kept = [line for line in text.split("\n") if not line.startswith(("tokenizer.", "model.d", "model.num"))]
     adapting = tmp_path / "settings.toml"
@@ -107,7 +188,13 @@ def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, tr
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "sharded"), [(2, 1, False), (2, 1, True), (1, 2, True)])
 def test_a_run_resumes_with_another_number_of_processes(
-    settings_file: Path, losses_of_one_process: dict[int, float], tmp_path: Path, before: int, after: int, sharded: bool
+    settings_file: Path,
+    losses_of_one_process: dict[int, float],
+    train_together: TrainTogether,
+    tmp_path: Path,
+    before: int,
+    after: int,
+    sharded: bool,
 ) -> None:
     shard, broken = ("--set", "training.sharded=true") if sharded else (), tmp_path / "broken"
     first = train_together(before, settings_file, broken, "--set", "training.steps=6", *shard)
@@ -120,7 +207,7 @@ def test_a_run_resumes_with_another_number_of_processes(
 
 @pytest.mark.slow
 def test_a_mistake_ends_all_processes_with_one_sentence(settings_file: Path, tmp_path: Path) -> None:
-    done = train_together(2, settings_file, tmp_path / "out", "--set", "data.source=['nowhere.zh']")
+    done = start_by_torchrun(2, settings_file, tmp_path / "out", "--set", "data.source=['nowhere.zh']")
     assert done.returncode != 0
     assert done.stderr.count("nowhere.zh does not exist") == 1
     assert "tasks/run/run.py" not in done.stderr  # the traceback is torchrun's own

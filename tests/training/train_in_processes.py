@@ -109,6 +109,7 @@ def main() -> None:
             f"{kind} {name}": train(kind, start, ResolvedTraining(**settings), processes, dtype)
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
             for kind in ("alone", "replicated", "sharded")
+            if kind != "alone" or processes.is_first
         }
         for optimizer, settings in json.loads(Path(sys.argv[3]).read_text(encoding="utf-8")).items()
     }

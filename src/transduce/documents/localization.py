@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding, xml_text
 from transduce.documents.markup_blocks import with_paired_codes
-from transduce.documents.markup_tokens import Kind, Token
+from transduce.documents.markup_tokens import Kind, Token, code_kind
 from transduce.documents.text_formats import Line, lines_of
 from transduce.documents.units import (
     Document,
@@ -281,6 +281,7 @@ _XML_TOKEN = re.compile(
 )
 _XML_ATTRIBUTE = re.compile(r"""(?P<name>[^\s=]+)\s*=\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)')""")
 _PAIRS = {"g", "pc", "mrk"}
+_CODES = {"x", "ph", "it"}
 _UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
 """States of a `target` (XLIFF 1.2) or of a `segment` (XLIFF 2) whose translation is still to be made."""
 
@@ -587,9 +588,9 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     """
     parts: list[Part] = []
     sources: dict[Tag, str] = {}
-    position = number = 0
+    position = inner = number = 0
     opened: list[int] = []
-    kind: Literal["empty", "object"] = "empty"
+    name, attributes = "", ""  # of the element that contains no text to translate
     depth = 0  # of elements that contain no text to translate
 
     def add_text(part: str) -> None:
@@ -601,26 +602,26 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
         sources[tag] = source
 
     for match in _XML_TOKEN.finditer(text):
-        name = (match["name"] or "").rpartition(":")[2]
         if depth:
-            depth += -1 if match["end"] else int(bool(name) and not match["empty"])
+            depth += -1 if match["end"] else int(bool(match["name"]) and not match["empty"])
             if not depth:
-                add_tag(Tag(kind, number), text[position : match.end()])
+                add_tag(Tag(_kind(name, attributes, text[inner : match.start()]), number), text[position : match.end()])
                 number, position = number + 1, match.end()
             continue
         add_text(text[position : match.start()])
         position = match.end()
+        name, attributes = (match["name"] or "").rpartition(":")[2], match["attributes"]
         if not name:
             parts.append(match["data"]) if match["data"] is not None else add_tag(Tag("empty", number), match[0])
         elif match["end"]:
             add_tag(Tag("close", opened.pop()), match[0])
         elif match["empty"]:
-            add_tag(Tag(_kind(name), number), match[0])
-        elif name in _PAIRS and not _is_protected(match["attributes"]):
+            add_tag(Tag(_kind(name, attributes), number), match[0])
+        elif name in _PAIRS and not _is_protected(attributes):
             opened.append(number)
             add_tag(Tag("open", number), match[0])
         else:
-            depth, kind, position, number = 1, _kind(name), match.start(), number - 1
+            depth, position, inner, number = 1, match.start(), match.end(), number - 1
         number += 1
     add_text(text[position:])
     return _with_pairs(parts, sources), sources
@@ -654,12 +655,15 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
     return paired
 
 
-def _kind(name: str) -> Literal["empty", "object"]:
-    """Return the kind of tag for an XLIFF element without text to translate, by the element's name.
+def _kind(name: str, attributes: str, content: str = "") -> Literal["empty", "break", "object"]:
+    """Return the kind of tag for an XLIFF element without text to translate, by its name, attributes and content.
 
     `object` for placeholders that stand for a word and for protected spans; `empty` for codes that only format.
     """
-    return "object" if name in ("x", "ph", "mrk", "g", "pc", "cp") else "empty"
+    if name not in _CODES:
+        return "object" if name in ("mrk", "g", "pc", "cp") else "empty"
+    kind = code_kind(name, attributes, content)
+    return "object" if kind == "protected" else kind
 
 
 def _is_protected(attributes: str) -> bool:

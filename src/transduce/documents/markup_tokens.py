@@ -459,11 +459,8 @@ class _Reader:
         if not _copies(item.name, item.attributes, self.settings):  # the reference to a note
             return Token("empty", source, item.name, side="previous")
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
-            if _LINE_BREAK_CODE.search(content):
-                return Token("break", source, item.name)
-            is_format = item.name != "ph" or _NATIVE_TAG.match(content)
-            kind = "empty" if is_format else self._kind_of_empty(start)
-            return Token(kind, source, item.name, side=_side(item.name))
+            kind = code_kind(item.name, item.attributes, content)
+            return Token(kind, source, item.name, side="" if kind == "break" else _side(item.name))
         is_empty = item.name in _OPAQUE_EMPTY and self.settings.kind == "html"
         return Token("empty" if is_empty else "protected", source, item.name)
 
@@ -479,13 +476,13 @@ class _Reader:
         item, settings = self.items[index], self.settings
         if not self._is_inline(index):
             return "block"
-        if item.name == "br" or _LINE_BREAK_CODE.search(item.attributes):
-            return "break"
+        kind = code_kind(item.name, item.attributes)
+        if kind == "break":
+            return kind
         if item.name in settings.ignore_tags or item.name == "input":
             return "protected"
         is_known = (item.name in _INLINE or item.name in _VOID) and settings.kind != "xliff"
-        is_code = item.name in OPENING_CODES | CLOSING_CODES | {"it"} or _FORMATTING_CODE.search(item.attributes)
-        return "empty" if is_known or is_code else "protected"
+        return "empty" if is_known else kind
 
     def _is_inline(self, index: int) -> bool:
         """Return whether the element whose tag has this index is part of a sentence around it and does not end a text.
@@ -524,6 +521,22 @@ def _side(name: str) -> Side:
     neither ("").
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
+
+
+def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:
+    """Return what a tag or code without words is in its sentence, such as `<x ctype="lb"/>` of XLIFF.
+
+    It is a line `break`, an `empty` code that only formats, or stands for a word (`protected`).
+
+    Args:
+        name: the element's name.
+        attributes: the attributes as written in its start tag, such as `ctype` and `subType`.
+        content: the code of the original format in the element, as written in the document.
+    """
+    if name == "br" or _LINE_BREAK_CODE.search(attributes) or _LINE_BREAK_CODE.search(content):
+        return "break"
+    is_format = name in OPENING_CODES | CLOSING_CODES | {"it"} or _NATIVE_TAG.match(content)
+    return "empty" if is_format or _FORMATTING_CODE.search(attributes) else "protected"
 
 
 def reference_id(token: Token) -> str:

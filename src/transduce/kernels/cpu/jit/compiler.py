@@ -34,7 +34,7 @@ from transduce.process_environment import release_library
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
 """The environment variable for the cache folder of compiled machine code; empty disables the cache."""
 
-_MAX_FILES = 100  # the least recently used ones beyond are deleted
+_MAX_FILES = 1_000  # of 50 KB on average; the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
@@ -80,10 +80,12 @@ def cache_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Delete the least recently used files of the cache folder until at most 100 remain."""
-    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for path in files[: max(0, len(files) - _MAX_FILES)]:
-        path.unlink(missing_ok=True)
+    """Delete the least recently used files of the cache folder until at most 1,000 remain."""
+    files = list(folder.iterdir())
+    if len(files) > _MAX_FILES:
+        files.sort(key=lambda path: path.stat().st_mtime)
+        for path in files[: len(files) - _MAX_FILES]:
+            path.unlink(missing_ok=True)
 
 
 def _path(key: str) -> Path | None:

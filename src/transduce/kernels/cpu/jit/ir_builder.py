@@ -6,6 +6,7 @@ the machine code. `KernelBuilder.variable` allocates mutable variables on the st
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -38,6 +39,16 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+@lru_cache(1 << 10, typed=True)
+def _constant(kind: Any, value: Any) -> Value:
+    """Return a constant of an LLVM type, of which a tuple has the elements of a vector.
+
+    Constants are cached, as modules have the same ones many times. Zeros of either sign are equal, so floating-point
+    scalars, whose sign counts, are not made here.
+    """
+    return ir.Constant(kind, value)
 
 
 class KernelBuilder:
@@ -99,8 +110,9 @@ class KernelBuilder:
 
         `result` is the LLVM type of the result.
         """
-        kind = ir.FunctionType(result, [value.type for value in values])
-        callee = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        callee = self.module.globals.get(name)
+        if callee is None:
+            callee = ir.Function(self.module, ir.FunctionType(result, [value.type for value in values]), name=name)
         return self.build.call(callee, values)
 
     # --- control ---------------------------------------------------------------------------------------------------
@@ -187,7 +199,7 @@ class KernelBuilder:
 
     def int64(self, value: Value | int) -> Value:
         """Return a 64-bit integer constant, or the value itself if it is an LLVM value already."""
-        return ir.Constant(I64, value) if isinstance(value, int) else value
+        return _constant(I64, value) if isinstance(value, int) else value
 
     def float32(self, value: float) -> Value:
         """Return a Python number as an LLVM float32 constant."""
@@ -204,10 +216,10 @@ class KernelBuilder:
     def splat(self, value: Value | float) -> Value:
         """Emit a vector with one value in all lanes; a Python float becomes a float32 constant."""
         if isinstance(value, float):
-            return ir.Constant(self.floats, [value] * self.lanes if value else None)
+            return _constant(self.floats, (value,) * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
-        first = self.build.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-        return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
+        first = self.build.insert_element(ir.Constant(kind, ir.Undefined), value, _constant(I32, 0))
+        return self.build.shuffle_vector(first, first, self.splat_int(0))
 
     def add(self, *values: Value | int) -> Value:
         """Emit the sum of any number of 64-bit integers; Python integers become constants."""
@@ -281,7 +293,7 @@ class KernelBuilder:
 
     def shuffle(self, one: Value, other: Value, numbers: Sequence[int]) -> Value:
         """Emit a vector of the elements with the indices `numbers` in the concatenation of two vectors."""
-        mask = ir.Constant(ir.VectorType(I32, len(numbers)), list(numbers))
+        mask = _constant(ir.VectorType(I32, len(numbers)), tuple(numbers))
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
@@ -292,7 +304,7 @@ class KernelBuilder:
             sides = (range(width), range(width, 2 * width))
             halves = (self.shuffle(values, values, numbers) for numbers in sides)
             values = join(*halves)
-        return self.build.extract_element(values, ir.Constant(I32, 0))
+        return self.build.extract_element(values, _constant(I32, 0))
 
     def pointer(self, address: Value | int) -> Value:
         """Emit the conversion of a 64-bit integer address to a pointer."""
@@ -374,7 +386,7 @@ class KernelBuilder:
 
     def splat_int(self, number: int) -> Value:
         """Return a constant vector with one 32-bit integer in all lanes."""
-        return ir.Constant(self.ints, [number] * self.lanes)
+        return _constant(self.ints, (number,) * self.lanes)
 
     def prefetch(self, pointer: Value, *, to_write: bool = False, level: int = 1) -> None:
         """Emit a prefetch of an address into the data cache of this level; `to_write` if the memory will be written."""
