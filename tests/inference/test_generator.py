@@ -257,14 +257,46 @@ def test_several_prompts_are_continued_as_each_alone(generator: Generator, searc
         assert [one.text for one in each.continuations] == [one.text for one in alone.continuations]
 
 
-@pytest.mark.parametrize("backend", ["PyTorch", "machine code"])
-def test_prompts_that_join_later_are_continued_as_each_alone(backend: str) -> None:
-    """Prompts have different settings, and some fill the context; the vocabulary suffices for compiled searches."""
-    letters = "".join(chr(0x4E00 + number) for number in range(100))
+LETTERS = "".join(chr(0x4E00 + number) for number in range(100))
+"""Enough of them for a vocabulary that compiled searches support."""
+
+
+@pytest.fixture(scope="module", params=["PyTorch", "machine code"])
+def generator_of_letters(request: pytest.FixtureRequest) -> Generator:
     tokenizer = Tokenizer.train(
-        lambda: [Pair(letters, "", 1)], TokenizerSettings(kind="character", byte_fallback=False)
+        lambda: [Pair(LETTERS, "", 1)], TokenizerSettings(kind="character", byte_fallback=False)
     )
-    generator = make_generator(tokenizer, backend, 40)
+    return make_generator(tokenizer, request.param, 40)
+
+
+@pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=2, n_best=2)], ids=["greedy", "beam"])
+@pytest.mark.parametrize("letters", [2, 37, 39])
+def test_a_continuation_may_end_anywhere_around_the_context(
+    generator_of_letters: Generator, letters: int, search: SearchSettings
+) -> None:
+    """The last token is not read, so that prompt and continuation may have one token more than the context."""
+    generator, prompt = generator_of_letters, LETTERS[:letters]
+    vocabulary, start = generator.vocabulary, generator.prompt_ids(LETTERS[:letters])
+    free = 40 - len(start)
+    for length in range(max(1, free - 1), free + 4):
+        settings = msgspec.structs.replace(search, max_length=length)
+        found = [generator(prompt, search=settings), *generator([prompt, prompt], search=settings)]
+        for continuation in (one for each in found for one in each.continuations):
+            assert len(continuation.tokens) == length
+            if length <= free + 1:  # else the window moves, as the tests of greedy continuations compute it
+                new = [vocabulary.id(token) for token in continuation.tokens]
+                with torch.inference_mode():
+                    logits = generator.model(torch.tensor([start + new[:-1]]))[0, len(start) - 1 :].float()
+                    logits[:, [vocabulary.pad_id, vocabulary.unk_id]] = float("-inf")
+                values = logits.log_softmax(dim=-1)[range(length), new].tolist()
+                assert continuation.token_log_probabilities == pytest.approx(values, abs=1e-4)
+        if search.beam_size == 1:
+            assert "".join(generator.stream(prompt, settings)) == found[0].continuations[0].text
+
+
+def test_prompts_that_join_later_are_continued_as_each_alone(generator_of_letters: Generator) -> None:
+    """Prompts have different settings, and some fill the context."""
+    letters, generator = LETTERS, generator_of_letters
     samples = SearchSettings(n_best=2, max_length=9, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=5))
     other = msgspec.structs.replace(samples, max_length=20, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=8))
     greedy, beam = msgspec.structs.replace(GREEDY, max_length=8), SearchSettings(beam_size=2, n_best=2, max_length=5)

@@ -47,6 +47,8 @@ class NativeSearch:
         """Create a search from a decoding state, which has read its sources or prompts and run no step."""
         self.state = state
         self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
+        # Prompts have given the logits of the first step already; the second reads the first new token.
+        self.first_position = max(0, self.longest_prompt - 1)
         self.options = options
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
         reserved = options.reserved or ReservedCapacity(0, 0, 0)
@@ -73,7 +75,7 @@ class NativeSearch:
         # its source.
         steps = RESERVED_STEPS if options.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
         state.pool.reserve(self.count * options.beam_size * steps)
-        self.tables = state.compiled.step_positions.until(self.longest_prompt)
+        self.tables = state.compiled.step_positions.until(self.first_position)
         # The greatest number that a hypothesis attends to.
         self.positions = max(state.longest_source, self.list_stride) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
@@ -345,7 +347,7 @@ class NativeSearch:
 
     def _ensure_capacity(self) -> None:
         """Make sure that the key/value cache and the position tables suffice for another search step."""
-        position, rows = self.longest_prompt + self.length, self._step["rows"]
+        position, rows = self.first_position + self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
         if not self._numbers["is_read"] and not pool.has_capacity(rows):
@@ -512,7 +514,7 @@ class NativeSearch:
             "is_read": int(isinstance(self.state, NativePromptState)),
             "is_ragged": int(isinstance(self.state, NativePromptState)),
             "list_stride": self.list_stride,
-            "longest_prompt": self.longest_prompt,
+            "first_position": self.first_position,
             "draw_arguments": ctypes.addressof(self._draw.array),
             "ranking": RANKINGS.index(self._ranking()),
             "beam_size": options.beam_size,

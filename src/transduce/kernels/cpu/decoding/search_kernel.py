@@ -70,8 +70,8 @@ class SearchArguments(NamedTuple):
     """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
     list_stride: Any
     """The number of elements from one hypothesis' list of cache entries to the next one's."""
-    longest_prompt: Any
-    """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
+    first_position: Any
+    """The last position of the longest prompt, to which each step adds one; 0 in encoder-decoder models."""
     draw_arguments: Any
     """Address of the arguments of sampling, `selection.DrawArguments`."""
     ranking: Any
@@ -425,7 +425,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
         k.build.icmp_signed("<=", sentences, fields.get("max_unfinished")),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
-        k.build.icmp_signed(">=", k.add(length, fields.get("longest_prompt")), fields.get("positions")),
+        k.build.icmp_signed(">=", k.add(length, fields.get("first_position")), fields.get("positions")),
     )
     stop = ends[0]
     for end in ends[1:]:
