@@ -43,7 +43,7 @@ WITHOUT_MESSAGES = (
 MESSAGE_CALLS = {"localized", "add_argument_group", "TransduceError", "ArgumentTypeError", "say"}
 _WORDS = re.compile(r"[A-Za-z`}),:;.'\d] +(?:[a-zA-Z`({]|--)[a-zA-Z`]*")
 _CODE = re.compile(
-    r"^(?:[<\[(\\^]|import \w+$|from \w+ import|def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s"
+    r"^(?:[<\[(\\^]|import \w+$|from [\w.]+ import|def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s"
     r"|^(?:width|background|default-src|#|body\{)|---|^\S+\{[^}]*\}\S*$"
 )
 _LONGEST_PHRASE = 20  # words of a text without a field or a mark

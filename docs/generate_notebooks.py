@@ -21,6 +21,7 @@ TUTORIAL = DOCS / "tutorial"
 PAGES = {"": TUTORIAL, ".zh": DOCS / "zh" / "tutorial"}
 """The folder of the tutorial's pages in each language, by the suffix of the names of its notebooks."""
 
+_LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 _BLOCK = re.compile(r'^```python(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
@@ -29,8 +30,9 @@ def code_blocks(page: str) -> list[tuple[str, str]]:
     return [(match[1] or "", match[2]) for match in _BLOCK.finditer(page)]
 
 
-def notebook(page: str, outputs: list[str]) -> dict[str, Any]:
+def notebook(path: Path, outputs: list[str]) -> dict[str, Any]:
     """Return the notebook of a page, in Jupyter's format 4.5, with the printed output of each of its blocks."""
+    page = linked_text(path)
     cells: list[dict[str, Any]] = []
     position = 0
     for match, output in zip(_BLOCK.finditer(page), outputs, strict=True):
@@ -50,6 +52,19 @@ def notebook(page: str, outputs: list[str]) -> dict[str, Any]:
     _add_text(cells, page[position:])
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def linked_text(path: Path) -> str:
+    """Return the text of a page with its links as the notebooks' folder needs them: a chapter's is to its notebook."""
+
+    def link(match: re.Match[str]) -> str:
+        target = (path.parent / match[1]).resolve()
+        suffix = {pages: suffix for suffix, pages in PAGES.items()}.get(target.parent)
+        if suffix is not None and target.suffix == ".md":
+            target = TUTORIAL / f"{target.stem}{suffix}.ipynb"
+        return f"]({os.path.relpath(target, TUTORIAL)}{match[2] or ''})"
+
+    return _LINK.sub(link, path.read_text("utf-8"))
 
 
 def _add_text(cells: list[dict[str, Any]], text: str) -> None:
@@ -81,7 +96,7 @@ def main() -> None:
         printed = run_pages(Path(folder))
     for suffix, pages in PAGES.items():
         for page in sorted(pages.glob("*.md")):
-            content = json.dumps(notebook(page.read_text("utf-8"), printed[page.stem]), ensure_ascii=False, indent=1)
+            content = json.dumps(notebook(page, printed[page.stem]), ensure_ascii=False, indent=1)
             (TUTORIAL / f"{page.stem}{suffix}.ipynb").write_text(content + "\n", "utf-8")
 
 

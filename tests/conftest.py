@@ -1,5 +1,6 @@
 """Common fixtures of all tests: corpora, one thread per worker, and fixed random seeds."""
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -81,9 +82,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker's process end at once, without destroying millions of objects, for which the others would wait.
+
+    Functions that are registered later, such as those of libraries, run before.
+    """
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Let the garbage collector look at all objects before the process ends, at which libraries report leaks."""
-    gc.unfreeze()
+    if not hasattr(config, "workerinput"):
+        gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

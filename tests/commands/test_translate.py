@@ -287,6 +287,11 @@ def test_options_win_over_the_folders_settings_and_say_so(
     )
     with pytest.raises(TransduceError, match="`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1"):
         search("--beam-size", "1", "--length-penalty", "1")
+    (folder / "settings.toml").write_text("[search]\nmax_length = 9\ndiverse_groups = 2\n", "utf-8")
+    assert search("--min-length", "9") == SearchSettings(min_length=9, diverse_groups=2)
+    assert capsys.readouterr().err == f"`max_length` (9 in {folder}) has no effect with these options.\n"
+    assert search("--sample") == SearchSettings(max_length=9, sampling=SamplingSettings())
+    assert capsys.readouterr().err == f"`diverse_groups` (2 in {folder}) has no effect with these options.\n"
 
 
 # --- terms ---

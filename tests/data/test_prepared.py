@@ -244,6 +244,27 @@ def test_dropped_pairs_are_reported_with_their_file_and_line(
     }
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pairs_with_exchanged_sides_stay_and_are_reported(tokenizer: Tokenizer, tmp_path: Path, workers: int) -> None:
+    sources, targets = ([f"{start} {number}" for number in range(17_000)] for start in ("der hund", "the dog"))
+    for row in (5, 7, 16_999):
+        sources[row] = "he said that the house was not there"
+        targets[row] = "er sagte dass das haus nicht da war"
+    sources[9] = targets[9]
+    for name, lines in (("t.de", sources), ("t.en", targets)):
+        (tmp_path / name).write_text("\n".join(lines), "utf-8")
+    files = CorpusFiles(source=(str(tmp_path / "t.de"),), target=(str(tmp_path / "t.en"),))
+    filters = FilterSettings(drop_identical=False, max_length_ratio=9.0)
+    report = prepare(files, tokenizer, filters, tmp_path / "corpus", workers=workers).filters
+    assert (report.kept, report.exchanged, report.identical) == (17_000, 3, 1)
+    exchanged, identical = report.lines()[1:]
+    place = f"{tmp_path / 't.de'}:6"
+    assert exchanged.startswith(f"3 pairs with source and target that seem exchanged (first: {place}), which stay")
+    assert identical.startswith("1 pair with identical source and target, which stay, as `data.filters.drop_identical`")
+    directions = CorpusFiles(source=files.source, target=files.target, languages=("de", "de"))
+    assert prepare(directions, tokenizer, filters, tmp_path / "other").filters.exchanged == 0
+
+
 def test_lines_that_end_with_carriage_returns_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, compress in (("old.de", bytes), ("old.de.gz", gzip.compress)):
         path = tmp_path / name

@@ -141,7 +141,7 @@ def test_kept_and_held_out_pairs_equal_the_rules_applied_by_hand(
 
 
 def test_worker_processes_write_the_same_bytes(
-    write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_lines: WriteLines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sources, targets = ([line.replace("\udce9", "é") for line in side] for side in lines(30_000, seed=9))
     files = CorpusFiles(source=(str(write_lines("a.de", sources)),), target=(str(write_lines("a.en", targets)),))
@@ -154,6 +154,7 @@ def test_worker_processes_write_the_same_bytes(
         prepare(files, tokenizer, FILTERS, folder, hold_out=HOLD_OUT, workers=workers, report_progress=heard.append)
         assert heard[-1] == 30_000
     assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "5")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_mistake_in_one_process_ends_all_and_leaves_nothing(

@@ -18,10 +18,21 @@ _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
 ENGLISH_ONLY = {"api.md", "design.md", "results.md", "settings.md"}
 # Their outputs are in Chinese, too: those of `OUTPUTS` line by line as the commands translate them.
 OUTPUTS = {
-    *("bert.md", "decoding.md", "deployment.md", "exporting.md", "forecasting.md", "importing.md", "preparing.md"),
-    *("reliability.md", "search.md", "serving_start.md", "start.md", "training.md", "views.md", "vocabularies.md"),
+    *("bert.md", "decoding.md", "deployment.md", "experiments.md", "exporting.md", "folders.md"),
+    *(
+        "forecasting.md",
+        "importing.md",
+        "preparing.md",
+        "reliability.md",
+        "search.md",
+        "serving_start.md",
+        "start.md",
+        "training.md",
+        "views.md",
+        "vocabularies.md",
+    ),
 }
-CHINESE_OUTPUT = {"paper.md", "training_log.md", *OUTPUTS}
+CHINESE_OUTPUT = {"doctor.md", "paper.md", "training_log.md", *OUTPUTS}
 # Words that a Chinese reader of the field would not use, and what to write.
 WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
 # No page of the documentation addresses its reader formally.

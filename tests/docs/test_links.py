@@ -1,5 +1,6 @@
 """Test that links of the pages lead to existing files and headings."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -41,9 +43,17 @@ def links(page: str) -> Iterator[tuple[str, str]]:
             yield file, anchor
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a page, or of a notebook's cells of text."""
+    if path.suffix != ".ipynb":
+        return path.read_text("utf-8")
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 def broken_links(path: Path) -> list[str]:
     """Return the links of a page whose file or heading does not exist."""
-    page = path.read_text("utf-8")
+    page = text_of(path)
     broken = []
     for file, anchor in links(page):
         target = path.parent / file if file else path
@@ -52,9 +62,18 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_links_to_pages_of_its_language(path: Path) -> None:
+    _, *found = links(text_of(path))  # the first link is to the other language
+    assert found
+    assert {".zh." in file or "zh" in Path(file).parts for file, _ in found if not file.endswith(".py")} == {
+        path.stem.endswith(".zh")
+    }
 
 
 def test_there_are_links_of_all_kinds() -> None:

@@ -346,3 +346,16 @@ def test_segments_that_xliff_lacks_are_added_only_where_no_tag_is_around(
         ElementTree.fromstring(result)
         if not settings.overwrite:
             assert result == document.replace("TARGET", expected or target)
+        kept = read_document("a.xlf", source, settings, Limits()).kept_units
+        assert kept == (("1: x",) if expected is KEPT and not settings.overwrite else ())
+
+
+@pytest.mark.parametrize(
+    "target", ["eins, zwei.", f"<g id='1'>{DONE}</g> {_segment(7, 'zwei.')}", f"{DONE} {_segment(1, 'zwei.')}"]
+)
+def test_units_of_xliff_with_all_translations_are_not_reported(target: str) -> None:
+    unit = (
+        f'<trans-unit id="1"><source>x</source><seg-source><g id="1">{A}</g> {B}</seg-source><target>{target}</target>'
+    )
+    source = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
+    assert read_document("a.xlf", source.encode(), DocumentSettings(), Limits()).kept_units == ()

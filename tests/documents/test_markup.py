@@ -123,22 +123,83 @@ def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: lis
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        ('one.<sup><a href="#n">1</a></sup> Two', "one. Two"),
+        ('one,<sup><a href="#n">1</a></sup> two', "one, two"),
         ('one <sup class="reference"><a href="#n"><span>[</span>2<span>]</span></a></sup> two', "one two"),
         ('one<a href="#n" class="footnote-ref" role="doc-noteref"><sup>1</sup></a> two', "one two"),
         ('one<a href="#n" epub:type="noteref">*</a> two', "one two"),
         ('one <a href="#n">2</a> two', "one 2 two"),
+        ('one<a href="#n">2</a>, two', "one, two"),
+        ('one<a href="#n">[2]</a> two', "one two"),
+        ('one <a href="n.html">(2)</a>.', "one \ufffc."),
+        ('one <a href="#n">[2, 3]</a> two', "one \ufffc two"),
+        ('<a href="#n">[2]</a> one', "one"),
+        ('one<span class="r">［2］</span> two', "one two"),
+        ("one <b>(2)</b> two <i>20</i>", "one (2) two 20"),
+        ('one<sup><a href="#n">[a]</a></sup> two', "one two"),
+        ('one<sup><a href="#n">[note 1]</a></sup> two', "one two"),
+        ("one CO<sub>2</sub> two", "one \ufffc two"),
         ('one <sup><a href="#n">word</a></sup>', "one word"),
-        ("10<sup>2</sup> two", "102 two"),
+        ("10<sup>2</sup> two", "10 two"),
+        ("one m<SUP> −2 </SUP>, two", "one m, two"),
+        ("H<sub>2</sub>O one", "\ufffc one"),
+        ("one (C<sub>6</sub>H<sub>12</sub>O<sub>6</sub>), two", "one (\ufffc), two"),
+        ("one.<sup>3</sup>Two 水H<sub>2</sub>O", "one.Two 水\ufffc"),
+        ("<sup>3</sup>one", "one"),
+        ("<b>H<sub>2</sub>O</b> one", "\ufffc one"),
+        ('one<sub translate="no">2</sub>two', "one\ufffctwo"),
+        ("10<sup>th</sup> two", "10th two"),
+        ("x<sup>2<b>1</b></sup> two", "x21 two"),
         ('one <sup><a href="#n"></a></sup> two', "one two"),
     ],
 )
-def test_references_to_notes_are_no_words_of_the_text(document: str, text: str) -> None:
+def test_marks_of_notes_are_no_words_of_the_text(document: str, text: str) -> None:
     plan = markup_plan(document, spaced=True)
     assert plan.sentences == [text]
     assert plan.assemble([text]) == document
     if "<sup>1" in document or "[" in document:
-        assert plan.assemble(["TRANSLATED"]).count("href") == 1
+        assert plan.assemble(["TRANSLATED"]).count("href") == document.count("href")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<sup>1</sup>",
+        '<sup><a href="#n">1</a></sup>',
+        '<a href="#n">[1]</a>',
+        "<span>[1]</span>",
+        "<img>",
+        "<!-- c -->",
+        '<a id="n"></a>',
+    ],
+)
+@pytest.mark.parametrize(
+    "document",
+    [
+        "One two.MARK Three four.",
+        "<b>One two.MARK Three</b> four.",
+        "<b>One</b> two. MARK Three four.",
+        "One two. MARKThree four.",
+    ],
+)
+def test_a_mark_after_a_sentence_stays_there(document: str, mark: str) -> None:
+    document = document.replace("MARK", mark)
+    plan = markup_plan(document, spaced=True)
+    assert plan.sentences == ["One two.", "Three four."]
+    assert plan.assemble(plan.sentences) == document
+    written = plan.assemble(["2 1.", "4 3."])
+    assert f"21.{mark}43.".replace(" ", "") in re.sub(r"</?b>|\s", "", written)
+
+
+def test_marks_of_abbreviations_and_in_messages_end_no_text() -> None:
+    for document in ("one Dr.<sup>1</sup> Two", "one {n, plural, other {Two.<sup>1</sup> Three}}"):
+        assert len(markup_plan(document, spaced=True).sentences) == 1
+
+
+def test_a_mark_after_a_sentence_between_languages_with_and_without_spaces() -> None:
+    plan = markup_plan("One two.<sup>1</sup> Three four.", spaced=False)
+    assert plan.assemble(["一二。", "三四。"]) == "一二。<sup>1</sup>三四。"
+    plan = markup_plan("一二。<sup>1</sup>三四。", spaced=True)
+    assert plan.assemble(["One two.", "Three four."]) == "One two.<sup>1</sup> Three four."
 
 
 @pytest.mark.parametrize(
@@ -205,7 +266,9 @@ def test_elements_without_words_stay_where_they_stand(document: str, translated:
         ("one<sup></sup> two three", {"one two three": "drei zwei eins"}, {"one": "eins"}, "drei zwei eins<sup></sup>"),
         ("one <img>two", {"one two": "zwei eins"}, {"two": "zwei"}, "<img>zwei eins"),
         ("one, <!-- c -->two", {"one, two": "zwei, eins"}, {"two": "zwei"}, "<!-- c -->zwei, eins"),
-        ("one <img>.", {"one .": "eins."}, {}, "eins <img>."),
+        ("one <img>.", {"one.": "eins."}, {}, "eins <img>."),
+        ("one,<sup>1</sup> two", {"one, two": "zwei, eins"}, {"one": "eins"}, "zwei,<sup>1</sup> eins"),
+        ("one, a<sup>1</sup> two", {"one, a two": "zwei, a"}, {"a": "a"}, "zwei, a<sup>1</sup>"),
         ("(<img>one) two", {"(one) two": "zwei (eins)"}, {"one": "eins"}, "zwei (<img>eins)"),
     ],
 )
@@ -376,16 +439,61 @@ def test_attributes_are_translated_on_request() -> None:
         ('<input translate="no" placeholder="two"/>', '<input translate="no" placeholder="two"/>'),
         ('one <input class="notranslate" placeholder="two">', 'ONE <input class="notranslate" placeholder="two">'),
         (
-            '<textarea title="one" rows="2">two <a title="three">x</a></textarea>',
-            '<textarea title="ONE" rows="2">two <a title="three">x</a></textarea>',
+            '<textarea title="one" rows="2">\ntwo\n  three &amp; <b title="x">\n</textarea>',
+            '<textarea title="ONE" rows="2">\nTWO\n  THREE &amp; &lt;B TITLE="X">\n</textarea>',
+        ),
+        ('<textarea translate="no" title="one">two</textarea>', None),
+        (
+            '<optgroup label="one"><option label="two" value="x">3</option></optgroup><track label="four">',
+            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="four">',
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
+        ('<input type="submit" value="two">', '<input type="submit" value="TWO">'),
+        ("one <input value=two TYPE=Button title=three />", 'ONE <input value="TWO" TYPE=Button title="THREE" />'),
+        ('<form><input value="two" type=" reset "></form>', '<form><input value="TWO" type=" reset "></form>'),
+        ('<input type="submit" value="two" translate="no">', None),
+        ('<input type="hidden" value="two"><input type="text" value="three"><input value="four">', None),
+        ('<select><option value="two">3</option></select><button type="submit" value="two">4</button>', None),
     ],
 )
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
-    settings = MarkupSettings(attributes=("placeholder", "title"))
+    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
+
+
+def test_texts_of_images_are_translated() -> None:
+    image = (
+        '<svg viewBox="0"><title>A&amp;b</title><style>.c {}</style><text x="1"> c <tspan>d</tspan> 20</text><g>e</g>'
+        '<text translate="no">f</text><use aria-label="g"/></svg>'
+    )
+    expected = image.replace("A&amp;b", "A&amp;B").replace(" c ", " C ").replace(">d<", ">D<")
+    assert translate(f"one {image} two") == f"ONE {expected} TWO"
+    labels = MarkupSettings(attributes=("aria-label",))
+    assert translate(image, settings=labels) == expected.replace('"g"', '"G"')
+    excluded = image.replace("<svg", '<svg translate="no"')
+    assert translate(excluded, settings=labels) == excluded
+
+
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ('<p lang="en">It is enough.</p><p>eins</p>', ["eins"]),
+        ('<p>Er sagt: <i lang="en-GB" title="x">enough is enough</i>.</p>', [f"Er sagt: {HOLE}."]),
+        ('<p LANG=fr>Oui.</p><p lang="de-AT">eins</p><p lang="">zwei</p>', ["eins", "zwei"]),
+        ('<html lang="en"><body lang="en"><p>eins</p></body></html>', ["eins"]),
+        # The text is clearly not in the language that the attribute names.
+        ('<p lang="en">Die Kinder haben das nicht gewusst und sind nach Hause gegangen.</p>', None),
+        ('<p class=MsoNormal lang="EN-US">Ja.</p>', ["Ja."]),  # Word's own mark
+        ('<div xml:lang="und">eins</div><p data-lang="en">zwei</p>', ["eins", "zwei"]),
+    ],
+)
+def test_elements_in_another_language_stay(document: str, texts: list[str] | None) -> None:
+    settings = MarkupSettings(source_language="deu_Latn", attributes=("title",))
+    expected = [re.sub("<[^>]*>", "", document)] if texts is None else texts
+    assert markup_plan(document, settings, spaced=True).sentences == expected
+    everything = markup_plan(document, MarkupSettings(), spaced=True).sentences
+    assert len(everything) == document.count("<p") + document.count("<div")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
+from transduce.documents.text_formats import lacking_plural_forms
 from transduce.documents.translate import translate_upload
 from transduce.documents.units import DocumentSettings, MessageRecord, UnitKind
 from transduce.errors import TransduceError
-from transduce.text.languages import lacking_plural_forms
 
 
 def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:

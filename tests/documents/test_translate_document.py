@@ -93,6 +93,18 @@ def test_the_command_reports_messages_that_need_a_person(capsys: Capture, traine
     assert "我" not in translated["b"]
 
 
+def test_the_command_names_units_of_xliff_that_stay(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.xlf", tmp_path / "b.xlf"
+    one, two = ('<mrk mtype="seg" mid="1">我吃鱼。</mrk>', '<mrk mtype="seg" mid="2">我们喝水。</mrk>')
+    unit = f'<trans-unit id="7"><source>我吃鱼。 我们喝水。</source><seg-source><g id="1">{one}</g> {two}</seg-source>'
+    unit += '<target><g id="1"><mrk mtype="seg" mid="1">I eat fish.</mrk></g></target></trans-unit>'
+    source.write_text(f'<xliff version="1.2"><file target-language="en"><body>{unit}</body></file></xliff>', "utf-8")
+    assert main(["translate", str(trained), str(source), "--output", str(target), *QUICK]) == 0
+    error = capsys.readouterr().err
+    assert "between the tags around segments: 1 XLIFF unit.\n  this unit stays: 7: 我吃鱼。 我们喝水。\n" in error
+    assert target.read_bytes() == source.read_bytes()
+
+
 def test_the_command_counts_fuzzy_translations_that_stay(capsys: Capture, trained: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "a.po", tmp_path / "b.po"
     source.write_text('#, fuzzy\nmsgid "我吃鱼。"\nmsgstr "x"\n\nmsgid "我们喝水。"\nmsgstr ""\n', "utf-8")

@@ -32,6 +32,25 @@ def test_vowel_signs_belong_to_words() -> None:
     assert rouge(["वह जाता है"], ["वह जाती है"]).rouge_1 == pytest.approx(100.0 * 2 / 3)
 
 
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "count"),
+    [
+        ("我喜欢喝茶。", "我喜欢喝咖啡", (4, 5, 6)),
+        ("猫はGPT3が好き", "犬もGPT3が好き", (4, 6, 6)),
+        ("กินข้าว", "กินน้ำ", (4, 7, 6)),  # ก ิ น and the tone mark
+    ],
+)
+def test_characters_are_the_words_of_scripts_without_spaces(
+    hypothesis: str, reference: str, count: tuple[int, int, int]
+) -> None:
+    common, ours, theirs = count
+    report = rouge([hypothesis], [reference])
+    assert report.rouge_1 == pytest.approx(100.0 * 2 * common / (ours + theirs))
+    assert report.rouge_l == report.rouge_1
+    assert report.rouge_2 > 0.0
+    assert str(report).endswith("(of characters where the script has no spaces)")
+
+
 def test_the_mean_is_over_texts_and_an_empty_one_has_nothing() -> None:
     report = rouge(["same words", ""], ["same words", "other words"])
     assert (report.texts, report.rouge_1, report.rouge_l) == (2, 50.0, 50.0)

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -75,9 +76,42 @@ if DEVICE == "cpu":
         _patch_lang(SimpleNamespace(__globals__={each.__name__: each for each in languages}))
         return SimpleNamespace(restore=lambda: None)
 
-    interpreter._patch_lang = lambda function: patch_once(
-        *(each for each in (tl, tl.core) if each in function.__globals__.values())
-    )
+    @cache
+    def patch_languages_of(function: Any) -> SimpleNamespace:
+        return patch_once(*(each for each in (tl, tl.core) if each in function.__globals__.values()))
+
+    interpreter._patch_lang = patch_languages_of
+    # The interpreter computes overflows of integers, but reports none: it does so only when it debugs.
+    assert not interpreter.interpreter_builder.options.debug
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    _numpy_dtype, _dtypes = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpy_dtype(dtype: Any) -> Any:
+        """Return the NumPy type of an element of a Triton type; Triton makes a table of all types at each call."""
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        if element.name not in _dtypes:
+            _dtypes[element.name] = _numpy_dtype(element)
+        return _dtypes[element.name]
+
+    interpreter._get_np_dtype = numpy_dtype
+    _make_block_type, _shapes = tl.block_type.__init__, dict[Any, dict[str, Any]]()
+    _scalar_shape = {"shape": tl.tuple([]), "numel": tl.constexpr(1)}
+
+    def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        """Initialize a block's type; types of one shape share what describes it, which Triton makes for each tensor."""
+        key = element_ty.name, *(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        if key not in _shapes:
+            _make_block_type(self, element_ty, shape)
+            sizes = {"shape": tl.tuple([tl.constexpr(size) for size in self.shape]), "numel": tl.constexpr(self.numel)}
+            _shapes[key] = {"shape": self.shape, "numel": self.numel, "name": self.name, "of_tensor": sizes}
+        self.__dict__.update(_shapes[key], element_ty=element_ty)
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        """Initialize a tensor, whose shape is shared with all others of its type."""
+        shape = type.of_tensor if isinstance(type, tl.block_type) else _scalar_shape
+        self.__dict__.update(shape, handle=handle, type=type, dtype=type.scalar)
+
+    tl.block_type.__init__, tl.tensor.__init__ = make_block_type, make_tensor
 
 KERNELS = GpuTraining(DEVICE)
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.03, "atol": 0.03}}

@@ -1,5 +1,6 @@
 """Test that protected spans occur exactly once in the translation, with and without placeholder tokens."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -94,6 +95,75 @@ def test_every_span_is_kept_exactly_once(each_translator: Translator, search: Se
             assert [one for one, _ in pairs] == sorted(one for one, _ in pairs)
             assert {*spans} <= {one for one, _ in pairs}
             assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in pairs)
+
+
+TAGGED = [
+    "<0>我</0>喜欢<1>苹果</1>。",
+    "<b>我<i>喜欢</i>苹果</b>。",
+    "<a href='x'>{name}喜欢</a> <b>{other}</b>茶<br>，<i>他</i>吃<sup>1</sup>鱼。",
+    "<b>我买书。他</b>吃<i>鱼。老师</i>看见<u>他。我</u>喜欢茶。",
+    "我<b>喜欢<i>苹果</b>和</i>茶。",
+    "</b>我<i>买</i>书<b>今天",
+    "<li>我</li><li>他</li>",
+    "<0></0>我<1>喜欢%s</1>{a}<2>书{b}</2>。",
+]
+_TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+
+
+def _elements(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the elements of a text, each with the one around it, and the start and end tags without a partner."""
+    opened: list[str] = []
+    elements: list[tuple[str, str]] = []
+    single: list[str] = []
+    for match in _TAG.finditer(text):
+        if match[1] and match[2] in opened:
+            while (name := opened.pop()) != match[2]:
+                single.append(name)
+            elements.append((name, opened[-1] if opened else ""))
+        elif match[1]:
+            single.append(match[0])
+        elif match[2] != "br":
+            opened.append(match[2])
+    return sorted(elements), single + opened
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_pairs_of_tags_stay_nested(each_translator: Translator, search: SearchSettings) -> None:
+    for translation in each_translator.translate(TAGGED, search):
+        source, spans = translation.source, find_protected(translation.source)
+        for alternative in translation.alternatives:
+            text = alternative.text
+            assert sorted(m[0] for m in _TAG.finditer(text)) == sorted(m[0] for m in _TAG.finditer(source))
+            for name in ("0", "1", "2", "b", "i", "a", "u", "li"):
+                own = [m[0] for m in _TAG.finditer(text) if m[2] == name]
+                assert own == [m[0] for m in _TAG.finditer(source) if m[2] == name]
+            if source != TAGGED[4]:
+                assert _elements(text) == _elements(source)
+        assert {*spans} <= {one for one, _ in translation.protected}
+        assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in translation.protected)
+        assert "<b>{other}</b>" in translation.text or "{other}" not in source
+        assert "<sup>1</sup>" in translation.text or "<sup>" not in source
+
+
+def test_streams_and_prefixes_keep_pairs_of_tags(each_translator: Translator) -> None:
+    search = SearchSettings(beam_size=2)
+    (found,) = each_translator.translate(["<b>我</b>喜欢<i>苹果</i>。"], search, prefix="I like")
+    assert _TAG.sub("", found.text).startswith("I like")
+    for source in TAGGED:
+        assert "".join(each_translator.stream(source, search)) == each_translator.translate([source], search)[0].text
+
+
+@pytest.mark.parametrize(
+    "text", [*SOURCES, "我喜欢茶。", "我喜欢茶。https://example.org/a", "https://example.org/a", ""]
+)
+def test_as_many_samples_are_returned_as_are_drawn(each_translator: Translator, text: str) -> None:
+    """Equal samples stay, also after placeholder tokens have been replaced or removed, and if sentences are copied."""
+    search = SearchSettings(sampling=SamplingSettings(seed=1, temperature=0.1), n_best=30, max_length=4)
+    (result,) = each_translator.translate([text], search)
+    assert len(result.alternatives) == 30
+    assert len({each.text for each in result.alternatives}) < 30
+    for literal in (text[slice(*span)] for span in find_protected(text)):
+        assert all(literal in each.text for each in result.alternatives)
 
 
 def test_sentences_without_spans_are_translated_as_without_placeholders(each_translator: Translator) -> None:

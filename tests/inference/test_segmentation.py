@@ -186,7 +186,15 @@ def test_alternatives_of_a_text_are_the_best_combinations() -> None:
     assert (joined.parts, joined.joined) == (2, (("甲。", "A."), ("乙。", "B.")))
     assert joined.positions == ((Span(0, 2), Span(0, 2)), (Span(2, 4), Span(3, 5)))
     samples = join_parts(segmented, parts, n_best=3, sampled=True)
-    assert [each.text for each in samples.alternatives] == ["A. B.", "a. b."]
+    assert [each.text for each in samples.alternatives] == ["A. B.", "a. b.", "a. β"]
+
+
+def test_a_better_sentence_replaces_the_first_sample_and_no_other() -> None:
+    same = ("A.", -1.0)
+    parts = [translation("甲。", same, same, ("a.", -1.5)), translation("乙。", ("B.", -2.0))]
+    joined = join_parts(segment("甲。乙。"), parts, n_best=3, sampled=True)
+    changed = with_sentences(joined, [translation("甲。", ("Better.", -0.5)), parts[1]], sampled=True)
+    assert [each.text for each in changed.alternatives] == ["Better. B.", "A. B.", "a. B."]
 
 
 def test_copied_spans_of_the_layout_are_reported() -> None:

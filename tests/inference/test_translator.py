@@ -13,10 +13,8 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.load import open_translator
-from transduce.inference.translation import Alternative, Translation, without_context
+from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
-from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 
@@ -335,22 +333,3 @@ def test_sampling_options_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator("我吃鱼。", **options)
-
-
-@pytest.mark.parametrize(
-    ("generate", "penalty"), [(None, (7 / 6) ** 0.6), (GenerateSettings(), 2**0.6)], ids=["paper", "generate"]
-)
-def test_what_follows_the_context_is_scored_by_the_length_penalty_of_the_search(
-    generate: GenerateSettings | None, penalty: float
-) -> None:
-    found = Hypothesis(ids=(5, 6, 7), token_log_probabilities=(-1.0, -1.0, -2.0, -3.0), score=-9.0, ended=True)
-    own = without_context(found, 2, SearchSettings(length_penalty=0.6, generate=generate))
-    assert own.ids == (7,)
-    assert own.score == pytest.approx(-5.0 / penalty)
-
-
-@pytest.mark.parametrize("generate", [None, GenerateSettings()], ids=["paper", "generate"])
-def test_what_follows_the_context_keeps_its_coverage_penalty(generate: GenerateSettings | None) -> None:
-    search = SearchSettings(length_penalty=0.0, coverage_penalty=0.2, generate=generate)
-    found = Hypothesis(ids=(5, 6, 7), token_log_probabilities=(-1.0, -1.0, -2.0, -3.0), score=-7.5, ended=True)
-    assert without_context(found, 2, search).score == pytest.approx(-5.0 - 0.5)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import transduce
-from transduce.commands.main import main
+from transduce.commands.main import build_parser, main
+from transduce.commands.serve import load_models
 from transduce.errors import TransduceError
 from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.bulk_files import ResumableFile
@@ -29,6 +30,8 @@ from transduce.model_folder.hugging_face import hugging_face_search_settings
 from transduce.model_folder.read import read_any_model_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
+from transduce.serving.languages import Routes
+from transduce.serving.messages import RequestError
 
 
 def opened(folder: Path, **languages: str) -> Translator:
@@ -55,8 +58,38 @@ def test_the_target_language_is_chosen(nllb: Path) -> None:
     translator = opened(nllb, source_language="eng_Latn", target_language="deu_Latn")
     assert translator("I like tea.").alternatives[0].tokens[0] == "deu_Latn"
     assert translator.target_language == "deu_Latn"
+    usual = opened(nllb, source_language="en", target_language="de-AT")
+    assert (usual.source_language, usual.target_language) == ("eng_Latn", "deu_Latn")
+    assert usual("I like tea.").alternatives[0].tokens == translator("I like tea.").alternatives[0].tokens
     with pytest.raises(TransduceError, match="languages are deu_Latn, eng_Latn, zho_Hans, but `fra_Latn` was asked"):
         opened(nllb, target_language="fra_Latn")
+
+
+def test_an_import_stores_the_codes_of_the_model(nllb: Path, tmp_path: Path) -> None:
+    report = import_model_folder(nllb, tmp_path / "m", source_language="de", target_language="zh-CN")
+    assert (report.source_language, report.target_language) == ("deu_Latn", "zho_Hans")
+    translator = opened(tmp_path / "m")
+    assert (translator.source_language, translator.target_language) == ("deu_Latn", "zho_Hans")
+    translate = transduce.pipeline("translation_de_to_zh", tmp_path / "m", device="cpu")
+    assert translate.translator.target_language == "zho_Hans"
+    with pytest.raises(TransduceError, match=r"but .* translates deu_Latn to zho_Hans"):
+        transduce.pipeline("translation_de_to_en", tmp_path / "m", device="cpu")
+
+
+def test_a_served_model_translates_between_the_languages_that_clients_name(nllb: Path, tmp_path: Path) -> None:
+    glossary = tmp_path / "terms.tsv"
+    glossary.write_text("tea\t茶\n", "utf-8")
+    arguments = [f"eng_Latn:zho_Hans={nllb}", f"en:de={nllb}", "--glossary", f"en:zh={glossary}"]
+    (chinese, german), _ = load_models(build_parser("serve").parse([*arguments, "--threads", "1"]))
+    tokens = [model.translator("I like tea.").alternatives[0].tokens[0] for model in (chinese, german)]
+    assert tokens == ["zho_Hans", "deu_Latn"]
+    assert chinese.glossary is not None
+    assert german.glossary is None
+    routes = Routes([chinese, german])
+    for source, target, model in (("en", "zh", chinese), ("EN-gb", "zh-CN", chinese), ("eng", "de_AT", german)):
+        assert routes.model(routes.find(source), routes.find(target)) is model
+    with pytest.raises(RequestError, match="zh-TW is not supported"):
+        routes.find("zh-TW")
 
 
 def test_workers_shards_and_files_know_the_languages(
@@ -236,8 +269,10 @@ def test_fine_tuning_searches_as_the_base_model_except_where_the_user_decides(
     assert fine_tuned("again", tmp_path / "own", {"search.length_penalty": 2.0}) == msgspec.structs.replace(
         found, length_penalty=2.0
     )
-    with pytest.raises(TransduceError, match=r"`max_length` \(11\).*\. Search settings that you leave out are"):
-        fine_tuned("wrong", nllb, {"search.min_length": 11})
+    longer = fine_tuned("longer", nllb, {"search.min_length": 11})
+    assert (longer.min_length, longer.max_length) == (11, None)
+    with pytest.raises(TransduceError, match=r"`beam_size` \(3\).*\. Search settings that you leave out are"):
+        fine_tuned("wrong", nllb, {"search.n_best": 4})
 
     # A setting of `generate` that search does not have does not prevent training.
     odd = tmp_path / "odd"
@@ -288,6 +323,11 @@ def test_other_end_symbols_for_generation_than_for_the_model_are_refused(ends: i
     assert import_generation({"eos_token_id": [2]}, config, "folder", max_positions=None) is not None
     with pytest.raises(TransduceError, match=r"`eos_token_id` must be the same in generation_config\.json and config"):
         import_generation({"eos_token_id": ends}, config, "folder", max_positions=None)
+    if ends == [2, 7]:
+        for generation in ({}, {"eos_token_id": ends}):
+            with pytest.raises(TransduceError, match=r"must be one token, but config\.json has \[2, 7\]: leave only"):
+                import_generation(generation, {"eos_token_id": ends}, "folder", max_positions=None)
+    assert import_generation({"eos_token_id": 2}, {"eos_token_id": [2]}, "folder", max_positions=None) is not None
 
 
 @pytest.mark.parametrize("setting", [{"watermarking_config": {"bias": 2.0}}, {"stop_strings": ["."]}])

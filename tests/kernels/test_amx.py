@@ -6,10 +6,13 @@ emulates the instruction.
 
 import copy
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +46,40 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.fixture(scope="module")
+def run_case(emulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[int, str]]]:
+    """Yield a function that runs a case, and returns its exit code and output.
+
+    A separate process imports everything and handles the signal, which applies to a whole process. Each case runs in a
+    fork of that process.
+    """
+    output = tmp_path_factory.mktemp("cases") / "output"
+    with subprocess.Popen(
+        [sys.executable, str(HERE), str(emulator), str(output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        stdin, stdout = parent.stdin, parent.stdout
+
+        def run(case: str) -> tuple[int, str]:
+            stdin.write(f"{case}\n")
+            return int(stdout.readline()), output.read_text("utf-8")
+
+        yield run
+        stdin.close()
+
+
 @pytest.mark.parametrize("case", ["products", "model", "pairs", "model of pairs", "training of pairs"])
-def test_amx_products_equal_those_of_vector_instructions(emulator: Path, case: str) -> None:
+def test_amx_products_equal_those_of_vector_instructions(run_case: Callable[[str], tuple[int, str]], case: str) -> None:
     if "pairs" in case and find_float_tile("pairs") is None:
         pytest.skip("products of bfloat16 are for processors that have instructions for them, and this is none")
-    # In a separate process, since a signal handler applies to the whole process.
-    done = subprocess.run(
-        [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[-1]) > 1000  # AMX instructions; otherwise AMX was not used
+    code, output = run_case(case)
+    assert code == 0, output
+    assert int(output.split()[-1]) > 1000  # AMX instructions; otherwise AMX was not used
 
 
 def test_amx_is_not_used_where_its_self_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,16 +215,36 @@ def _test_training() -> None:
         sys.exit(int(code))
 
 
-if __name__ == "__main__":
-    library = ctypes.CDLL(sys.argv[1])
-    if not torch.cpu._is_amx_tile_supported():
-        assert library.install_amx() == 0
-    threads_module._THREAD_WORK = 1  # even the smallest work uses several threads
-    {
+def _run(case: str) -> None:
+    """Run a case, and print the number of AMX instructions that were emulated."""
+    cases = {
         "products": _compare_products,
         "model": _compare_models,
         "pairs": _compare_pairs,
         "model of pairs": _compare_models_of_pairs,
         "training of pairs": _test_training,
-    }[sys.argv[2]]()
-    print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6)
+    }
+    cases[case]()
+    print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6, flush=True)
+
+
+if __name__ == "__main__":
+    library = ctypes.CDLL(sys.argv[1])
+    if not torch.cpu._is_amx_tile_supported():
+        assert library.install_amx() == 0
+    threads_module._THREAD_WORK = 1  # even the smallest work uses several threads
+    for line in sys.stdin:
+        child = os.fork()
+        if child:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            continue
+        file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        try:
+            _run(line.strip())
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  (this process ends here in any case)
+            traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(1)

@@ -3,7 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -51,22 +53,42 @@ ALLOWED = {
 _WORDS = re.compile("|".join(rf"\b(?:{words})\b" for words in DIALECT), re.IGNORECASE)
 
 
-def _docstrings(text: str) -> Iterator[tuple[int, ast.AST, str]]:
+class Parsed(NamedTuple):
+    """What a source file has of docstrings and of settings."""
+
+    docstrings: list[tuple[int, str]]
+    """The line of each definition, and its docstring."""
+    functions: list[tuple[int, str, set[str], str]]
+    """The line of each function that has a docstring, its name, its arguments' names, and its docstring."""
+    fields: list[int]
+    """The line of each field of a settings struct."""
+
+
+@cache
+def _parse(text: str) -> Parsed:
+    found = Parsed([], [], [])
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             docstring = ast.get_docstring(node)
             if docstring:
-                yield getattr(node, "lineno", 1), node, docstring
+                line = getattr(node, "lineno", 1)
+                found.docstrings.append((line, docstring))
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+                    found.functions.append((line, node.name, names, docstring))
+        if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(base) for base in node.bases):
+            found.fields.extend(field.lineno for field in node.body if isinstance(field, ast.AnnAssign))
+    return found
 
 
 def fragments(name: str, text: str) -> Iterator[str]:
-    for line, _, docstring in _docstrings(text):
+    for line, docstring in _parse(text).docstrings:
         if FRAGMENT.match(docstring):
             yield f"{name}:{line} begins as a fragment: {docstring.splitlines()[0]}"
 
 
 def summaries(name: str, text: str) -> Iterator[str]:
-    for line, _, docstring in _docstrings(text):
+    for line, docstring in _parse(text).docstrings:
         first, *others = docstring.splitlines()
         if not first.endswith((".", "?", "!", "。", ":")) or (others and others[0].strip()):
             yield f"{name}:{line} has no summary of one line that ends with a period: {first}"
@@ -74,24 +96,20 @@ def summaries(name: str, text: str) -> Iterator[str]:
 
 def arguments(name: str, text: str) -> Iterator[str]:
     """Find described arguments that the function does not have, as after a renaming."""
-    for line, node, docstring in _docstrings(text):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
-            described = docstring.partition("Args:\n")[2].partition("\n\n")[0]
-            for entry in re.findall(r"^    \*{0,2}(\w+): ", described, re.MULTILINE):
-                if entry not in names:
-                    yield f"{name}:{line} describes the argument {entry}, which {node.name} does not have"
+    for line, function, names, docstring in _parse(text).functions:
+        described = docstring.partition("Args:\n")[2].partition("\n\n")[0]
+        for entry in re.findall(r"^    \*{0,2}(\w+): ", described, re.MULTILINE):
+            if entry not in names:
+                yield f"{name}:{line} describes the argument {entry}, which {function} does not have"
 
 
 def comments_of_fields(name: str, text: str) -> Iterator[str]:
     """Find fields of settings that a comment describes, which the documentation of settings would not show."""
     lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(base) for base in node.bases):
-            for field in node.body:
-                above = lines[field.lineno - 2].lstrip()
-                if isinstance(field, ast.AnnAssign) and above.startswith("# ") and not above.startswith("# ---"):
-                    yield f"{name}:{field.lineno} describes a field by a comment instead of a docstring below it"
+    for line in _parse(text).fields:
+        above = lines[line - 2].lstrip()
+        if above.startswith("# ") and not above.startswith("# ---"):
+            yield f"{name}:{line} describes a field by a comment instead of a docstring below it"
 
 
 def dialect(name: str, text: str) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """Test diverse beam search, whose groups avoid each other's tokens, on steps computed by hand."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import BeamOptions, BeamSearch
-from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
+from transduce.search.beam import BeamOptions, BeamSearch, GenerateSearch
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import GENERATE_RANKING, PAPER_RANKING, Hypothesis, SequenceLimits, run_search
 from transduce.search.selection import BestSelection, DiverseSelection, Step
 
 START, END, A, B, C = 0, 1, 2, 3, 4
@@ -94,3 +96,105 @@ def test_each_group_continues_its_own_hypotheses() -> None:
     live = DiverseSelection(beam_size=4, groups=2, penalty=0.0, eos_id=END).select(step).live
     assert live.parents.tolist() == [[0, 1, 2, 3]]
     assert live.tokens.tolist() == [[2, 2, 3, 3]]
+
+
+# --- groups against a reference, in which each group is a beam search of its own after those of the earlier groups ---
+
+
+LONGEST, SIZE = 9, 7
+
+
+class TableScorer:
+    """A scorer of several sentences with random log-probabilities by sentence, position and last token."""
+
+    def __init__(self, tables: Tensor) -> None:
+        self.tables, self.position = tables, 0
+
+    def step(self, pieces: Tensor) -> Tensor:
+        self.position += 1
+        return self.tables[:, self.position - 1].gather(1, pieces[..., None].expand(-1, -1, SIZE))
+
+    def reorder(self, parents: Tensor) -> None:
+        pass
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.tables = self.tables[rows]
+
+
+def random_tables(sentences: int) -> Tensor:
+    """Return log-probabilities, (sentences, LONGEST, SIZE, SIZE), in which the last position always ends."""
+    logits = 2.0 * torch.randn(sentences, LONGEST, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+    logits[..., START] = -math.inf
+    logits[..., END] += 1.5
+    logits[:, -1] = -math.inf
+    logits[:, -1, :, END] = 0.0
+    return logits.log_softmax(dim=-1)
+
+
+Found = tuple[float, tuple[int, ...]]
+
+
+def search_in_groups(table: Tensor, *, groups: int, size: int, penalty: float, stop: str | None) -> list[list[Found]]:
+    """Return the scores and tokens that each group finds; `stop` = None is the paper's search, with alpha 0.6."""
+    divisor = (PAPER_RANKING if stop is None else GENERATE_RANKING).length_penalty
+    taken = [Counter[int]() for _ in range(LONGEST)]
+    results = []
+    for _ in range(groups):
+        live: list[Found] = [(0.0, ())]
+        finished: list[Found] = []
+        for position in range(LONGEST):
+            options = [
+                (total + value - penalty * taken[position][token], total + value, (*ids, token))
+                for total, ids in live
+                for token, value in enumerate(table[position, ids[-1] if ids else START].tolist())
+                if value > -math.inf
+            ]
+            ranked = [option[1:] for option in sorted(options, reverse=True)]
+            ended = [option for option in ranked[:size] if option[1][-1] == END]
+            finished += [(total / divisor(position + 1, 0.6), ids[:-1]) for total, ids in ended]
+            finished = sorted(finished, reverse=True)[:size]
+            live = [option for option in ranked if option[1][-1] != END][:size]
+            taken[position].update(ids[-1] for _, ids in live)
+            length = LONGEST if stop in (None, "never") else position + 1
+            bound = max((total for total, _ in live), default=-math.inf) / divisor(length, 0.6)
+            if len(finished) == size and (stop == "full" or bound <= finished[-1][0]):
+                break
+        results.append(finished)
+    return results
+
+
+@pytest.mark.parametrize("stop", [None, "full", "likely", "never"])
+@pytest.mark.parametrize(("groups", "size", "penalty"), [(4, 1, 0.5), (2, 2, 0.5), (3, 2, 2.0), (2, 3, 0.0)])
+def test_each_group_is_a_beam_search_that_avoids_the_tokens_of_earlier_groups(
+    groups: int, size: int, penalty: float, stop: str | None
+) -> None:
+    """A group that has finished takes no more tokens, and gets no more results because other groups go on."""
+    tables = random_tables(40)
+    beam = BeamOptions(beam_size=groups * size, n_best=2, alpha=0.6, groups=groups)
+    selection = DiverseSelection(beam_size=groups * size, groups=groups, penalty=penalty, eos_id=END)
+    limits = SequenceLimits(START, END, torch.full((len(tables),), LONGEST))
+    scorer = TableScorer(tables)
+    search = (
+        BeamSearch(scorer, limits, beam, selection=selection)
+        if stop is None
+        else GenerateSearch(scorer, limits, beam, GenerateSettings(stop=stop), selection=selection)  # type: ignore[arg-type]
+    )
+    run_search(search)
+    for table, by_group in zip(tables, search.finished, strict=True):
+        expected = search_in_groups(table, groups=groups, size=size, penalty=penalty, stop=stop)
+        assert [[each.ids for each in group] for group in by_group] == [[ids for _, ids in group] for group in expected]
+        scores = [score for group in expected for score, _ in group]
+        assert [each.score for group in by_group for each in group] == pytest.approx(scores, abs=1e-5)
+
+
+def test_a_group_of_one_hypothesis_has_one_result() -> None:
+    """The likeliest text of all groups is the same here, so nothing longer is returned in its place."""
+    table = torch.full((1, LONGEST, SIZE, SIZE), -math.inf)
+    table[0, 0, START, A] = 0.0
+    table[0, 1:, :, END], table[0, 1:, :, B] = math.log(0.9), math.log(0.1)
+    beam = BeamOptions(beam_size=4, n_best=4, alpha=0.6, groups=4)
+    selection = DiverseSelection(beam_size=4, groups=4, penalty=0.5, eos_id=END)
+    search = BeamSearch(
+        TableScorer(table), SequenceLimits(START, END, torch.tensor([LONGEST])), beam, selection=selection
+    )
+    assert [each.ids for each in run_search(search)[0]] == [(A,)]

@@ -11,6 +11,7 @@ from transduce.inference.decoding import read_search_settings
 from transduce.search.settings import SamplingSettings, SearchSettings, override_search
 
 SAMPLES = SamplingSettings(temperature=0.7)
+BEAM = {"beam_size": 8, "length_penalty": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,9 @@ SAMPLES = SamplingSettings(temperature=0.7)
         ({"coverage_penalty": 0.2, "n_best": 3}, {}, {"temperature": 0}, {"beam_size": 1}),
         ({"max_length": 9}, {"max_length_extra": 5}, {}, {"max_length_extra": 5}),
         ({"min_length": 20}, {"max_length": 9}, {}, {"min_length": 8, "max_length": 9}),
+        ({"max_length": 9}, {"min_length": 9}, {}, {"min_length": 9}),
+        ({"max_length": 9}, {"min_length": 8}, {}, {"min_length": 8, "max_length": 9}),
+        (BEAM, {}, {"seed": 5}, BEAM | {"sampling": SamplingSettings(seed=5)}),
         ({"max_length_extra": 5}, {"max_length": 9}, {}, {"max_length": 9, "max_length_extra": 5}),
     ],
 )
@@ -57,7 +61,6 @@ def test_what_the_user_sets_has_its_effect(
         ({}, {"beam_size": 2, "n_best": 3}, {}, r"`n_best` must be at most `beam_size` \(2\), but is 3"),
         ({}, {"beam_size": 3, "diverse_groups": 2}, {}, r"`diverse_groups` must divide `beam_size` \(3\)"),
         ({}, {"max_length": 9, "max_length_extra": 5}, {}, "`max_length_extra` has no effect beside `max_length`"),
-        ({"max_length": 9}, {"min_length": 9}, {}, r"`min_length` must be less than `max_length` \(9\)"),
         ({}, {"min_length": 9, "max_length": 9}, {}, r"`min_length` must be less than `max_length` \(9\)"),
         ({}, {"beam_size": 0}, {}, "`beam_size` must be at least 1, but is 0"),
     ],

@@ -1,5 +1,7 @@
 """Test a live server with the unchanged client libraries of other services."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,8 +80,12 @@ def test_the_deepl_library_manages_glossaries(serve: Any, gated_model: Any) -> N
         client.close()
 
 
-def test_the_deepl_library_translates_documents(live: Any, tmp_path: Any) -> None:
+def test_the_deepl_library_translates_documents(live: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     deepl = pytest.importorskip("deepl")
+    # The library asks every 5 seconds whether a document is done.
+    monkeypatch.setattr(
+        "deepl.translator.time", SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(seconds / 100))
+    )
     client = deepl.DeepLClient("any", server_url=live.url)
     (tmp_path / "a.txt").write_text("eins\n\nzwei\n")
     client.translate_document_from_filepath(

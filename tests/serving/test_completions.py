@@ -14,7 +14,7 @@ from transduce.inference.generator import Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.batching import Batcher, Workers
 from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
 from transduce.serving.jobs import Job
@@ -241,6 +241,24 @@ def test_each_of_several_prompts_has_as_many_choices(serve: Any, gated_model: An
         assert choices[3]["text"] != "EIN SATZ"
         (single,) = live.ask("POST", TEXT, fields | {"prompt": "Hund"}).json["choices"]
         assert single["text"] == "HUND"
+
+
+def test_equal_samples_are_separate_choices_and_alternatives(serve: Any, gated_model: Any) -> None:
+    class Sampler(gated_model):  # type: ignore[misc]
+        """Draws the same translation each time."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.search = SearchSettings(sampling=SamplingSettings())
+
+        def translate(self, *args: Any, **options: Any) -> Any:
+            found = super().translate(*args, **options)
+            return [msgspec.structs.replace(each, alternatives=each.alternatives[:1] * 3) for each in found]
+
+    with serve(Sampler()) as live:
+        choices = live.ask("POST", TEXT, {"model": "de-en", "prompt": "Hund", "n": 3}).json["choices"]
+        assert [(each["index"], each["text"]) for each in choices] == [(0, "HUND"), (1, "HUND"), (2, "HUND")]
+        assert live.translate("Hund", alternatives=2).json["alternatives"] == ["HUND", "HUND"]
 
 
 def test_a_stream_reports_a_text_in_another_language_in_its_head(live: Any) -> None:

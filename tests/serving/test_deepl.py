@@ -53,6 +53,20 @@ def test_languages_are_listed_on_both_sides(live: Any) -> None:
     assert live.ask("GET", "/v2/languages?type=both").status == 400
 
 
+def test_models_with_codes_of_three_letters_have_clients_of_two(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(languages=("deu_Latn", "eng_Latn"))) as live:
+        assert [entry["language"] for entry in live.ask("GET", "/v2/languages").json] == ["DE"]
+        targets = live.ask("GET", "/v2/languages?type=target").json
+        assert [entry["language"] for entry in targets] == ["EN-GB", "EN-US"]
+        created = live.ask("POST", "/v2/glossaries", GLOSSARY).json
+        assert (created["source_lang"], created["target_lang"]) == ("de", "en")
+        asked = {"text": "eins", "source_lang": "DE", "target_lang": "EN-US", "glossary_id": created["glossary_id"]}
+        assert live.ask("POST", "/v2/translate", asked).json["translations"] == [
+            {"detected_source_language": "DE", "text": "EINS"}
+        ]
+        assert live.translate("eins", source="de-AT", target="en").json["translatedText"] == "EINS"
+
+
 def test_usage_counts_characters(serve: Any, gated_model: Any) -> None:
     with serve(gated_model()) as live:
         live.translate("eins")

@@ -43,12 +43,19 @@ def test_a_request_finds_its_model(gated_model: Any) -> None:
     assert routes.model("en", "zh-Hans") is back
     assert routes.model("en", "en") is None
     assert routes.find("pt") == "pt-BR"
+    assert (routes.find("cmn"), routes.find("eng_Latn")) == ("zh-Hans", "en")
     assert routes.sources_of("en") == ["pt-BR", "zh-Hans"]
     assert routes.default_pair == ("zh-Hans", "en")
     with pytest.raises(RequestError, match=r"^pt-PT is not supported$"):
         routes.find("pt-PT")
     with pytest.raises(RequestError, match=r"there is no model from zh to pt-BR"):
         routes.model("zh-Hans", "pt-BR")
+
+
+def test_a_code_that_several_served_languages_fit_is_refused(gated_model: Any) -> None:
+    routes = Routes([gated_model(languages=(code, "en")) for code in ("pt-BR", "pt-PT")])
+    with pytest.raises(RequestError, match=r"`pt` may mean each of the languages pt-BR, pt-PT: name the one"):
+        routes.find("pt")
 
 
 def test_models_with_one_language_on_both_sides_are_served(serve: Any, gated_model: Any) -> None:

@@ -184,6 +184,11 @@ def test_a_file_in_another_language_is_translated_with_a_warning(live: Any) -> N
     assert reply.headers["transduce-warning"] == warning
     file = live.ask("GET", reply.json["translatedFileUrl"].removeprefix(live.url))
     assert file.headers["transduce-warning"] == warning
+    one, two = (f'<mrk mtype="seg" mid="{number}">eins</mrk>' for number in (1, 2))
+    unit = f'<trans-unit><source>eins</source><seg-source><g id="1">{one}</g> {two}</seg-source><target>{one}</target>'
+    xliff = f'<xliff version="1.2"><file><body>{unit}</trans-unit></body></file></xliff>'
+    reply = live.ask("POST", "/translate_file", *form({"source": "de", "target": "en"}, "a.xlf", xliff.encode()))
+    assert reply.headers["transduce-warning"].endswith("between the tags around segments: 1 XLIFF unit.")
 
 
 @pytest.mark.parametrize(

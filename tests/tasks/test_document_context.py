@@ -24,15 +24,22 @@ from transduce.documents.units import DocumentSettings, Unit
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original
 from transduce.exchange.exporters import exporter_for
-from transduce.inference.batching import Documents, Part
+from transduce.inference import decoding
+from transduce.inference.batching import Documents, History, Part
+from transduce.inference.compiled_search import CompiledSearch
 from transduce.inference.datastore import build_datastore
+from transduce.inference.decoding import SentenceBatch, start_search
+from transduce.inference.phrases import tokenize_phrase
 from transduce.inference.retrieval import decoder_states, read_datastore
 from transduce.inference.scoring import target_states, token_log_probabilities
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import _tokenize, word_maps, word_pair
 from transduce.model.attention import AttentionTrace
 from transduce.model_folder.read import read_any_model_folder
-from transduce.search.settings import SearchSettings
+from transduce.search.beam import Coverage
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import Hypothesis, Scorer, Search, run_search
+from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.batching import Batcher
 from transduce.serving.jobs import Job, JobSentence
 from transduce.serving.messages import UploadedFile
@@ -245,6 +252,138 @@ def test_length_limits_do_not_count_the_context(trained: Path) -> None:
     assert cut.text
     longer = translator(lines[:2], document=True, search=SearchSettings(min_length=6, beam_size=1))
     assert min(len(each.alternatives[0].tokens) for each in longer) >= 6
+
+
+class AfterContext(Scorer):
+    """Scores the tokens after a context, which the model has read before the search begins."""
+
+    def __init__(self, scorer: Any, context: Sequence[int]) -> None:
+        self.scorer, self.context = scorer, list(context)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.scorer.step(tokens)
+        for token in self.context:
+            logits = self.scorer.step(torch.full_like(tokens, token))
+        self.context = []
+        return logits
+
+    def attention(self) -> torch.Tensor:
+        attention: torch.Tensor = self.scorer.attention()
+        return attention
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        self.scorer.reorder(parents)
+
+    def keep_sentences(self, rows: torch.Tensor) -> None:
+        self.scorer.keep_sentences(rows)
+
+
+@pytest.fixture(scope="module")
+def reader(files: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    """Return a translator that reads translations, trained so little that its hypotheses differ a lot."""
+    run = train(files, tmp_path_factory.mktemp("run") / "few", "both", steps=60)
+    return transduce.load(run, task="translation", precision="fp32", threads=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"beam_size": 1},
+        {"beam_size": 5, "n_best": 5, "length_penalty": 3.0},
+        {"min_length": 5, "beam_size": 3, "n_best": 2},
+        {"max_length": 4},
+        {"max_length": 9, "beam_size": 1},
+        {"no_repeated_ngrams": 1, "n_best": 4},
+        {"no_repeated_ngrams": 2, "beam_size": 1},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 1.0},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 1.0, "beam_size": 1},
+        {"coverage_penalty": 2.0, "n_best": 4},
+        {"forbidden": ("old",), "n_best": 4},
+        {"diverse_groups": 2, "n_best": 4},
+        {"generate": GenerateSettings(), "length_penalty": 1.0, "n_best": 4},
+        {"generate": GenerateSettings(), "repetition_penalty": 2.0, "beam_size": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("phrase", [None, "red"])
+def test_a_search_begins_after_the_context(
+    reader: Translator, settings: dict[str, Any], phrase: str | None, monkeypatch: Any
+) -> None:
+    search = SearchSettings(**{"max_length_extra": 9} | settings)
+    if phrase is not None and (search.beam_size == 1 or search.diverse_groups > 1):
+        return
+    source, target = reader.tokenizer.source, reader.tokenizer.target
+    lines = ["lamp is old", "it is big", "cat is new", "it is red and new"]
+    texts = ["", "DOG red", "HOUSE new and old er old", "sie big red"]
+    histories = [History((), (*target.encode(text), *reader.forbidden_ids)) if text else History() for text in texts]
+    assert len({len(each.target) for each in histories}) == 4
+    ids = [[*source.encode(line), source.eos_id] for line in lines]
+    required = [[() if phrase is None else (tokenize_phrase(phrase, target),)] for _ in lines]
+    prefixes = [[], target.encode("big"), [], []]
+
+    def find(rows: Sequence[int], histories: Sequence[History]) -> Search:
+        batch = SentenceBatch(
+            [ids[row] for row in rows], [prefixes[row] for row in rows], [required[row][0] for row in rows], rows
+        )
+        batch = batch._replace(histories=histories, forbidden_ids=reader.forbidden_ids)
+        return start_search(reader.models, target, batch, search)
+
+    def same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+        assert [(each.ids, each.ended) for each in found] == [(each.ids, each.ended) for each in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-3)
+            assert one.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-3)
+
+    with torch.inference_mode():
+        together = [] if search.generate is not None else run_search(find(range(4), histories))
+        alone = [find([row], [histories[row]]) for row in range(4)]
+        is_plain = not set(settings) & {"repetition_penalty", "no_repeated_ngrams", "forbidden", "min_length"}
+        if is_plain and search.coverage_penalty == 0.0 and search.diverse_groups == 1 and search.generate is None:
+            assert phrase is not None or type(alone[2]) is CompiledSearch
+        found = [run_search(each)[0] for each in alone]
+        create: Any = decoding._scorers
+        for row in range(4):
+            context = histories[row].target
+            monkeypatch.setattr(
+                decoding,
+                "_scorers",
+                lambda *given, context=context, **more: [
+                    AfterContext(each, context) for each in create(*given, **more)
+                ],
+            )
+            (expected,) = run_search(find([row], ()))
+            same(found[row], expected)
+            if together:
+                same(together[row], expected)
+
+
+def test_a_required_phrase_may_not_be_that_of_the_previous_translation(reader: Translator) -> None:
+    found = reader(["dog is old", "dog is big", "it is red"], document=True, phrases=["DOG"])
+    assert all("DOG" in each.text for each in found)
+
+
+def test_samples_after_a_context_are_the_same_in_any_search(reader: Translator, monkeypatch: Any) -> None:
+    search = SearchSettings(sampling=SamplingSettings(seed=3), n_best=3)
+    lines = ["lamp is old", "it is big", "it is red", "", "cat is new", "it is old"]
+    expected = reader.translate(lines, search, documents=Documents.of_lines(lines))
+    monkeypatch.setattr(decoding, "find_compiled_search", lambda *_, **__: None)
+    found = reader.translate(lines, search, documents=Documents.of_lines(lines))
+    assert [[each.text for each in one.alternatives] for one in found] == [
+        [each.text for each in one.alternatives] for one in expected
+    ]
+
+
+def test_context_needs_no_coverage() -> None:
+    class Fixed:
+        def attention(self) -> torch.Tensor:
+            return torch.full((2, 1, 3), 0.5)
+
+    coverage = Coverage(Fixed(), 1.0, [(1, 1), (0, 0)])
+    coverage.add_step()
+    coverage.add_step()
+    assert coverage.penalty(0, 0) == pytest.approx(2 * np.log(0.5), abs=1e-5)  # one token, one step
+    assert coverage.penalty(1, 0) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_sentences_of_an_earlier_text_keep_their_own_translations(trained: Path) -> None:
@@ -606,6 +745,15 @@ def test_the_readme_of_an_export_names_the_context_that_it_leaves_to_the_caller(
         text = " ".join((tmp_path / "README.md").read_text("utf-8").split())
         assert "up to 1 earlier sentences of the document before each sentence, with `<sep>` between them" in text
         assert ("begins the output with their translations" in text) == (side == "both")
+
+
+def test_empty_lines_of_a_dev_set_are_no_sentences_that_time_did_not_allow(
+    files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transduce.train(out=tmp_path / "m", settings=SETTINGS, steps=1, context_before=1, threads=1, **files)
+    sentences = sum(map(bool, Path(files["dev_source"]).read_text("utf-8").splitlines()))
+    captured = capsys.readouterr()
+    assert f"Dev set, {sentences} sentences, beam 4:" in captured.out + captured.err
 
 
 def test_empty_lines_between_documents_are_not_scored(

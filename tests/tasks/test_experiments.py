@@ -29,6 +29,7 @@ from transduce.tasks.experiments import (
     ExperimentOptions,
     ExperimentRun,
     _test_command,
+    _with_fitting_jobs,
     _write_settings,
     expand,
     find_problems,
@@ -101,6 +102,42 @@ def content(tmp_path: Path, files: dict[str, Path], plugin: Path) -> dict[str, A
         ],
         "test": {"source": str(files["test"])},
     }
+
+
+@pytest.mark.parametrize(
+    ("free", "variants", "jobs", "said"),
+    [
+        (1100 << 20, ("plain", "gated"), 3, []),
+        (
+            899 << 20,
+            ("plain", "gated"),
+            2,
+            ["At most 2 of the runs at once, not 3, which need 900.* MiB of memory"],
+        ),
+        (1 << 20, ("plain", "gated"), 1, ["At most 1 of the runs at once, not 3, .*together: 1.* MiB are free."]),
+        (700 << 20, ("large", "plain"), 1, ["At most 1 of the runs at once, not 3, which need 1.* GiB"]),
+        (None, ("large", "plain"), 3, []),
+    ],
+)
+def test_an_experiment_has_no_more_runs_at_once_than_fit_into_memory(
+    free: int | None,
+    variants: tuple[str, str],
+    jobs: int,
+    said: list[str],
+    tmp_path: Path,
+    files: dict[str, Path],
+    plugin: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transduce.tasks.experiments.available_memory", lambda *_, **__: free)
+    settings = content(tmp_path, files, plugin)
+    large = {"name": "large", "settings": {"model.d_model": 1024, "model.num_heads": 8, "model.d_ff": 4096}}
+    settings["variants"] = [each for each in (*settings["variants"], large) if each["name"] in variants]
+    lines = list[str]()
+    options = ExperimentOptions(jobs=3, device="cpu", threads=1)
+    assert _with_fitting_jobs(expand(make_experiment(settings)), options, lines.append).jobs == jobs
+    assert len(lines) == len(said)
+    assert all(re.match(one, other) for one, other in zip(said, lines, strict=True))
 
 
 @pytest.mark.slow

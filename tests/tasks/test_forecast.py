@@ -57,18 +57,37 @@ class Keeper(Callback):
 
 def test_the_forecast_time_is_the_sum_of_steps_validations_and_saves(training: Any) -> None:
     durations = Durations(first_step=9.0, step=0.5, validation=3.0, keep=0.25, save=0.125)
-    forecast = forecast_run(
-        durations, training, parameters=1000, elapsed_seconds=10.0, step=1, end_validations=2.0, validated=True
-    )
+    options: dict[str, Any] = {"parameters": 1000, "validated": True, "end_validations": 2.0}
+    forecast = forecast_run(durations, training, elapsed_seconds=10.0, step=1, new_steps=1, **options)
     assert (forecast.steps, forecast.validations) == (80, 4)
     assert forecast.seconds == 10.0 + 79 * 0.5 + 4 * 3.25 + 8 * 0.125 + 2 * 3.0
-    # At step 20 of a resumed run, one validation and two checkpoints are done.
-    later = forecast_run(
-        durations, training, parameters=1000, elapsed_seconds=0.0, step=20, end_validations=0.0, validated=False
+    assert str(forecast).startswith(
+        "about 1 min 10 s: 9.50 s of preparation, 80 steps of 0.50 s, 4 validations of 3.00 s, and 8.00 s for saving "
+        "and the last evaluation"
     )
+    assert forecast.seconds == _sum_of_parts(forecast)
+    # At step 20 of a resumed run, one validation and two checkpoints are done.
+    options |= {"validated": False, "end_validations": 0.0}
+    later = forecast_run(durations, training, elapsed_seconds=0.0, step=20, new_steps=0, **options)
     assert later.seconds == 60 * 0.5 + 3 * 3.25 + 6 * 0.125
+    assert (later.steps, later.new_steps) == (80, 60)
+    resumed = forecast_run(durations, training, elapsed_seconds=7.0, step=30, new_steps=10, **options)
+    assert "2.00 s of preparation, 60 steps of 0.50 s, 3 validations of 3.00 s" in str(resumed)
+    assert resumed.seconds == _sum_of_parts(resumed)
+    timed = msgspec.structs.replace(training, minutes=2.0, steps=None)
+    budget = forecast_run(durations, timed, elapsed_seconds=10.0, step=1, new_steps=1, **options)
+    assert str(budget).startswith("2 min 00 s, as set, for about 184 steps of 0.50 s and 10 validations of 3.00 s")
     if forecast.peak_memory is not None and later.peak_memory is not None:
         assert later.peak_memory - forecast.peak_memory >= 6 * 1000  # the inference copy of a first validation
+
+
+def _sum_of_parts(forecast: RunForecast) -> float:
+    steps, validations = (
+        forecast.new_steps * forecast.step_seconds,
+        forecast.validations * forecast.validation_seconds,
+    )
+    rest = forecast.saving_seconds + forecast.evaluation_seconds
+    return forecast.preparation_seconds + steps + validations + rest
 
 
 def test_step_times_exclude_the_first_step() -> None:
@@ -96,7 +115,8 @@ def test_a_dry_run_forecasts_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
     assert forecast.steps == 80
     assert forecast.validations == 4
-    assert forecast.seconds > 79 * forecast.step_seconds
+    assert forecast.seconds == pytest.approx(_sum_of_parts(forecast))
+    assert min(forecast.preparation_seconds, forecast.saving_seconds, forecast.evaluation_seconds) > 0.0
     assert forecast.score is None  # the run has too few steps
     said = capfd.readouterr().err
     assert f"{forecast}." in said
@@ -114,7 +134,17 @@ def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
         for step, loss, bleu, chrf in ((100, 4.2, 6.4, 26.4), (200, 3.2, 17.0, 38.0))
     ]
     forecast = RunForecast(
-        parameters=1, steps=800, seconds=1.0, step_seconds=1.0, validations=1, validation_seconds=1.0, peak_memory=None
+        parameters=1,
+        steps=800,
+        seconds=1.0,
+        preparation_seconds=1.0,
+        new_steps=800,
+        step_seconds=1.0,
+        validations=1,
+        validation_seconds=1.0,
+        saving_seconds=1.0,
+        evaluation_seconds=1.0,
+        peak_memory=None,
     )
     found = with_score(forecast, events).score
     assert found is not None

@@ -59,6 +59,22 @@ def test_a_weight_decay_that_was_chosen_follows_the_learning_rate(trained: Path)
     )
 
 
+def test_the_lower_weight_decay_of_a_base_model_follows_the_steps_and_the_rate(trained: Path) -> None:
+    stored = read_stored(trained / "settings.toml")
+    usual = 0.05 / (stored.model.d_model or 1)  # of a base model
+    options: dict[str, Any] = {"schedule": "linear", "warmup_steps": stored.training.warmup_steps}
+    training = msgspec.structs.replace(
+        stored.training, learning_rate=usual / 4, weight_decay=constant_weight_decay(80, peak=usual, **options)
+    )
+    base = msgspec.structs.replace(stored, init_from=str(trained), training=training)
+    longer = apply_changes(base, {"training": {"steps": 800}}).training
+    assert longer.weight_decay == constant_weight_decay(800, peak=usual, **options)
+    faster = apply_changes(base, {"training": {"learning_rate": 2 * usual}}).training
+    assert faster.weight_decay == constant_weight_decay(80, peak=2 * usual, **options)
+    own = msgspec.structs.replace(base, training=msgspec.structs.replace(training, weight_decay=0.5))
+    assert apply_changes(own, {"training": {"steps": 800}}).training.weight_decay == 0.5
+
+
 def test_steps_replace_minutes(trained: Path, tmp_path: Path) -> None:
     text = (trained / "settings.toml").read_text("utf-8").replace("steps = 80", "minutes = 1.0")
     path = tmp_path / "settings.toml"

@@ -683,12 +683,12 @@ def test_an_evaluation_that_a_time_budget_does_not_allow_scores_fewer_sentences(
 ) -> None:
     from transduce.tasks.kinds import translation
 
-    scored = list[int]()
+    scored, seconds_each = list[int](), [0.1]
 
     def slow(*arguments: Any) -> dict[str, ScoreReport]:
         reports = score_dev(*arguments)
         scored.append(sum(report.sentences for report in reports.values()))
-        time.sleep(0.1 * scored[-1])
+        time.sleep(seconds_each[0] * scored[-1])
         return reports
 
     score_dev = translation.score_dev
@@ -701,6 +701,7 @@ def test_an_evaluation_that_a_time_budget_does_not_allow_scores_fewer_sentences(
     assert scored[-1] < 50  # ten sentences take a second, and far less is left
     said = capsys.readouterr().err
     assert f"Dev set, only {scored[-1]} of 50 sentences, because the time is over (for all: `transduce train" in said
+    seconds_each[0] = 0.0
     train(out=tmp_path / "run", resume=True, device="cpu", threads=1)
     assert scored[-1] == 50
     assert "Dev set, 50 sentences, beam 4:" in capsys.readouterr().err

@@ -252,6 +252,24 @@ def test_fine_tuning_on_one_pair_keeps_the_token_of_its_target_language(trained:
     assert (tmp_path / "again" / "directions.json").read_bytes() == (out / "directions.json").read_bytes()
 
 
+def test_fine_tuning_on_a_variety_of_a_language_keeps_the_token_of_the_base(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = sentences(80, first=820)
+    czech = translate_words(lines, IN_CZECH)
+    source, target = write(tmp_path / "a.en-GB", lines), write(tmp_path / "a.cs-CZ", czech)
+    named = FEW_STEPS | {"source": source, "target": target, "languages": ("en-GB", "cs-CZ")}
+    transduce.train(init_from=trained, out=tmp_path / "run", **named)
+    assert json.loads((tmp_path / "run" / "directions.json").read_text("utf-8")) == {"directions": [["en", "cs"]]}
+    transduce.train(init_from=trained, out=tmp_path / "run", resume=True, **named | {"steps": 5})
+    capsys.readouterr()
+    pairs = write(tmp_path / "pairs.tsv", [f"{one}\t{other}" for one, other in zip(lines, czech, strict=True)])
+    of_columns = FEW_STEPS | {"source": pairs, "languages": ("en", "cs-CZ")}
+    transduce.train(init_from=trained, out=tmp_path / "columns", **of_columns)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has none for cs-CZ, but one for cs: name the language cs, too" in said
+
+
 def test_fine_tuning_on_a_language_that_the_base_lacks_has_no_tokens(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings
-from transduce.text.filters import HELD_OUT, REASONS, PairFilter, pair_digest
+from transduce.text.filters import HELD_OUT, REASONS, PairFilter, are_exchanged, pair_digest
 
 
 def reason(source: str, target: str, settings: FilterSettings | None = None) -> str | None:
@@ -30,6 +30,34 @@ def test_identical_sides_are_dropped_unless_drop_identical_is_off() -> None:
     assert reason("Tom", "Tom ") == "source and target identical"
     assert reason("Tom", "tom") is None
     assert reason("Tom", "Tom", FilterSettings(drop_identical=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("languages", "source", "target", "exchanged"),
+    [
+        (("zh", "en"), "I like tea.", "我喜欢茶。", True),
+        (("zho_Hans", "eng_Latn"), "I like tea.", "我喜欢茶。", True),
+        (("en", "zh"), "我喜欢茶。", "I like tea.", True),
+        (("zh", "en"), "我喜欢茶。", "I like tea.", False),
+        (("zh", "en"), "iPhone", "iPhone", False),
+        (("zh", "en"), "I like tea.", "I like tea.", False),
+        (("zh", "en"), "我喜欢茶。", "我喜欢茶。", False),
+        (("en", "ru"), "Где же ты был вчера?", "Where have you been?", True),
+        (("en", "ru"), "Москва", "Moscow", False),  # a name may stay as it is
+        (("en", "sr"), "Београд је главни град", "Belgrade is the capital", False),  # Serbian has both scripts
+        (("de", "en"), "It was not the first time.", "Es war nicht das erste Mal.", True),
+        (("de", "en"), "Es war nicht das erste Mal.", "It was not the first time.", False),
+        (("de", "en"), "Tom.", "Tom!", False),
+        (("de", "en"), "Internet Explorer 11", "Das ist der Browser von Microsoft", False),
+        (("en", "cs"), "Dva muži stojí u kamen a dívají se na něj.", "Two men stand at a stove and look at it.", True),
+        (("en", "en"), "It was not the first time.", "I know.", False),
+        (("cs", "pl"), "Dwóch mężczyzn stoi przy kuchence.", "Dva muži stojí u kamen.", False),  # not sure enough
+    ],
+)
+def test_sides_seem_exchanged_only_if_both_are_in_the_language_of_the_other(
+    languages: tuple[str, str], source: str, target: str, exchanged: bool
+) -> None:
+    assert are_exchanged(source, target, languages) == exchanged
 
 
 def test_the_digest_distinguishes_pairs_by_both_sides() -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.protected import find_protected, is_inline_tag
+from transduce.text.protected import find_protected, is_inline_tag, without_tag_pairs
 from transduce.text.word_spans import Span
 
 
@@ -279,3 +279,48 @@ def test_expressions_and_texts_match_in_the_form_they_are_written_in(form: Liter
 def test_tags_are_distinguished_from_words() -> None:
     assert all(map(is_inline_tag, ["<0>", "</b>", '<ph id="1"/>']))
     assert not any(map(is_inline_tag, ["{name}", "<", "a < b"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "pairs", "protected"),
+    [
+        ("I <b>like <0>red</0></b> tea.", "I like red tea.", ["like red", "red"], []),
+        ("I <b>like <i>red</b> tea</i>.", None, [], []),
+        (
+            "<i>I</i> like</b> <b>red <u>tea</b>.",
+            "I like</b> <b>red <u>tea</b>.",
+            ["I"],
+            ["</b>", "<b>", "<u>", "</b>"],
+        ),
+        ("<li>I</li><li>you</li>", "I you", ["I", "you"], []),
+        ("<b>I</b>t is <a>{x}</a><c> </c>", "It is <a>{x}</a><c> </c>", ["I"], ["<a>{x}</a>", "<c> </c>"]),
+        (
+            "Tea<sup>1</sup> and <sub>two</sub> <br>.",
+            "Tea<sup>1</sup> and two <br>.",
+            ["two"],
+            ["<sup>1</sup>", "<br>"],
+        ),
+        ("Move <file> to <folder>.", None, [], []),
+        ("<b>I</b>" * 200, None, [], []),
+    ],
+)
+def test_pairs_of_tags_with_words_are_taken_out(
+    text: str, bare: str | None, pairs: list[str], protected: list[str]
+) -> None:
+    found = without_tag_pairs(text, find_protected(text))
+    assert (found and found.text) == bare
+    if found is not None:
+        assert [found.text[slice(*pair.inner)] for pair in found.pairs] == pairs
+        assert [found.text[slice(*span)] for span in found.protected] == protected
+
+
+def test_tags_with_common_words_become_disjoint() -> None:
+    source = "<a>A</a> <b>B {x}</b> {y}"
+    bare = without_tag_pairs(source, find_protected(source))
+    assert bare is not None
+    copies = [(Span(4, 7), Span(4, 7)), (Span(8, 11), Span(12, 15))]
+    text, spans = bare.written(source, "one {x} two {y} three", [Span(0, 11), Span(0, 21)], copies)
+    assert text == "<a>one</a> <b>{x} two</b> {y} three"
+    assert all(source[slice(*own)] == text[slice(*copy)] for own, copy in spans)
+    text, _ = bare.written(source, "one {x} two {y} three", [Span(0, 21), Span(5, 6)], copies)
+    assert text == "one <b>{x}</b> two {y} <a>three</a>"

@@ -13,10 +13,10 @@ from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
 from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, load_tokenizer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
+from transduce.model_folder.load import choose_direction
 from transduce.model_folder.read import MANIFEST, Manifest, outline_imported, read_directions
 from transduce.model_folder.safety import read_json
 from transduce.text.files import compose
-from transduce.text.languages import choose_direction
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
 from transduce.text.vocabulary import Vocabulary, byte_of

@@ -360,6 +360,23 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
+def report_overridden(
+    stored: "SearchSettings", search: "SearchSettings", overrides: Collection[str], folder: str
+) -> None:
+    """Report on standard error which search settings of a model's folder options change or leave without effect.
+
+    Args:
+        stored: the settings before the options.
+        search: the settings with the options.
+        overrides: names of the settings that the options set, which are not reported.
+        folder: the model's folder.
+    """
+    for name in sorted(search.__struct_fields__):
+        value, before = getattr(search, name), getattr(stored, name)
+        if name not in overrides and value != before:
+            _report_overridden(name, before if isinstance(before, int | float) else "set", value, folder)
+
+
 @cache
 def _report_overridden(name: str, stored: float | str, value: object, folder: str) -> None:
     """Report on standard error, once, that options change a search setting of a model's folder or take its effect."""
@@ -387,10 +404,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
     search = override_search(base, overrides)
     if options.length_penalty is not None and search.beam_size == 1:
         raise TransduceError("`--length-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
-    for name in sorted(search.__struct_fields__):
-        value, stored = getattr(search, name), getattr(base, name)
-        if name not in overrides and value != stored:
-            _report_overridden(name, stored if isinstance(stored, int | float) else "set", value, folder)
+    report_overridden(base, search, overrides, folder)
     if options.diversity_penalty is not None and search.diverse_groups == 1:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."

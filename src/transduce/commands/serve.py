@@ -23,7 +23,7 @@ from transduce.errors import TransduceError, import_extra
 from transduce.inspection.page import render_live_page
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
-from transduce.text.languages import LanguageProfiles, canonical, merge_profiles
+from transduce.text.languages import LanguageProfiles, canonical, fitting_code, merge_profiles
 from transduce.ui_language import localized
 from transduce.ui_language_choice import set_ui_language
 
@@ -234,12 +234,22 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
             model.use(glossaries.pop(None, None) or glossaries.pop(codes, None))
             of_folder.append(model)
         models += of_folder
+    for pair in [each for each in glossaries if each is not None]:  # of languages in another spelling
+        fitting = [model for model in models if model.glossary is None and _is_for(pair, model)]
+        if len(fitting) == 1:
+            fitting[0].use(glossaries.pop(pair))
     if glossaries:
         raise TransduceError(
             f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
             "one that is served, as in zh:en=FILE."
         )
     return models, generators
+
+
+def _is_for(pair: tuple[str, str], model: "ServedModel") -> bool:
+    """Return whether a pair of language codes means the languages of a served model, whatever their spelling."""
+    own = model.source_language, model.target_language
+    return all(fitting_code(code, [known]) for code, known in zip(pair, own, strict=True))
 
 
 def _samples(folder: Path) -> tuple[str, ...]:
@@ -292,13 +302,14 @@ def _translators(
             yielded as the pair.
         options: the options for loading a model.
     """
+    from transduce.model_folder.load import has_language_tags
     from transduce.model_folder.read import read_directions
 
     directions = read_directions(folder)
-    if not directions:
+    wanted = directions if languages is None else (languages,)
+    if not directions and (languages is None or not has_language_tags(folder)):
         yield load_translator(str(folder), options), languages
         return
-    wanted = directions if languages is None else (languages,)
     named = {"source_language": wanted[0][0], "target_language": wanted[0][1]}
     first = load_translator(str(folder), argparse.Namespace(**vars(options), **named))
     yield first, wanted[0]

@@ -25,6 +25,7 @@ from transduce.commands.options import (
     glossary_from,
     load_translator,
     refuse_options,
+    report_overridden,
     sampling_from,
     search_settings,
     standard_output,
@@ -234,7 +235,8 @@ def make_job(options: argparse.Namespace, folder: str) -> "Job":
         sampling = msgspec.structs.replace(search.sampling or SamplingSettings(), **sampling_from(options))
     else:
         refuse_options(options, SAMPLING_OPTIONS, "`{option}` sets how to sample: add --sample, or leave it out.")
-    search = override_search(search, {"n_best": options.n_best, "sampling": sampling})
+    stored, search = search, override_search(search, {"n_best": options.n_best, "sampling": sampling})
+    report_overridden(stored, search, ("n_best", "sampling"), folder)
     if options.redecode and (draws or search.n_best > 1):
         raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
@@ -321,8 +323,8 @@ def _translate_portions(
 ) -> "Iterator[tuple[Portion, str]]":
     from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
+    from transduce.model_folder.load import choose_direction, warn_untrained_direction
     from transduce.model_folder.read import read_directions
-    from transduce.text.languages import choose_direction, warn_untrained_direction
 
     if options.workers == 1:
         yield from translate_portions(load_translator(folders, options), job, portions)

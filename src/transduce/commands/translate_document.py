@@ -24,11 +24,11 @@ from transduce.documents.formats import (
     recognize_text,
 )
 from transduce.documents.limits import LOCAL_LIMITS
+from transduce.documents.text_formats import PLURAL_FORMS, lacking_plural_forms
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError, shown_names
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary, TermTally
-from transduce.text.languages import PLURAL_FORMS, lacking_plural_forms
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def translate_file(
     if output is not None:
         seconds = time.monotonic() - started_at
         sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
-    for note in _message_notes(document, translator.target_language):
+    for note in (*_message_notes(document, translator.target_language), *_unit_notes(document)):
         sys.stderr.write(localized(f"{note}\n"))
     if document.kept_fuzzy:
         sys.stderr.write(
@@ -205,8 +205,8 @@ def translate_file(
     return 0
 
 
-_MAX_SHOWN = 3  # messages that are listed
-_MAX_MESSAGE = 60  # characters of a message
+_MAX_SHOWN = 3  # messages or units that are listed
+_MAX_MESSAGE = 60  # characters of one
 
 
 def _message_notes(document: Document, language: str | None) -> Iterator[str]:
@@ -222,9 +222,7 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
         count = count_noun(len(kept), "ICU message")
         yield f"Kept, because the branches cannot be translated one by one: {count}."
         for text in kept[:_MAX_SHOWN]:
-            shown = " ".join(text.split())
-            shown = shown if len(shown) <= _MAX_MESSAGE else f"{shown[:_MAX_MESSAGE]}…"
-            yield f"  this message stays: {shown}"
+            yield f"  this message stays: {_shortened(text)}"
     missing = [lacking_plural_forms(forms, language) for forms in ([] if record is None else record.plural_forms)]
     if any(missing):
         names = shown_names([f"`{name}`" for name in PLURAL_FORMS if any(name in each for each in missing)])
@@ -232,6 +230,22 @@ def _message_notes(document: Document, language: str | None) -> Iterator[str]:
             f"{count_noun(sum(map(bool, missing)), 'plural')} in ICU messages without forms of the target language "
             f"({names}): add these, since their numbers get the form `other` now."
         )
+
+
+def _unit_notes(document: Document) -> Iterator[str]:
+    """Yield lines with the units of an XLIFF file that stay as they were although segments have no translation."""
+    from transduce.documents.translate import describe_kept_units
+
+    if (note := describe_kept_units(document)) is not None:
+        yield note
+        for text in document.kept_units[:_MAX_SHOWN]:
+            yield f"  this unit stays: {_shortened(text)}"
+
+
+def _shortened(text: str) -> str:
+    """Return a text in one line, cut after 60 characters."""
+    shown = " ".join(text.split())
+    return shown if len(shown) <= _MAX_MESSAGE else f"{shown[:_MAX_MESSAGE]}…"
 
 
 _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")

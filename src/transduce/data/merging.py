@@ -30,7 +30,7 @@ from transduce.data.parts import (
 from transduce.errors import TransduceError, shown_names
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
-from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
+from transduce.text.filters import DUPLICATE, EXCHANGED, HELD_OUT, RATIO, TOO_LONG
 from transduce.text.pair_files import origin_of, place_of
 
 # Duplicates are searched among pairs whose digests have equal lowest bits, to save memory.
@@ -330,6 +330,8 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
     blocks = {block.number: block for part in parts for block in part.card.taken}
     for card in (part.card for part in parts):
         report.read += card.read
+        report.exchanged += card.exchanged
+        report.identical += card.identical
         report.carriage_returns += card.carriage_returns
         report.byte_order_marks += card.byte_order_marks
         counts.update(card.dropped)
@@ -337,7 +339,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
             candidate = location, reason in card.of_targets
             first[reason] = min(candidate, first.get(reason, candidate))
     report.dropped.update(counts)
-    for reason in filter(first.__contains__, report.dropped):
+    for reason in filter(first.__contains__, (*report.dropped, EXCHANGED)):
         (number, row), is_of_target = first[reason]
         block = blocks[number]
         path = _target_of(block.path, parts[0].card.request.files) if is_of_target else block.path

@@ -31,7 +31,16 @@ from transduce.data.id_files import (
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
-from transduce.text.filters import BETWEEN_DOCUMENTS, NO_WEIGHT, PairFilter, pair_digest, with_current_names
+from transduce.text.filters import (
+    BETWEEN_DOCUMENTS,
+    EXCHANGED,
+    NO_WEIGHT,
+    PairFilter,
+    are_exchanged,
+    pair_digest,
+    with_current_names,
+)
+from transduce.text.languages import language_of
 from transduce.text.vocabulary import (
     BACK_TRANSLATED,
     Vocabulary,
@@ -360,11 +369,17 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropped: dict[str, int]
     """The number of pairs that filters dropped, by reason."""
     first_dropped: dict[str, tuple[int, int]]
-    """Index of the block and row in the block of the first pair that was dropped, by reason."""
+    """Index of the block and row in the block of the first pair that was dropped, by reason, and of the first
+    whose sides seem exchanged.
+    """
     of_targets: list[str] = []
     """The reasons for which only the target of the first dropped pair is at fault, so that messages name the target
     file.
     """
+    exchanged: int = 0
+    """The number of kept pairs whose sides seem exchanged."""
+    identical: int = 0
+    """The number of kept pairs whose sides are the same text."""
     carriage_returns: int
     byte_order_marks: int
     candidates: list[Candidate]
@@ -425,6 +440,8 @@ def write_part(
         dropped=dict(preparation.dropped),
         first_dropped=preparation.first_dropped,
         of_targets=preparation.of_targets,
+        exchanged=preparation.exchanged,
+        identical=preparation.identical,
         carriage_returns=reader.notes.carriage_returns,
         byte_order_marks=reader.notes.byte_order_marks,
         candidates=preparation.candidates(),
@@ -444,6 +461,7 @@ class _Preparation:
         self.dropped: Counter[str] = Counter()
         self.first_dropped: dict[str, tuple[int, int]] = {}
         self.of_targets: list[str] = []
+        self.exchanged = self.identical = 0
         self.taken: list[TakenBlock] = []
         self._request = request
         self._filter = PairFilter(request.filters, line_feeds=(request.written_out or request.files).line_feeds)
@@ -485,6 +503,7 @@ class _Preparation:
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
         source, target = self._source.encode(sources), self._target.encode(targets)
         kept = self._by_length(block.number, rows, source, target)
+        self._count_doubtful(block, [row for row, is_kept in zip(rows, kept.tolist(), strict=True) if is_kept])
         columns: dict[Column, NDArray[Any]] = {}
         is_back_translated = block.path in self._request.files.back_translated
         if self._hold_out is not None:
@@ -569,10 +588,35 @@ class _Preparation:
             self._drop(str(reasons[index_of_pair[index]]), block, rows[index])
         return kept
 
+    def _count_doubtful(self, block: PairBlock, rows: list[int]) -> None:
+        """Count those of a block's kept pairs (`rows`) whose sides seem exchanged, or are the same text."""
+        files = self._request.files
+        if files.is_text_alone:
+            return
+        if not self._request.filters.drop_identical:
+            self.identical += sum(block.sources[row].strip() == block.targets[row].strip() for row in rows)
+        languages = _languages(files, block.file)
+        if languages is not None:
+            exchanged = [row for row in rows if are_exchanged(block.sources[row], block.targets[row], languages)]
+            self.exchanged += len(exchanged)
+            for row in exchanged[:1]:
+                self._note_first(EXCHANGED, block.number, row)
+
     def _drop(self, reason: str, block: int, row: int) -> None:
         self.dropped[reason] += 1
+        self._note_first(reason, block, row)
+
+    def _note_first(self, reason: str, block: int, row: int) -> None:
         location = (block, row)
         self.first_dropped[reason] = min(location, self.first_dropped.get(reason, location))
+
+
+def _languages(files: CorpusFiles, file: int) -> tuple[str, str] | None:
+    """Return the languages of a file of a corpus, as set or by the names of the two files; None if they are unknown."""
+    if files.directions or files.languages is not None:
+        return files.directions[file] if files.directions else files.languages
+    codes = [language_of(side[file]) for side in (files.source, files.target) if side]
+    return (codes[0], codes[1]) if len(codes) == 2 and codes[0] and codes[1] else None
 
 
 def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:

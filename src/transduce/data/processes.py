@@ -1,6 +1,6 @@
 """Prepare the parts of a corpus in worker processes on this machine.
 
-Each process is a fresh interpreter that runs this module: it reads its task from standard input, and writes its
+Each process is a fresh interpreter that runs `main`: it reads its task from standard input, and writes its
 progress to standard output, one line per block. So the calling script needs no `__main__` guard, and nothing is
 unpickled.
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from transduce.data.parts import PartRequest, write_part
 from transduce.errors import TransduceError
-from transduce.process_environment import child_environment, module_command
+from transduce.process_environment import child_environment
 from transduce.text import Tokenizer
 
 
@@ -140,10 +140,14 @@ def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
         process.kill()
 
 
+# `python -m` would warn that the package imports this module before it runs.
+_PROGRAM = "from transduce.data.processes import main; main()"
+
+
 def _start(task: Task) -> subprocess.Popen[bytes]:
     """Start a worker process that imports the package from the same location as this process, and send its task."""
     process = subprocess.Popen(
-        module_command("transduce.data.processes"),
+        [sys.executable, "-P", "-c", _PROGRAM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(),
@@ -162,8 +166,8 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 # --- the program of a worker process ---
 
 
-def main() -> int:
-    """Prepare the part of a corpus that the task on standard input describes, and return the exit code 0.
+def main() -> None:
+    """Prepare the part of a corpus that the task on standard input describes.
 
     Progress and errors of the user are sent to standard output. If the parent process has closed it, this process exits
     without a message.
@@ -177,13 +181,8 @@ def main() -> int:
         _send(WorkerMessage(error=str(error)))
     except BrokenPipeError:
         os._exit(1)  # a normal exit would flush standard output and fail again
-    return 0
 
 
 def _send(message: WorkerMessage) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -320,7 +320,7 @@ def read_xliff(source: Source) -> Document:
     """Read an XLIFF file as a document; its units are the segments without a translation, or all with `overwrite`.
 
     Translations are written as `target` elements, and the target language where the file does not state it. Segments
-    with `translate="no"` or without a letter are left out.
+    with `translate="no"` or without a letter are left out. `kept_units` lists units that have open segments but stay.
 
     Raises:
         TransduceError: the file is damaged or not XLIFF.
@@ -328,6 +328,7 @@ def read_xliff(source: Source) -> Document:
     file = source.text_file(xml_encoding(source.content), is_markup=True)
     check_xml(file.text, "XLIFF")
     edits: list[Edit] = []
+    kept: list[str] = []
     root: re.Match[str] | None = None
     opened: list[_Element] = []
     for match in _XML_TOKEN.finditer(file.text):
@@ -339,13 +340,14 @@ def read_xliff(source: Source) -> Document:
             if name != "xliff":
                 raise TransduceError(f"The document should be XLIFF, but its root element is <{match['name']}>.")
         if match["end"]:
-            edits += _close(file, opened, match, source.settings)
+            edits += _close(file, opened, match, source.settings, kept)
         else:
             _open(opened, match, str(name))
             if match["empty"]:
-                edits += _close(file, opened, match, source.settings)
+                edits += _close(file, opened, match, source.settings, kept)
     languages = [] if root is None else list(_language_edits(file, root, source.settings.target_language))
-    return file.document(sorted([*edits, *languages], key=lambda edit: edit.start) if edits else [])
+    document = file.document(sorted([*edits, *languages], key=lambda edit: edit.start) if edits else [])
+    return document._replace(kept_units=tuple(kept))
 
 
 def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
@@ -358,7 +360,9 @@ def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
     opened.append(_Element(name, attributes, match.start(), match.end(), is_untranslated, preserves))
 
 
-def _close(file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings) -> Iterator[Edit]:
+def _close(
+    file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings, kept: list[str]
+) -> Iterator[Edit]:
     """Close the innermost open element of an XLIFF file, and yield the edits for a segment that is to be translated.
 
     A `source` or `target` element is recorded in the segment around it instead.
@@ -368,6 +372,7 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
         opened: the open elements, of which the last one is removed.
         match: the end tag, or the tag of an empty element.
         settings: the setting `overwrite`: also yield edits for segments that have a translation.
+        kept: receives the id and source of a unit that stays as it is although a segment has no translation.
     """
     element = opened.pop()
     parent = opened[-1] if opened else None
@@ -388,7 +393,10 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
     if element.name not in ("trans-unit", "segment") or element.source is None or element.is_untranslated:
         return
     edit = _edit_segment(file, element, overwrite=settings.overwrite)
-    if edit.units:
+    if edit is None:
+        text = unescape(_XML_TOKEN.sub("", file.text[slice(*element.source)]))
+        kept.append(f"{element.attributes.get('id', '')}: {' '.join(text.split())}")
+    elif edit.units:
         if element.name == "segment":
             yield from _state_edits(file, element)
         yield edit
@@ -409,12 +417,12 @@ def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
 _MAX_INDENTATION = 400  # columns
 
 
-def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit:
+def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit | None:
     """Return the edit that writes the translation of an XLIFF segment's source into its `target`.
 
     A missing `target` is added after the source, with the same indentation. A target with the state `new` or
     `needs-translation` gets the state `needs-review-translation`. Of a target that is divided into segments, those with
-    a translation stay.
+    a translation stay; None if the others cannot be added.
 
     Args:
         file: the XLIFF file.
@@ -509,12 +517,13 @@ def _segments(content: str) -> list[_Segment]:
     return segments
 
 
-def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit:
+def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
     """Return the edit that adds translations to a `target`, in which some segments have one and stay.
 
-    The edit has no units, so the target stays as it is, in these cases: the source has no segments, or their numbers
-    are not unique; the target has none of them; it lacks one, and there is more than white space around segments, such
-    as inline tags, because a new segment could be on the wrong side of these.
+    The target stays as it is in these cases: the source has no segments, or their numbers are not unique; the target
+    has none of them; it lacks one, and there is more than white space around segments, such as inline tags, because a
+    new segment could be on the wrong side of these. The result is then an edit without units, or None if the target is
+    divided into segments and has fewer with a translation than the source has with letters.
 
     Args:
         file: the XLIFF file.
@@ -531,6 +540,11 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
     is_divided = len(ids) == len(segments) and not known.keys().isdisjoint(ids)
     if not ids <= known.keys():
         is_divided = is_divided and not (_around(segments, source) + _around(translated, target)).strip()
+    if not is_divided and translated:
+        done = sum(_has_text(target[each.inner : each.inner_end]) for each in translated)
+        texts = (_inline_text(source[each.inner : each.inner_end], element).text.plain for each in segments)
+        if done < sum(map(has_letters, texts)):
+            return None
     additions: list[_Addition] = []
     position = source_end = 0
     for each in segments if is_divided else ():

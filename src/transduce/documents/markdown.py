@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
+from transduce.documents.markup_tokens import is_mark_a_word, is_note_mark
 from transduce.documents.text_formats import line_joint
 from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, import_extra
@@ -340,7 +341,8 @@ class _Inline:
             elif name == "image":
                 self._image(state, position, stop, parsed)
             elif name in ("edge", "opaque", "backtick", "autolink", "html_inline"):
-                parsed.add("empty" if name in ("edge", "html_inline") else "object", source)
+                is_wordless = name in ("edge", "html_inline") or source.startswith("[^")
+                parsed.add("empty" if is_wordless else "object", source)
             elif name == "escape" and source[1:] == "\n":
                 parsed.breaks.append(parsed.add("break", source))
             elif name == "escape":
@@ -367,6 +369,9 @@ class _Inline:
     def _link(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
         label_end = self.markdown.helpers.parseLinkLabel(state, start, False)  # noqa: FBT003
         closing = state.src[label_end:end]
+        if mark := _mark_kind(state.src[start + 1 : label_end], closing, _text_of(parsed)):
+            parsed.add(mark, state.src[start:end])
+            return
         if closing in ("]", "][]"):  # the reference is the label, which changes
             closing = f"][{state.src[start + 1 : label_end]}]"
         opening = parsed.add("open", "[")
@@ -529,9 +534,77 @@ def _pair_html(parsed: _Parsed) -> None:
             opened.pop()
         if opened:
             start = opened.pop()[0]
-            if _is_balanced(parsed.parts[start + 1 : index]):
+            if _is_balanced(parsed.parts[start + 1 : index]) and not _join_number(parsed, start, index):
                 _make_pair(parsed, start, index, is_code=_CODE.fullmatch(match["name"]) is not None)
     parsed.parts = [part for part in parsed.parts if part != ""]
+
+
+_RAISED = re.compile("su[bp]", re.IGNORECASE)
+_FORMULA = re.compile(r"[A-Za-z0-9]+<su[bp][\s>].*[A-Za-z0-9]", re.IGNORECASE | re.DOTALL)  # such as C<sub>6</sub>H
+
+
+def _text_of(parsed: _Parsed) -> str:
+    """Return the strings of a Markdown block that were parsed so far, without tags."""
+    return "".join(part for part in parsed.parts if isinstance(part, str))
+
+
+def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "object"] | None:
+    """Return the kind of tag for a link in Markdown that is only a number or a sign, such as `[1](#n1)`.
+
+    Args:
+        label: the link's label.
+        closing: the link's source after the label.
+        before: the text before the link.
+
+    Returns:
+        `object` if it stands for a word, `empty` for the mark of a note; None for any other link.
+    """
+    text = re.sub(r"\\(?=[\[\]()*#])", "", label).strip()
+    is_attached = closing.startswith("](#") and before.strip() != "" and before == before.rstrip()
+    if is_attached and text and not has_letters(text):
+        return "empty"
+    if not is_note_mark(text, is_link=True):
+        return None
+    return "object" if is_mark_a_word(before) else "empty"
+
+
+def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
+    """Make one tag of an HTML element in Markdown that is a raised number, as in 10<sup>2</sup> or H<sub>2</sub>O.
+
+    Inside a word, and as an index at its end, the tag is the whole word.
+
+    Args:
+        parsed: the block's strings and tags, which are changed.
+        start: the index of the element's start tag among them.
+        end: the index of its end tag.
+
+    Returns:
+        False if the element is something else, and stays as it is.
+    """
+    inner = parsed.parts[start : end + 1]
+    name = _INLINE_TAG.match(parsed.sources[inner[0]]) if isinstance(inner[0], Tag) else None
+    tags = [part for part in inner if isinstance(part, Tag)]
+    text = "".join(part for part in inner if isinstance(part, str))
+    is_raised = name is not None and any(_RAISED.match(parsed.sources[tag], 1) for tag in tags)
+    has_mark = any(parsed.sources[tag].startswith("[") for tag in tags[1:-1])
+    if not is_raised or not (text.strip() or has_mark) or has_letters(text):
+        return False
+    source = "".join(part if isinstance(part, str) else parsed.sources[part] for part in inner)
+    previous = next((index for index in range(start - 1, -1, -1) if parsed.parts[index] != ""), start)
+    before, after = parsed.parts[previous], next(iter(parsed.parts[end + 1 : end + 2]), "")
+    first = re.search(r"[A-Za-z0-9]*\Z", before)[0] if isinstance(before, str) and previous < start else ""  # type: ignore[index]
+    last = re.match(r"[A-Za-z0-9]*", after)[0] if isinstance(after, str) else ""  # type: ignore[index]
+    is_formula = isinstance(before, Tag) and _FORMULA.fullmatch(parsed.sources[before]) is not None
+    parsed.parts[start : end + 1] = [""] * (end + 1 - start)
+    is_sub = any(parsed.sources[tag].lower().startswith("<sub") for tag in tags)
+    is_in_word = is_formula or bool(first and (last or is_sub))
+    if is_in_word:
+        source = (parsed.sources[before] if isinstance(before, Tag) else first) + source + last
+        parsed.parts[previous] = before[: len(before) - len(first)] if isinstance(before, str) else ""
+        parsed.parts[end + 1 : end + 2] = [after[len(last) :]] if isinstance(after, str) else [after]
+    parsed.parts[start] = tag = Tag("object" if is_in_word else "empty", tags[0].id)
+    parsed.sources[tag] = source
+    return True
 
 
 def _is_balanced(parts: Sequence[Part]) -> bool:

@@ -10,25 +10,30 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html.entities import html5
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 from unicodedata import east_asian_width
 
+import msgspec
+
 from transduce.documents.icu_messages import MESSAGE_BRANCHES
 from transduce.documents.markup_blocks import (
+    STAND_IN,
     Block,
     Rendering,
     has_too_many_tags,
     is_row,
     read_block,
     render,
-    split_white_space,
 )
 from transduce.documents.markup_tokens import (
+    CLOSING_CODES,
+    OPENING_CODES,
     MarkupSettings,
     Token,
     has_words,
     read_tokens,
+    split_white_space,
     translatable_values,
     unescape,
 )
@@ -37,8 +42,9 @@ from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.text.languages import is_unspaced_language
+from transduce.text.languages import is_unspaced_language, is_unspaced_or_punctuation
 from transduce.text.protected import find_protected
+from transduce.text.sentences import find_sentences
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -294,7 +300,7 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
     """
     breaks = [index for index, token in enumerate(tokens) if token.kind == "break"]
     if not breaks:
-        yield from [tokens] if tokens else []
+        yield from _divided_at_marks(tokens, settings) if tokens else []
         return
     lines = [
         unescape("".join(token.source for token in tokens[start:end] if token.kind in ("text", "protected")), settings)
@@ -304,6 +310,30 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
     for number, index in enumerate(breaks):
         joins = tokens[index].name in settings.non_splitting_tags
         if not joins and not _continues(lines[number], lines[number + 1]):
+            yield from _divided_at_marks(tokens[position:index], settings) if index > position else []
+            yield [tokens[index]]
+            position = index + 1
+    yield from _divided_at_marks(tokens[position:], settings) if position < len(tokens) else []
+
+
+def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
+    """Divide a text with inline tags at marks without words between two sentences, such as the number of a note.
+
+    Such a mark, or an image, is a group by itself, so it stays at the end of its sentence.
+    """
+    fixed = OPENING_CODES | CLOSING_CODES | set(settings.non_splitting_tags)
+    marks = {index for index, token in enumerate(tokens) if token.kind == "empty" and token.name not in fixed}
+    plain, starts = "", list[int]()
+    for token in tokens:
+        starts.append(len(plain))
+        if token.kind == "text":
+            plain += re.sub(r"\s", " ", unescape(token.source, settings))
+        elif token.kind in ("protected", "break"):
+            plain += STAND_IN if token.kind == "protected" else " "
+    sentences = find_sentences(plain) if marks and not MESSAGE_BRANCHES.search(plain) else []
+    position = 0
+    for index in sorted(marks):
+        if any(one.end <= starts[index] <= other.start for one, other in pairwise(sentences)):
             yield from [tokens[position:index]] if index > position else []
             yield [tokens[index]]
             position = index + 1
@@ -435,6 +465,10 @@ class _Assembly:
                 continue
             source, translated = "".join(t.source for t in self.planner.blocks[part].tokens), self._text(part)
             gap = _gap(source_end, source, translated_end, translated) if self.planner.spaced else ""
+            if not self.planner.spaced and all(
+                map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))
+            ):
+                translated = translated.lstrip(" ")
             if gap:
                 written.insert(last_start if last_start >= 0 else len(written), gap)
             written.append(translated)
@@ -463,8 +497,13 @@ class _Assembly:
             value = source
             if translation != self.planner.sentences[number]:
                 quote = token.source[start - 1]
-                value = html.escape(translation, quote=False).replace('"', "&quot;").replace("'", "&#39;")
-                value = f'"{value}"' if quote not in "\"'" else value
+                value = html.escape(translation, quote=False)
+                if quote == ">":  # a text in an image
+                    before, _, after = split_white_space(source)
+                    value = f"{before}{value}{after}"
+                else:
+                    value = value.replace('"', "&quot;").replace("'", "&#39;")
+                    value = f'"{value}"' if quote not in "\"'" else value
             written += token.source[position:start] + value
             position = end
         return written + token.source[position:]
@@ -565,6 +604,7 @@ def translate_markup(
         TransduceError: an option is invalid, as in `Translator.translate`.
     """
     texts = text_settings or translator.text
+    settings = with_source_language(settings or MarkupSettings(), translator.source_language)
     spaced = not is_unspaced_language(translator.target_language)
     plans = [markup_plan(document, settings, spaced=spaced) for document in documents]
     translations = translator.translate(
@@ -587,6 +627,13 @@ def translate_markup(
         ),
     )
     return assemble_plans(plans, translations, lambda *marked: translator.locate(*marked, glossary=glossary))
+
+
+def with_source_language(settings: MarkupSettings, language: str | None) -> MarkupSettings:
+    """Return markup settings with a source language, unless they have one; None (unknown) changes nothing."""
+    if language is None or settings.source_language is not None:
+        return settings
+    return msgspec.structs.replace(settings, source_language=language)
 
 
 Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], Sequence[Sequence[Span]]]

@@ -20,6 +20,7 @@ from transduce.documents.markup_tokens import (
     Token,
     has_words,
     reference_id,
+    split_white_space,
     unescape,
 )
 from transduce.text.languages import is_unspaced_character, is_unspaced_or_punctuation
@@ -32,8 +33,8 @@ _MAX_ELEMENTS = 64
 _MAX_TAGS = 256
 _MAX_LOCATED = 64  # spans that the model aligns in a text
 
-_SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
-_SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
+_CLOSING_MARKS = frozenset(".,;:!?…)]}»”’。，、；：！？）」』")
+_CLAUSE_ENDS = re.compile(r"[,;:](?!\d)|[，；：]")
 _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 # --- reading ---
@@ -265,11 +266,14 @@ class _Builder:
     def _put(self, character: str) -> None:
         """Append a character to the plain text, preceded by a space if the source has white space before it.
 
-        No space is added at the start of the text, or for a line break between letters of a script without spaces.
+        No space is added at the start of the text, for a line break between letters of a script without spaces, or
+        between a word and a closing mark if there is a tag without words, and no space, before the mark.
         """
         last = self._characters[-1] if self._characters else ""
         is_wrap = "\n" in self._space and last and all(map(is_unspaced_or_punctuation, (last, character)))
-        if self._space and last and not is_wrap:
+        is_before_mark = character in _CLOSING_MARKS and any(node.space_before for node in self._trailing)
+        is_before_mark = is_before_mark and not any(node.space_after for node in self._trailing)
+        if self._space and last and not is_wrap and not is_before_mark:
             self._characters.append(" ")
         self._characters.append(character)
         self._space = ""
@@ -339,7 +343,10 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
         if previous is None:
             child.side = "next"
         if not child.side:
-            is_after = child.space_after and not child.space_before
+            is_inner = (
+                text[child.start - 1].isalnum() and not text[child.end].isalnum()
+            )  # as between a word and a comma
+            is_after = (child.space_after or is_inner) and not child.space_before
             child.side = "previous" if is_after and child.kind != "break" else "next"
         child.neighbor = previous if child.side == "previous" and previous is not None else following
         if child.neighbor.kind == "word":
@@ -420,22 +427,6 @@ def _word_start(text: str, last: int, limit: int) -> int:
 
 def _is_same_word(one: str, other: str) -> bool:
     return other.isalnum() and is_unspaced_character(one) == is_unspaced_character(other)
-
-
-def split_white_space(source: str) -> tuple[str, str, str]:
-    """Split a text into leading white space, content and trailing white space; `&nbsp;` counts as white space.
-
-    A text of white space only is all leading white space.
-    """
-    start = _match_length(_SPACE, source)
-    end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
-    return source[:start], source[start:end], source[end:]
-
-
-def _match_length(space: re.Pattern[str], source: str) -> int:
-    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
-    match = space.match(source)
-    return match.end() if match else 0
 
 
 # --- rows of elements ---
@@ -672,8 +663,8 @@ class _Renderer:
                 position = self._before_punctuation(position, part)
         else:
             position = span.end
-            if source[neighbor.span.end : leaf.start].strip():
-                position = self._past_punctuation(position, part)
+            if between := source[neighbor.span.end : leaf.start].strip():
+                position = self._past_comma(between, leaf.start, part) or self._past_punctuation(position, part)
         for other in occupied:
             if other.start < position < other.end:
                 position = other.start if leaf.side == "next" else other.end
@@ -689,6 +680,23 @@ class _Renderer:
         if neighbor.kind == "protected":
             return self.protected.get(neighbor.span.start)
         return self.spans.get(id(neighbor.element))
+
+    def _past_comma(self, sign: str, end: int, part: Span) -> int:
+        """Return the offset in the translation after the sign, such as a comma, that a tag follows in the source.
+
+        0 if the sign is none that ends a clause, or the translation has another number of these than the source.
+
+        Args:
+            sign: the punctuation between the word before the tag and the tag.
+            end: the offset of the tag in the source.
+            part: the span in the translation of the element around the tag.
+        """
+        if len(sign) != 1 or not _CLAUSE_ENDS.fullmatch(sign):
+            return 0
+        found = [match.end() for match in _CLAUSE_ENDS.finditer(self.text)]
+        number = len(_CLAUSE_ENDS.findall(self.block.text[:end])) - 1
+        is_equal = len(found) == len(_CLAUSE_ENDS.findall(self.block.text))
+        return found[number] if is_equal and part.start <= found[number] <= part.end else 0
 
     def _past_punctuation(self, position: int, part: Span) -> int:
         while position < part.end and _is_punctuation(self.text[position]):

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from transduce.text.languages import canonical, detect_other_language, short_code
+
 # --- settings ---
 
 
@@ -35,6 +37,10 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line break in the document ends a text; if false, a line break counts as a space."""
     attributes: tuple[str, ...] = ()
     """Names of attributes whose values are translated, in lower case, such as `alt` and `title`."""
+    source_language: str | None = None
+    """Code of the language of the text. Elements whose `lang` names another language stay. None: the language of the
+    model or the request.
+    """
 
 
 # --- the elements of HTML and XLIFF ---
@@ -66,7 +72,8 @@ FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _OPAQUE_WORDS = _names("code kbd math samp tt var")
 _OPAQUE_EMPTY = _names("script style svg template rt rp")
-_OPAQUE_BLOCKS = _names("pre textarea")
+_OPAQUE_BLOCKS = _names("pre")
+_SVG_TEXTS, _SVG_INLINE = _names("text title desc"), _names("a tspan textpath")
 OPENING_CODES, CLOSING_CODES = _names("bpt bx sc"), _names("ept ex ec")
 _XLIFF_OPAQUE = _names("bpt ept it ph")
 
@@ -77,14 +84,22 @@ _MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _MARKUP_OR_INSTRUCTION = re.compile(rf"<\?.*?\?>|{_MARKUP.pattern}", re.DOTALL | re.IGNORECASE)
-# Scripts and styles contain no tags except their end tag.
-_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style")}
+# Scripts, styles and the texts of text fields contain no tags except their end tag.
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style", "textarea")}
 _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unquoted value, as in src=/js/
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
+_BUTTONS = (["submit"], ["button"], ["reset"])
+"""Types of an HTML `<input>` that shows its attribute `value`."""
+_LABELED = ("option", "optgroup")
+"""Elements of HTML that show their attribute `label`."""
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
+_FROM_WORD = re.compile(r"schemas-microsoft-com:office|class=\"?Mso")
 _INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
+_SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
+_SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
 _FORMATTING_CODE = re.compile(
     r"""\b(?:ctype|type|equiv-text|equiv|disp)\s*=\s*["'](?:bold|italic|underlined?|link|font|fmt|pb|x-(?!text)[\w-]*|&lt;/?[a-z])"""
     r"""|\bid\s*=\s*["'](?:START|CLOSE)_""",
@@ -93,9 +108,14 @@ _FORMATTING_CODE = re.compile(
 _LINE_BREAK_CODE = re.compile(
     r"""\b(?:ctype|subType|id|type)\s*=\s*["'](?:lb|xlf:lb|x-(?:html-)?br|LINE_BREAK)|&lt;br\b""", re.IGNORECASE
 )
-_NOTE_NAMES = {"sup": "a", "a": "sup"}
-"""Elements that may be the reference to a note, such as `<sup><a href="#n1">1</a></sup>`, with the other in them."""
+_NUMBERS = r"\s*\d[\d\s,;–-]{0,12}"
+_SQUARE_NUMBER = re.compile(rf"[\[［〔【]{_NUMBERS}[\]］〕】]")
+_ROUND_NUMBER = re.compile(rf"[(（]{_NUMBERS}[)）]")
+_LETTER_NOTE = re.compile(r"\[?(?:[^\W\d_]|[ivxl]{2,5})\]?|\[[^\[\]]{0,12}\d{1,3}\]")
 _NOTE_ROLE = re.compile(r"(?<![\w-])(?:doc-)?noteref(?![\w-])|(?<![\w-])footnote-ref", re.IGNORECASE)
+_SENTENCE_MARK = re.compile(r"[.!?…。！？｡؟।:：;；][\"'”’»)）」』\]]*\Z")
+_RAISED = ("sup", "sub")
+_WORD_START, _WORD_END = re.compile(r"\A[A-Za-z0-9]*"), re.compile(r"[A-Za-z0-9]*\Z")
 _MAX_NOTE = 12  # tags and texts in the reference to a note
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
@@ -138,6 +158,22 @@ def unescape(source: str, settings: MarkupSettings) -> str:
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
 
 
+def split_white_space(source: str) -> tuple[str, str, str]:
+    """Split a text into leading white space, content and trailing white space; `&nbsp;` counts as white space.
+
+    A text of white space only is all leading white space.
+    """
+    start = _match_length(_SPACE, source)
+    end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
+    return source[:start], source[start:end], source[end:]
+
+
+def _match_length(space: re.Pattern[str], source: str) -> int:
+    """Return how many characters at the start of a text match a white-space pattern; 0 if it does not match there."""
+    match = space.match(source)
+    return match.end() if match else 0
+
+
 def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
     """Yield each attribute of the start tags in a piece of HTML or XML: its name, and the start and end of its value.
 
@@ -153,24 +189,53 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
-    """Yield the start and end, in a token's source, of each attribute value that is translated (`settings.attributes`).
+    """Yield the start and end, in a token's source, of each text in it that is translated.
 
-    An element that is copied with its content has none, except the opening tag of an HTML `<textarea>`. A protected
-    token has only those of its HTML `<input>` tags.
+    They are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is copied
+    with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a text
+    only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
     """
     opening = _MARKUP.match(token.source)
-    if not settings.attributes or token.kind in ("text", "end") or opening is None:
+    if token.kind in ("text", "end") or opening is None:
         return
     source, attributes, is_html = token.source, opening["attributes"] or "", settings.kind == "html"
-    is_textarea = is_html and token.name == "textarea" and not _excludes(token.name, attributes, settings)
-    if is_textarea:
-        source = opening[0]
+    is_image = is_html and token.name == "svg" and not _excludes(token.name, attributes, settings)
+    if is_image:
+        yield from _image_texts(source, settings)
     elif _copies(token.name, attributes, settings):
         return
-    for name, start, end in attribute_values(source):
-        tag = source[source.rfind("<", 0, start) :] if token.kind == "protected" else ""
-        if name.lower() in settings.attributes and (not tag or (is_html and _INPUT.match(tag))):
-            yield start, end
+    if not settings.attributes or (source != opening[0] and _other_language(attributes, settings)):
+        return
+    for tag in _MARKUP.finditer(source):
+        is_input = is_html and _INPUT.match(tag[0]) is not None
+        if token.kind == "protected" and not is_input:
+            continue
+        values = [(name.lower(), start, end) for name, start, end in attribute_values(tag[0])]
+        types = [tag[0][start:end].strip().lower() for name, start, end in values if name == "type"]
+        shows = {"value": is_input and types[:1] in _BUTTONS, "label": (tag["name"] or "").lower() in _LABELED}
+        for name, start, end in values:
+            if name in settings.attributes and (not is_html or shows.get(name, True)):
+                yield tag.start() + start, tag.start() + end
+
+
+def _image_texts(source: str, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each text with a letter in the source of an SVG image: labels, titles, descriptions.
+
+    Texts in elements with attributes such as `translate="no"` are left out.
+    """
+    position = 0
+    opened: list[tuple[str, bool]] = []  # the names of the elements around a text, and whether they are left out
+    for tag in _MARKUP.finditer(source):
+        text = source[position : tag.start()]
+        names = {name for name, _ in opened}
+        if names & _SVG_TEXTS and opened[-1][0] in _SVG_TEXTS | _SVG_INLINE and any(map(str.isalpha, text)):
+            yield from [] if any(is_out for _, is_out in opened) else [(position, tag.start())]
+        position, name = tag.end(), (tag["name"] or "").lower()
+        if tag["end"] and name in names:
+            while opened.pop()[0] != name:
+                pass
+        elif name and not tag["end"] and not _CLOSES_ITSELF.search(tag["attributes"]):
+            opened.append((name, _excludes(name, tag["attributes"], settings)))
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
@@ -188,6 +253,18 @@ def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
     """Return whether `ignore_tags` has an element's name, or its attributes exclude it, as `translate="no"` does."""
     return name in settings.ignore_tags or _is_untranslated(attributes)
+
+
+def _other_language(attributes: str, settings: MarkupSettings) -> str | None:
+    """Return the language that a tag's attribute `lang` names if it is another than that of the text; else None."""
+    values = [m for m in _ATTRIBUTE.finditer(attributes) if m["name"].lower() in ("lang", "xml:lang")]
+    if settings.source_language is None or not values:
+        return None
+    code = (values[-1]["double"] or values[-1]["single"] or values[-1]["bare"] or "").strip()
+    if not _LANGUAGE.fullmatch(code) or code.lower() in ("und", "mul", "mis"):
+        return None
+    one, other = (short_code(canonical(each)) for each in (code, settings.source_language))
+    return None if one == other else code
 
 
 # --- scanning ---
@@ -227,7 +304,10 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
         if role == "start" and is_html and name in _RAW_END:
             end = _RAW_END[name].search(document, position)
             stop = end.start() if end else len(document)
-            yield _Item(document[position:stop], role="other")
+            content = document[position:stop]
+            is_text = name == "textarea"
+            own = _texts(content, msgspec.structs.replace(settings, split_lines=True)) if is_text else iter(())
+            yield from own if is_text else [_Item(content, role="other")]
             position = stop
     if position < len(document):
         yield from _texts(document[position:], settings)
@@ -360,6 +440,8 @@ class _Reader:
         self.items = list(_scan(document, settings))
         self.outline = _outline(self.items)
         self._inline: dict[int, bool] = {}
+        self._has_languages = settings.source_language is not None and not _FROM_WORD.search(document)
+        """True if attributes `lang` are to be trusted; Word writes the language of its spelling check into them."""
         pairs = zip(self.items, self.outline.parent, strict=True)
         roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
         self._is_fragment = roots > 1 or -1 in self.outline.has_text
@@ -375,8 +457,11 @@ class _Reader:
         index = 0
         while index < len(self.items):
             stop = self._opaque_end(index)
-            token = self._copied(index, stop) if stop > index else self._token(index)
-            index = max(stop, index) + 1
+            if stop > index and self._is_in_word(index, stop):
+                token, index = self._formula(index, stop, found)
+            else:
+                token = self._copied(index, stop) if stop > index else self._token(index)
+                index = max(stop, index) + 1
             if token.kind == "start":
                 contents.append(_Content(len(found)))
                 found.append(token)
@@ -408,13 +493,16 @@ class _Reader:
             return Token(self._other_kind(item.source), item.source)
         if item.role == "single":
             return Token(self._kind_of_empty(index), item.source, item.name, side=_side(item.name))
-        partner = self.outline.partner.get(index)
-        start = partner if item.role == "end" and partner is not None else index
+        partner, start = self.outline.partner.get(index), self._start_of(index)
         if not self._is_inline(start):
             return Token("block", item.source, item.name)
         if partner is None:
             return Token("empty", item.source, item.name, side="previous" if item.role == "end" else "next")
         return Token(item.role, item.source, item.name, start)
+
+    def _start_of(self, index: int) -> int:
+        """Return the index of the start tag of the element that an end tag closes; that of another tag is its own."""
+        return self.outline.partner.get(index, index) if self.items[index].role == "end" else index
 
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
@@ -430,19 +518,128 @@ class _Reader:
         """
         item = self.items[index]
         end = self.outline.partner.get(index, -1) if item.role == "start" else -1
-        if end >= 0 and (_copies(item.name, item.attributes, self.settings) or self._is_note(index, end)):
+        if end >= 0 and (
+            _copies(item.name, item.attributes, self.settings)
+            or self._is_note(index, end)
+            or self._is_raised_number(index, end)
+            or self._is_in_other_language(index, end)
+        ):
             return end
         return -1
 
-    def _is_note(self, start: int, stop: int) -> bool:
-        """Return whether an HTML element from one index to another is the number or sign of a footnote, with a link."""
-        item, inner = self.items[start], self.items[start + 1 : stop]
-        if item.name not in _NOTE_NAMES or self.settings.kind != "html" or not 0 < len(inner) <= _MAX_NOTE:
+    def _is_in_other_language(self, start: int, stop: int) -> bool:
+        """Return whether an element from one index to another has an attribute `lang` of another language.
+
+        It does not count for a whole page, or if the text is clearly not in that language, because pages are often
+        labeled wrongly.
+        """
+        item = self.items[start]
+        if not self._has_languages or item.name in ("html", "body"):
             return False
-        has_role = _NOTE_ROLE.search(item.attributes) is not None
-        text = unescape("".join(each.source for each in inner if each.role == "text"), self.settings)
-        is_sign = bool(text.strip()) and not any(map(str.isalpha, text))
-        return is_sign and (has_role or any(each.name == _NOTE_NAMES[item.name] for each in inner))
+        language = _other_language(item.attributes, self.settings)
+        if language is None:
+            return False
+        text = unescape("".join(i.source for i in self.items[start:stop] if i.role == "text"), self.settings)
+        return detect_other_language(" ".join(text.split()), language) is None
+
+    def _is_raised_number(self, start: int, stop: int) -> bool:
+        """Return whether an HTML element from one index to another is a number or sign in `<sup>` or `<sub>`."""
+        item, inner = self.items[start], self.items[start + 1 : stop]
+        if (
+            item.name not in _RAISED
+            or self.settings.kind != "html"
+            or _copies(item.name, item.attributes, self.settings)
+        ):
+            return False
+        text = unescape("".join(each.source for each in inner), self.settings).strip()
+        return all(each.role == "text" for each in inner) and bool(text) and not any(map(str.isalpha, text))
+
+    def _is_note(self, start: int, stop: int) -> bool:
+        """Return whether an inline element of HTML from one index to another is the number or sign of a note.
+
+        It has the role of one, is a raised link, is a number in square brackets, or a link that is a number in round
+        brackets. A link within the page that is only a number or sign is one if no space precedes it.
+        """
+        elements = [item for item in self.items[start : stop + 1] if item.role != "text"]
+        names = {item.name for item in elements}
+        if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE or not names <= _INLINE:
+            return False
+        text = "".join(item.source for item in self.items[start + 1 : stop] if item.role == "text")
+        text = unescape(text, self.settings).strip()
+        if self._is_reference(start, stop):
+            return bool(text) and (not any(map(str.isalpha, text)) or _LETTER_NOTE.fullmatch(text) is not None)
+        targets = [item.attributes for item in elements if item.name == "a" and item.role == "start"]
+        if any("#" in each for each in targets) and text and not any(map(str.isalpha, text)):
+            before = self._text_before(start)
+            if before.strip() == before != "":
+                return True
+        return is_note_mark(text, is_link=bool(targets))
+
+    def _is_reference(self, start: int, stop: int) -> bool:
+        """Return whether an element from one index to another has the role of a note's mark, or is a raised link."""
+        elements = self.items[start : stop + 1]
+        return {"a", "sup"} <= {item.name for item in elements} or any(
+            _NOTE_ROLE.search(item.attributes) for item in elements
+        )
+
+    def _text_before(self, index: int) -> str:
+        """Return the last character of the text before an inline element, with the white space after it.
+
+        "" if the element with this index is at the start of a text.
+        """
+        space = ""
+        for number in range(index - 1, -1, -1):
+            item = self.items[number]
+            if item.role == "text":
+                text = unescape(item.source, self.settings)
+                if text.strip():
+                    return text.rstrip()[-1] + text[len(text.rstrip()) :] + space
+                space = text + space
+            elif item.role == "other" or not self._is_inline(self._start_of(number)):
+                break
+        return ""
+
+    def _is_in_word(self, start: int, stop: int) -> bool:
+        """Return whether the element from one index to another is a number inside a word, as in H<sub>2</sub>O.
+
+        A number in `<sub>` is also one at the end of a word, as in CO<sub>2</sub>.
+        """
+        if not self._is_raised_number(start, stop):
+            return False
+        before, after = (
+            "".join(each.source for each in self.items[max(0, index) : index + 1] if each.role == "text")
+            for index in (start - 1, stop + 1)
+        )
+        has_end = self.items[start].name == "sub" or _WORD_START.findall(after)[0] != ""
+        return _WORD_END.findall(before)[0] != "" and has_end
+
+    def _formula(self, start: int, stop: int, found: list[Token]) -> tuple[Token, int]:
+        """Return a protected token for the whole word around a raised number, and the index of the next item.
+
+        Args:
+            start: index of the number's start tag.
+            stop: index of its end tag.
+            found: the tokens before it, of which the last one loses the start of the word.
+        """
+        source = _WORD_END.findall(found[-1].source)[0]
+        text = found.pop().source
+        if text != source:
+            found.append(Token("text", text[: len(text) - len(source)]))
+        while True:
+            source += "".join(item.source for item in self.items[start : stop + 1])
+            start = stop + 1
+            if start < len(self.items) and self.items[start].role == "text":
+                text = self.items[start].source
+                part = _WORD_START.findall(text)[0]
+                source += part
+                if part != text:
+                    self.items[start] = self.items[start]._replace(source=text[len(part) :])
+                    break
+                start += 1
+            stop = self._opaque_end(start) if start < len(self.items) else -1
+            if stop < 0 or not self._is_raised_number(start, stop):
+                break
+        return Token("protected", source), start
 
     def _copied(self, start: int, stop: int) -> Token:
         """Return the single token for an element that is copied to the translation with its content.
@@ -456,8 +653,14 @@ class _Reader:
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
         if not self._is_inline(start):
             return Token("block", source, item.name)
-        if not _copies(item.name, item.attributes, self.settings):  # the reference to a note
-            return Token("empty", source, item.name, side="previous")
+        if self._is_in_other_language(start, stop):
+            return Token("protected", source, item.name)
+        if not _copies(item.name, item.attributes, self.settings):  # the mark of a note, or a raised number
+            is_raised = self._is_raised_number(start, stop) or self._is_reference(start, stop)
+            is_word = not is_raised and is_mark_a_word(self._text_before(start))
+            return (
+                Token("protected", source, item.name) if is_word else Token("empty", source, item.name, side="previous")
+            )
         if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
             kind = code_kind(item.name, item.attributes, content)
             return Token(kind, source, item.name, side="" if kind == "break" else _side(item.name))
@@ -521,6 +724,20 @@ def _side(name: str) -> Side:
     neither ("").
     """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
+
+
+def is_note_mark(text: str, *, is_link: bool) -> bool:
+    """Return whether the text of an element is only the mark of a note, such as `[1]`, or `(2)` if it is a link."""
+    return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
+
+
+def is_mark_a_word(before: str) -> bool:
+    """Return whether a mark such as `[1]` stands for a word, as in "see [1]", by the text before it.
+
+    A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
+    """
+    text = before.rstrip()
+    return bool(text) and text != before and not _SENTENCE_MARK.search(text)
 
 
 def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:

@@ -3,7 +3,7 @@
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from html import escape, unescape
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -12,7 +12,7 @@ from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, xml_encoding
 from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
 from transduce.errors import TransduceError, shown_names
-from transduce.text.languages import is_unspaced_or_punctuation
+from transduce.text.languages import base_code, is_unspaced_or_punctuation
 from transduce.ui_language import columns_of, wrap
 
 # --- lines ---
@@ -287,6 +287,41 @@ def _is_prose(path: Path, value: str) -> bool:
     key = next((key for key in reversed(path) if not key.isdecimal()), "")
     is_metadata = any(key.startswith("@") for key in path)  # as in Application Resource Bundles
     return not is_metadata and not _SKIPPED_KEYS.fullmatch(key) and not _IDENTIFIER.fullmatch(value.strip())
+
+
+# --- plural forms of ICU messages ---
+
+
+PLURAL_FORMS = ("zero", "one", "two", "few", "many")
+"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
+_ONE_AND_OTHER = (
+    "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
+    "sw ta te tr ur uz"
+)
+_LANGUAGES_OF_PLURAL_FORMS = {
+    ("one",): _ONE_AND_OTHER.split(),
+    ("one", "few"): ("bs", "cs", "hr", "lt", "mo", "ro", "sh", "sk", "sr"),
+    ("one", "few", "many"): ("be", "pl", "ru", "uk"),
+    ("one", "two", "few"): ("dsb", "gd", "hsb", "sl"),
+    ("one", "two", "few", "many"): ("br", "ga", "mt"),
+    ("one", "two"): ("he", "iw"),
+    ("zero", "one"): ("lv",),
+    PLURAL_FORMS: ("ar", "cy"),
+}
+_FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
+
+
+def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
+    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
+
+    Args:
+        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
+            name.
+        language: the language's code; None: unknown.
+    """
+    exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}
+    present = {exact.get(form, form) for form in forms}
+    return _FORMS_OF_LANGUAGE.get(base_code(language or ""), frozenset()) - present
 
 
 # --- tables ---

@@ -22,11 +22,16 @@ from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike, as_glossary
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.files import count_noun
 from transduce.text.text_settings import TextSettings
 
+_ATTRIBUTES = (
+    *("alt", "label", "placeholder", "title", "value"),
+    *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
+)
 UNIT_MARKUP = {
     "xml": MarkupSettings(kind="xliff"),
-    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title")),
+    "html": MarkupSettings(attributes=_ATTRIBUTES),
 }
 """Settings for the translation of a document's texts with XML or HTML tags, by the kind of the text."""
 
@@ -100,6 +105,14 @@ def translate_content(
         if observe is not None:
             observe(portion, done)
     return document.write(translations)
+
+
+def describe_kept_units(document: Document) -> str | None:
+    """Return a sentence with the number of XLIFF units that stay without a full translation; None if there are none."""
+    if not document.kept_units:
+        return None
+    count = count_noun(len(document.kept_units), "XLIFF unit")
+    return f"Kept, because segments without a translation cannot be put between the tags around segments: {count}."
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:

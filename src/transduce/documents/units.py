@@ -79,6 +79,8 @@ class Document(NamedTuple):
     """Return the document's bytes with its texts replaced by these translations, one for each unit, in order."""
     kept_fuzzy: int = 0
     """The number of entries of a PO file that are flagged fuzzy and keep their translation, or a part of it."""
+    kept_units: tuple[str, ...] = ()
+    """The units of an XLIFF file, by id and source, that stay as they are although a segment has no translation."""
     messages: MessageRecord | None = None
     """What becomes of the document's ICU messages with branches; None: it has none."""
 
@@ -381,9 +383,7 @@ class TextFile:
         try:
             self.text = content[len(self.mark) :].decode(self.encoding)
         except LookupError:
-            raise TransduceError(
-                f"The document's encoding {self.encoding!r} is not known: convert it to UTF-8."
-            ) from None
+            raise TransduceError(f"The document's encoding {self.encoding!r} is unknown: save it as UTF-8.") from None
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "

@@ -102,8 +102,7 @@ def missing_packages(code: str) -> list[str]:
 
 
 def _mecab_or_characters(code: str, language: str) -> TokenizerChoice:
-    missing = missing_packages(code)
-    if not missing:
+    if not (missing := missing_packages(code)):
         return TokenizerChoice(f"{code}-mecab")
     reason = (
         f"{language} was scored by characters because the package {missing[0]} is not installed: "
@@ -199,11 +198,8 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
             f"{count_noun(self.hypothesis_tokens, 'token')} against {self.reference_tokens:,}, "
             f"brevity penalty {self.brevity_penalty:.3f}"
         )
-        return [
-            counts,
-            *([f"decoding: {settings}"] if settings else []),
-            *(f"warning: {sentence}" for sentence in self.warnings),
-        ]
+        decoding = [f"decoding: {settings}"] if settings else []
+        return [counts, *decoding, *(f"warning: {sentence}" for sentence in self.warnings)]
 
 
 def score(
@@ -444,8 +440,8 @@ def _the(name: str) -> str:
 
 
 # --- ROUGE (Lin 2004) ---
-# Words are runs of letters, combining marks and digits in lower case, without stemming. Scores are means over texts of
-# the F1 of single words (ROUGE-1), of bigrams (ROUGE-2), and of the longest common subsequence (ROUGE-L).
+# Words are runs of letters, combining marks and digits in lower case; in scripts without spaces, single characters.
+# Scores are means over texts of the F1 of words (ROUGE-1), bigrams (2), and longest common subsequences (L).
 
 
 class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -459,9 +455,12 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean F1 of pairs of consecutive words."""
     rouge_l: float
     """Mean F1 of the longest common subsequence of words."""
+    has_characters: bool = False
+    """True if each character of a script without spaces (Han, kana, Thai, …) counted as a word."""
 
     def __str__(self) -> str:
-        return f"ROUGE-1 {self.rouge_1:.1f} · ROUGE-2 {self.rouge_2:.1f} · ROUGE-L {self.rouge_l:.1f}"
+        scores = f"ROUGE-1 {self.rouge_1:.1f} · ROUGE-2 {self.rouge_2:.1f} · ROUGE-L {self.rouge_l:.1f}"
+        return f"{scores} (of characters where the script has no spaces)" if self.has_characters else scores
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
@@ -474,11 +473,14 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
     values = {f"rouge_{size}": [_overlap(one, other, size) for one, other in pairs] for size in (1, 2)}
     values["rouge_l"] = [f1_of_counts(_longest_common(one, other), len(one), len(other)) for one, other in pairs]
-    return RougeReport(texts=len(pairs), **{name: 100.0 * sum(each) / len(each) for name, each in values.items()})
+    means = {name: 100.0 * sum(each) / len(each) for name, each in values.items()}
+    has_characters = any(map(languages.is_unspaced_character, "".join([*hypotheses, *references])))
+    return RougeReport(texts=len(pairs), **means, has_characters=has_characters)
 
 
 def _words(text: str) -> list[str]:
-    return "".join(letter if languages.is_word_character(letter) else " " for letter in compose(text).lower()).split()
+    letters = (each if languages.is_word_character(each) else " " for each in compose(text).lower())
+    return "".join(f" {each} " if languages.is_unspaced_character(each) else each for each in letters).split()
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:

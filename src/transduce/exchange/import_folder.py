@@ -84,11 +84,13 @@ def import_model_folder(
     if is_own:
         content = read_saved_by_transformers(folder)
         if content.directions and (source_language, target_language) != (None, None):
-            with_languages(content, source_language, target_language)  # refuses languages that the model does not know
+            chosen = with_languages(content, source_language, target_language).manifest
+            source_language, target_language = chosen.source_language, chosen.target_language
         weights = content.model.state_dict()
     else:
         content, weights = outline_imported(folder)
         content = with_languages(content, source_language, target_language)
+        source_language = target_language = None  # those of the manifest are the model's own codes
     languages = (
         source_language or content.manifest.source_language,
         target_language or content.manifest.target_language,

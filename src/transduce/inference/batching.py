@@ -67,6 +67,11 @@ class Part(NamedTuple):
         return [*self.history, *self.ids]
 
     @property
+    def context(self) -> "History":
+        """The token ids of earlier sentences that the model reads and writes before the part."""
+        return History(self.history, self.target_history)
+
+    @property
     def key(self) -> tuple[int, int]:
         """The key of the part in dictionaries of results: the index of its text, and its number within the text."""
         return (self.sentence, self.number)

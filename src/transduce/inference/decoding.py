@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
+from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, pad
 from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.phrases import forbid_texts, word_continuations
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
@@ -32,6 +32,7 @@ from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
     Forbid,
+    ForcedContext,
     ForcedPrefix,
     GenerateSettings,
     MinimumLength,
@@ -129,6 +130,8 @@ class SentenceBatch(NamedTuple):
     """Index of each sentence in the whole input, which seeds the sentence's random numbers in sampling."""
     forbidden_ids: Sequence[int] = ()
     """Target token ids that no hypothesis contains after its prefix."""
+    histories: Sequence[History] = ()
+    """The context of each sentence, with whose source tokens `source_ids` starts; empty: no context."""
 
 
 def start_search(
@@ -170,21 +173,32 @@ def start_search(
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
         batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
     most = max_model_positions(models)
+    histories = batch.histories or [History()] * len(batch.source_ids)
     longest = [
-        _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
+        _longest(search, len(source) - len(history.source), prefix, phrases, most - len(history.target))
+        for source, history, prefix, phrases in zip(
+            batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
+        )
     ]
-    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
-    before = [[config.start_id]] * len(longest)
+    before, starts = [[config.start_id]] * len(longest), [len(history.target) for history in histories]
     rules = [*build_rules(search, batch.prefixes, vocabulary, before, batch.forbidden_ids), *more_rules]
     if search.generate is not None:
-        rules += generate_rules(search.generate, limits.max_lengths, vocabulary.forced)
+        rules += generate_rules(search.generate, torch.tensor(longest, device=device), vocabulary.forced)
+    longest = [own + start for own, start in zip(longest, starts, strict=True)]
+    limits = SequenceLimits(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+    if any(starts):
+        limits = limits._replace(context_lengths=starts)
+        rules = [ForcedContext([history.target for history in histories], rules)]
     beam = BeamOptions(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     draw = None
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         beam = BeamOptions(beam_size=width, n_best=width, alpha=0.0)
-    selection = None if draw is not None else _selection(search, batch.phrases, longest, width, vocabulary)
-    coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
+    selection = None if draw is not None else _selection(search, batch.phrases, limits, width, vocabulary)
+    coverage: Coverage | None = None
+    if attentive:
+        contexts = [(len(history.source), len(history.target)) for history in histories]
+        coverage = Coverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
     return make_search(
         scorer,
         limits,
@@ -282,17 +296,17 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 
 
 def _longest(
-    search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
+    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
     """Return the maximum length of a translation in tokens, including the end symbol.
 
-    The length is limited to `most`, the number of the model's positions.
+    The length is limited to `most`, the number of the model's positions that context leaves.
 
     Raises:
         TransduceError: the prefix, the required phrases or the minimum length do not fit into `most` tokens, or into
             `max_length`, if that is set.
     """
-    longest = min(search.max_length_for(len(source_ids)), most)
+    longest = min(search.max_length_for(source_tokens), most)
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
     if needed > most:
         raise TransduceError(
@@ -333,7 +347,8 @@ def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_bea
         generates: True for the search of `generate`, which takes log-probabilities.
         is_beam: True if several hypotheses are ranked.
     """
-    rules = rules[0].rules if rules and isinstance(rules[0], ForcedPrefix) else rules
+    while rules and isinstance(rules[0], ForcedContext | ForcedPrefix):
+        rules = rules[0].rules
     penalty = next((rule for rule in rules if isinstance(rule, RepetitionPenalty)), None)
     takes_logits = penalty is not None and not is_beam
     if not generates and (penalty is None or takes_logits):
@@ -386,7 +401,7 @@ def build_rules(
 def _selection(
     search: SearchSettings,
     phrases: Sequence[Sequence[Phrase]],
-    longest: Sequence[int],
+    limits: SequenceLimits,
     width: int,
     vocabulary: Vocabulary,
 ) -> Selection | None:
@@ -395,7 +410,12 @@ def _selection(
     if any(phrases):
         continuations = word_continuations(vocabulary)
         return ConstrainedSelection(
-            phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, continuations=continuations
+            phrases,
+            max_lengths=limits.max_lengths.tolist(),
+            beam_size=width,
+            eos_id=eos_id,
+            continuations=continuations,
+            starts=limits.starts(),
         )
     if search.diverse_groups == 1:
         return None

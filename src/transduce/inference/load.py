@@ -33,7 +33,8 @@ from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import check_precision, check_vocabularies, read_at_precision, with_languages
 from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
-from transduce.search.settings import SearchSettings
+from transduce.search.settings import SearchSettings, override_search
+from transduce.text.languages import fitting_code
 from transduce.text.text_settings import TextSettings, TrainingLines
 
 # --- translation models ---
@@ -374,9 +375,7 @@ class TranslationPipeline:
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
 
     def _search(self, options: dict[str, int | None]) -> SearchSettings:
-        return msgspec.structs.replace(
-            self.translator.search, **{name: value for name, value in options.items() if value is not None}
-        )
+        return override_search(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         """Translate texts; if `max_length` makes a translation empty, search again with transformers' ranking.
@@ -427,7 +426,8 @@ def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> Tra
         device = "cpu" if device < 0 else f"cuda:{device}"
     translator = open_translator(model, device=device)
     model_languages = (translator.source_language, translator.target_language)
-    if languages[1] is not None and None not in model_languages and languages.groups() != model_languages:
+    pairs = [(named, own) for named, own in zip(languages.groups(), model_languages, strict=True) if named and own]
+    if any(fitting_code(named, [own]) is None for named, own in pairs):
         raise TransduceError(
             f"The task is `{task}`, but {model} translates "
             f"{model_languages[0]} to {model_languages[1]}: use `translation`."

@@ -22,7 +22,14 @@ from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
 from transduce.text.glossary import is_spaced_word_character
 from transduce.text.languages import is_unspaced_character, is_unspaced_language, is_word_character
-from transduce.text.protected import PLACEHOLDER_TOKENS, is_inline_tag, merge_spans
+from transduce.text.protected import (
+    PLACEHOLDER_TOKENS,
+    BareText,
+    is_half_of_pair,
+    is_inline_tag,
+    merge_spans,
+    without_tag_pairs,
+)
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.text.word_spans import Span, encode_with_spans
@@ -286,11 +293,17 @@ class SpanModel(NamedTuple):
     """Returns whether a source and its translation are short enough for `score`."""
 
 
+Locate = Callable[[Sequence[Translation], Sequence[Sequence[Span]]], list[list[Span]]]
+"""A function that finds the words of translations that correspond to marked spans of their sources."""
+
+
 class Placeholders:
     """A translator of sentences with protected spans: it masks the spans and restores them in the translations."""
 
-    def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, target_language: str | None, *, sampled: bool = False) -> None:
+        """Create a translator of sentences with spans; of alternatives that become equal, only samples all stay."""
         self._tokenizer = tokenizer
+        self._sampled = sampled
         self._tokens = placeholder_tokens(tokenizer)
         self._joins_words = is_unspaced_language(target_language)
 
@@ -319,6 +332,37 @@ class Placeholders:
             for key, (translation, rank) in candidate.items():
                 if key not in ranks or rank > ranks[key]:
                     translations[key], ranks[key] = translation, rank
+        return translations
+
+    def with_tag_pairs(
+        self,
+        parts: Sequence[Part],
+        translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+        locate: Locate,
+    ) -> dict[tuple[int, int], Translation]:
+        """Return translations of parts (sentences), by part key, with pairs of tags around the words that they enclose.
+
+        Args:
+            parts: the parts.
+            translate: translates parts without pairs of tags.
+            locate: aligns the words between tags.
+        """
+        found = {part.key: each for part in parts if (each := _without_pairs(part, self._tokenizer)) is not None}
+        if not found:
+            return translate(parts)
+        translations = translate([_bare_part(part, found.get(part.key), self._tokenizer) for part in parts])
+        tagged = [part for part in parts if part.key in found and part.key in translations]
+        candidates = [(part, each) for part in tagged for each in _one_by_one(translations[part.key])]
+        inner = [[pair.inner for pair in found[part.key].pairs] for part, _ in candidates]
+        spans = locate([each for _, each in candidates], inner)
+        written = iter(
+            found[part.key].written(part.text, each.text, own, each.protected)
+            for (part, each), own in zip(candidates, spans, strict=True)
+        )
+        for part in tagged:
+            whole = translations[part.key]
+            texts = [next(written) for _ in whole.alternatives]
+            translations[part.key] = self._with_texts(whole, part.text, texts)
         return translations
 
     def _restore(
@@ -354,7 +398,7 @@ class Placeholders:
                 placed = [*alternative.placed, *(_InsertedRun(next(offsets), run) for run in alternative.missing)]
                 texts.append(self._write(each.original.text, alternative.text, placed))
             rank = -_count_faults(translation.text, each), _mean_log_probability(translation.alternatives[0])
-            restored[each.original.key] = _with_texts(translation, each.original.text, texts), rank
+            restored[each.original.key] = self._with_texts(translation, each.original.text, texts), rank
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
@@ -362,7 +406,19 @@ class Placeholders:
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
-        return _with_texts(translation, translation.source, texts)
+        return self._with_texts(translation, translation.source, texts)
+
+    def _with_texts(
+        self, translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
+    ) -> Translation:
+        """Return a translation with this source, and with another text (and its spans) for each alternative."""
+        alternatives: dict[tuple[str, int], Alternative] = {}
+        for number, (alternative, (text, _)) in enumerate(zip(translation.alternatives, texts, strict=True)):
+            key = text, number if self._sampled else 0
+            alternatives.setdefault(key, msgspec.structs.replace(alternative, text=text))
+        return msgspec.structs.replace(
+            translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
+        )
 
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
@@ -375,6 +431,7 @@ class Placeholders:
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
+        inside = _with_tags_in_order(source, inside)
         for offset, run in sorted(inside, key=lambda one: (one.offset, one.run.source)):
             before, after = text[position:offset], text[offset:]
             written += before
@@ -543,15 +600,51 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
     return _Bare(written, found)
 
 
-def _with_texts(
-    translation: Translation, source: str, texts: Sequence[tuple[str, tuple[tuple[Span, Span], ...]]]
-) -> Translation:
-    alternatives: dict[str, Alternative] = {}
-    for alternative, (text, _) in zip(translation.alternatives, texts, strict=True):
-        alternatives.setdefault(text, msgspec.structs.replace(alternative, text=text))
-    return msgspec.structs.replace(
-        translation, source=source, alternatives=tuple(alternatives.values()), protected=texts[0][1]
-    )
+def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
+    """Return runs of protected spans, of which those with a start or end tag without its partner keep their order."""
+    ordered: list[_InsertedRun] = []
+    least = 0
+    inside = sorted(placed, key=lambda one: one.run.source)
+    has_end_tags = any(source.startswith("</", span.start) for one in inside for span in one.run.spans)
+    for one in inside:
+        if any(is_half_of_pair(source[slice(*span)], has_end_tags=has_end_tags) for span in one.run.spans):
+            least = max(least, one.offset)
+            one = one._replace(offset=least)
+        ordered.append(one)
+    return ordered
+
+
+# --- pairs of tags ---
+
+
+def _without_pairs(part: Part, tokenizer: Tokenizer) -> BareText | None:
+    """Return a part's text without pairs of tags; None without such pairs, or if a forced prefix contains one's tag."""
+    bare = without_tag_pairs(part.text, part.protected)
+    prefix = tokenizer.target.decode(part.prefix) if bare is not None and part.prefix else ""
+    return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
+
+
+def _bare_part(part: Part, bare: BareText | None, tokenizer: Tokenizer) -> Part:
+    if bare is None:
+        return part
+    ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(bare.text))
+    tags = {part.text[slice(*tag)] for pair in bare.pairs for tag in pair[:2]}
+    phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in tags)
+    return part._replace(text=bare.text, ids=ids, protected=bare.protected, phrases=phrases)
+
+
+def _one_by_one(translation: Translation) -> Iterator[Translation]:
+    """Yield each alternative of a translation as a translation, with the protected spans that are found in its text."""
+    for number, alternative in enumerate(translation.alternatives):
+        pairs, position = list[tuple[Span, Span]](), dict[str, int]()
+        for span, _ in translation.protected if number else ():
+            literal = translation.source[slice(*span)]
+            start = alternative.text.find(literal, position.get(literal, 0))
+            if start >= 0:
+                position[literal] = start + len(literal)
+                pairs.append((span, Span(start, position[literal])))
+        own = tuple(pairs) if number else translation.protected
+        yield msgspec.structs.replace(translation, alternatives=(alternative,), protected=own)
 
 
 # --- offsets by alignment ---

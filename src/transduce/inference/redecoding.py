@@ -16,7 +16,7 @@ from transduce.inference.quality_estimation import (
     missing_numbers,
 )
 from transduce.inference.substitution import insert_terms
-from transduce.inference.translation import Alternative, Translation, with_sentences
+from transduce.inference.translation import Alternative, Translation, with_best, with_sentences
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.glossary import Glossary, Term, contains_phrase
@@ -117,7 +117,7 @@ def redecode(
         for unit, translation in zip(units, found, strict=True):
             redecoded[unit.text].append(translation)
     return [
-        with_sentences(each, sentences) if each.sentences else sentences[0]
+        with_sentences(each, sentences, sampled=search.sampling is not None) if each.sentences else sentences[0]
         for each, sentences in zip(results, redecoded, strict=True)
     ]
 
@@ -176,8 +176,7 @@ def _redecode_units(
                 best, new_warnings = _fewest_warnings(translator, translation, terms)
                 if _severity(new_warnings) < _severity(found_warnings[number]):
                     former = results[number].alternatives
-                    others = (each for each in former if each.text != best.text)
-                    alternatives = (best, *others)[: len(former)]
+                    alternatives = with_best(best, former, sampled=search.sampling is not None)
                     results[number] = msgspec.structs.replace(translation, alternatives=alternatives)
                     found_warnings[number] = new_warnings
     return results

@@ -28,7 +28,7 @@ from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Scorer
 from transduce.search.selection import log_sum_exp
-from transduce.text.languages import canonical
+from transduce.text.languages import fitting_code
 from transduce.text.vocabulary import Vocabulary, language_token
 
 Ids = Sequence[Sequence[int]]
@@ -194,7 +194,7 @@ class NeighborIndex:
         marked = [language for language in vocabulary.target_languages if language_token(language) in tokens]
         stored = self.card.source_language, self.card.target_language or next(iter(marked), None)
         for own, other in zip(stored, (source, target), strict=True):
-            if own is not None and other is not None and canonical(own) != canonical(other):
+            if own is not None and other is not None and fitting_code(own, [other]) is None:
                 pairs = [" → ".join(code or "?" for code in pair) for pair in (stored, (source, target))]
                 raise TransduceError(
                     f"A datastore belongs to one pair of languages, but this one is for {pairs[0]} and the translator "

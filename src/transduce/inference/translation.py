@@ -11,9 +11,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.rules import ranking_of
 from transduce.search.scorer import Hypothesis
-from transduce.search.settings import SearchSettings
 from transduce.text.files import compose, is_composed
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text
@@ -184,25 +182,6 @@ def empty_alternative(*, ended: bool = True) -> Alternative:
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
 
 
-def without_context(hypothesis: Hypothesis, tokens: int, search: SearchSettings) -> Hypothesis:
-    """Return a hypothesis without its first `tokens` tokens, which translate earlier sentences of the document.
-
-    Args:
-        hypothesis: what search found, which starts with these tokens.
-        tokens: their number.
-        search: the settings of the search, whose length penalty scores the rest. The coverage penalty, of the whole
-            document context, stays.
-    """
-    if not tokens:
-        return hypothesis
-    everything, values = hypothesis.token_log_probabilities, hypothesis.token_log_probabilities[tokens:]
-    divisor, alpha = ranking_of(search.generate).length_penalty, search.length_penalty
-    score = sum(values) / divisor(len(values), alpha)
-    if search.coverage_penalty > 0.0:
-        score += hypothesis.score - sum(everything) / divisor(len(everything), alpha)
-    return msgspec.structs.replace(hypothesis, ids=hypothesis.ids[tokens:], token_log_probabilities=values, score=score)
-
-
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
     """Return the translation of a sentence from the hypotheses of a search, best first.
 
@@ -225,15 +204,15 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
     """Join the translations of the sentences of a text, and return the translation of the text with its layout.
 
     The alternatives are the combinations of the sentences' alternatives with the highest sums of scores. Samples are
-    joined in the order of sampling.
+    joined in the order of sampling; a sentence that is copied instead of translated is the same in all of them.
 
     Args:
         segmented: the sentences of the text and its layout.
         parts: the translation of each sentence.
-        n_best: maximum number of alternatives; not used for samples.
+        n_best: maximum number of alternatives, or the number of samples.
         sampled: True if the alternatives are samples.
     """
-    combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
+    combinations = _combine_samples(parts, n_best) if sampled else _best_combinations(parts, n_best)
     alternatives = [_join(segmented, parts, indices) for indices in combinations]
     best, spans, copied = alternatives[0]
     positions = [
@@ -264,12 +243,18 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
     )
 
 
-def with_sentences(translation: Translation, sentences: Sequence[Translation]) -> Translation:
+def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:
+    """Return as many alternatives as before with `best` in front: it replaces the first sample, or its equals."""
+    return (best, *(former[1:] if sampled else (each for each in former if each.text != best.text)))[: len(former)]
+
+
+def with_sentences(translation: Translation, sentences: Sequence[Translation], *, sampled: bool = False) -> Translation:
     """Return the translation of a text with other translations of its sentences, whose best alternatives are used.
 
     Args:
         translation: the translation of a text with several sentences.
         sentences: a translation of each sentence; if none differs from the present one, nothing changes.
+        sampled: True if the alternatives of the text are samples, of which equal ones stay.
     """
     if tuple(sentences) == translation.sentences:
         return translation
@@ -295,9 +280,7 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation]) -
     best = _joined_alternative("".join([*written, translation.text[end:]]), chosen)
     return msgspec.structs.replace(
         translation,
-        alternatives=(best, *(each for each in translation.alternatives if each.text != best.text))[
-            : len(translation.alternatives)
-        ],
+        alternatives=with_best(best, translation.alternatives, sampled=sampled),
         joined=tuple((each.source, each.text) for each in sentences),
         sentences=tuple(sentences),
         positions=tuple(moved),
@@ -305,13 +288,12 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation]) -
     )
 
 
-def _combine_samples(parts: Sequence[Translation]) -> list[list[int]]:
-    """Return the combinations of samples, one index for each part: all first samples, all second ones, and so on.
+def _combine_samples(parts: Sequence[Translation], count: int) -> list[list[int]]:
+    """Return `count` combinations of samples, one index for each part: all first samples, all second ones, and so on.
 
-    There are as many as the part with the fewest samples has.
+    A part with fewer, such as one that is copied instead of translated, repeats its last one.
     """
-    count = min((len(part.alternatives) for part in parts), default=1)
-    return [[index] * len(parts) for index in range(count)]
+    return [[min(index, len(part.alternatives) - 1) for part in parts] for index in range(count)]
 
 
 def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:

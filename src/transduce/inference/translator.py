@@ -62,35 +62,20 @@ from transduce.inference.translation import (
     decode_like,
     empty_alternative,
     translation_from_hypotheses,
-    without_context,
 )
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import precision_of, summary
+from transduce.model_folder.load import choose_direction, precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run_search
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
-from transduce.text.languages import choose_direction, sentence_separator
+from transduce.text.languages import sentence_separator
 from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.text.word_spans import Span
-
-
-def _with_context_length(search: SearchSettings, parts: Sequence[Part]) -> SearchSettings:
-    """Return search settings whose length limits also count the tokens of context that precede each translation.
-
-    The parts of a batch then have target context of the same length, as `_batches` makes sure.
-    """
-    context = len(parts[0].target_history) if parts else 0
-    return msgspec.structs.replace(
-        search,
-        max_length=None if search.max_length is None else search.max_length + context,
-        min_length=search.min_length + context if search.min_length else search.min_length,
-    )
-
 
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts (sentences), and returns them by part key."""
@@ -266,7 +251,8 @@ class Translator:
         """Translate one text, or a list of texts in order; each is translated sentence by sentence.
 
         Any of `temperature`, `top_k`, `top_p` and `seed` samples translations instead of searching for the best one;
-        `n_best` is then the number of samples.
+        `n_best` is then the number of samples, and settings of the beam in `search` or in the model's folder have no
+        effect. The arguments win over other settings of `search` in the same way (`search.settings.override_search`).
 
         Args:
             text: a text of any length, or a list of texts; an empty text gives an empty translation.
@@ -387,7 +373,8 @@ class Translator:
 
         Parts that an observer stopped may be missing.
         """
-        placeholders = Placeholders(self.tokenizer, self.target_language)
+        sampled = search.sampling is not None
+        placeholders = Placeholders(self.tokenizer, self.target_language, sampled=sampled)
 
         def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             if terms is None:
@@ -400,10 +387,15 @@ class Translator:
             again = translate_with_terms(with_terms_in_source, found, terms, search, model, search_parts)
             return whole | found | again
 
+        def search_bare(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+            with_spans = placeholders.translate(some, model)
+            found = search_with_terms([part for part in some if not placeholders.has_spans(part)])
+            return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
+
         model = SpanModel(search_with_terms, self.scoring(search), partial(can_score, self))
-        with_spans = placeholders.translate(parts, model)
-        found = search_with_terms([part for part in parts if not placeholders.has_spans(part)])
-        return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
+        return placeholders.with_tag_pairs(
+            parts, search_bare, lambda found, spans: align_spans(self, found, spans, terms)
+        )
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
@@ -417,20 +409,16 @@ class Translator:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
                 [part.source_ids for part in active],
-                _with_context_length(search, active),
-                prefixes=[[*part.target_history, *part.prefix] for part in active],
+                search,
+                prefixes=[part.prefix for part in active],
                 phrases=[part.phrases for part in active],
                 indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
+                histories=[part.context for part in active],
             )
-            pairs = zip(active, hypotheses, strict=True)
             found = {
-                part.key: translation_from_hypotheses(
-                    part.text,
-                    [without_context(each, len(part.target_history), search) for each in results],
-                    self.tokenizer.target,
-                )
-                for part, results in pairs
+                part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
+                for part, results in zip(active, hypotheses, strict=True)
             }
             watch.finish(found)
             return found
@@ -490,6 +478,7 @@ class Translator:
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = SentenceBatch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
+            batch = batch._replace(histories=[part.context])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -629,6 +618,7 @@ class Translator:
         phrases: Sequence[Sequence[Phrase]] | None = None,
         indices: Sequence[int] | None = None,
         observer: Observer | None = None,
+        histories: Sequence[History] = (),
     ) -> list[list[Hypothesis]]:
         """Search one batch of token ids and return the hypotheses of each sentence, best first.
 
@@ -641,6 +631,8 @@ class Translator:
             indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
                 0.
             observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
+            histories: the earlier sentences that the model reads before each one, which starts its `source_ids`, and
+                their translations, which the hypotheses do not contain; empty: none.
         """
         if not source_ids:
             return []
@@ -648,7 +640,11 @@ class Translator:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
         batch = SentenceBatch(
-            source_ids, prefixes or none, phrases or [()] * len(source_ids), indices or range(len(source_ids))
+            source_ids,
+            prefixes or none,
+            phrases or [()] * len(source_ids),
+            indices or range(len(source_ids)),
+            histories=histories,
         )
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run_search(self._begin(batch, search), observer)
@@ -747,14 +743,14 @@ class Translator:
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts (sentences) of similar length, with the same beam width.
 
-        Batch-invariant batches also have one padded source length, and searches with length limits one target context
+        Batch-invariant batches also have one padded source length, and searches as in `generate` one target context
         length.
         """
 
         def kind(part: Part) -> tuple[int, ...]:
             length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
-            limited = search.max_length is not None or search.min_length > 0
-            return (beam_width(search, [part.phrases]), length, len(part.target_history) if limited else 0)
+            context = 0 if search.generate is None else len(part.target_history)
+            return (beam_width(search, [part.phrases]), length, context)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))

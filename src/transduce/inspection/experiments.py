@@ -208,7 +208,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, *self.notes, *(f"warning: {warning}" for warning in self.warnings)])
 
     def _rows(self) -> list[list[str]]:
-        heading = [localized("variant"), localized("runs"), *self.measures, localized("minutes")]
+        heading = [localized("variant"), localized("runs"), *map(localized, self.measures), localized("minutes")]
         return [heading] + [
             [each.name, str(len(each.seeds)), *map(each.cell, self.measures), f"{each.minutes:.1f}"]
             for each in self.variants
@@ -232,7 +232,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         title = localized("Scores by seed, and dev loss by step")
         plot = f"```\n{drawn}\n```" if drawn else f"![{title}]({PLOT})"
         seeds = [
-            [localized("variant"), localized("seed"), *self.measures],
+            [localized("variant"), localized("seed"), *map(localized, self.measures)],
             *(
                 [
                     each.name,

@@ -1,23 +1,30 @@
 """Load a model folder at a precision and on a device, with its languages, alone or as part of an ensemble."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
+from warnings import warn
 
 import msgspec
 import torch
 
 from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
-from transduce.errors import TransduceError
-from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
+from transduce.interop.hugging_face.imported_tokenizer import (
+    IMPORTED_TOKENIZER_FILE,
+    ImportedTokenizer,
+    load_tokenizer,
+)
 from transduce.machine import DTYPES, Machine, Precision, available_memory, detect_machine, format_bytes
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.transformer import Decoder, Encoder, Transformer
-from transduce.model_folder.read import ModelFolder
+from transduce.model_folder.hugging_face import is_hugging_face_folder
+from transduce.model_folder.read import ModelFolder, outline_imported
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
-from transduce.text.languages import check_languages, choose_direction, warn_untrained_direction
+from transduce.text.languages import fitting_code
+from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
 # float32, bfloat16, or 8-bit integer weights that are quantized on loading.
@@ -253,6 +260,7 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
             "it out."
         )
     languages = tokenizer.record.languages
+    source, target = (None if each is None else languages.code(each) for each in (source, target))
     if target is not None and languages.target_tag == "start":
         content.model.config = msgspec.structs.replace(content.model.config, start_id=languages.id(target))
     manifest = msgspec.structs.replace(
@@ -261,6 +269,17 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
         target_language=target or content.manifest.target_language,
     )
     return msgspec.structs.replace(content, tokenizer=tokenizer.for_languages(source, target), manifest=manifest)
+
+
+def has_language_tags(folder: Path) -> bool:
+    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do."""
+    if is_hugging_face_folder(folder):
+        tokenizer: Tokenizer = outline_imported(folder)[0].tokenizer
+    elif (folder / IMPORTED_TOKENIZER_FILE).is_file():
+        tokenizer = load_tokenizer(folder)
+    else:
+        return False
+    return isinstance(tokenizer, ImportedTokenizer) and tokenizer.record.languages is not None
 
 
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
@@ -273,6 +292,73 @@ def _with_direction(content: ModelFolder[_Model], source: str | None, target: st
     warn_untrained_direction(content.directions, source, target)
     manifest = msgspec.structs.replace(content.manifest, source_language=source, target_language=target)
     return msgspec.structs.replace(content, tokenizer=content.tokenizer.for_target(target), manifest=manifest)
+
+
+def choose_direction(
+    directions: Sequence[tuple[str, str]], source: str | None, target: str | None
+) -> tuple[str | None, str]:
+    """Return the pair of languages that a multilingual model is to translate, with the model's own codes.
+
+    The pair may be new if the model knows the source language and the target language from other pairs.
+
+    Args:
+        directions: the pairs of source and target language that the model was trained for.
+        source: the source language; None: the only one that occurs with the target. It stays None if there are several.
+        target: the target language; None: the model's only target language.
+
+    Raises:
+        TransduceError: a language is empty or unknown to the model, `target` is None and there are several, or both are
+            the same language, which the model was not trained for.
+    """
+    check_languages(source, target)
+    targets = list(dict.fromkeys(target_language for _, target_language in directions))
+    if target is None and len(targets) > 1:
+        raise TransduceError(
+            f"The model translates to {shown_names(targets, 40)}: choose one by `target_language` (--target-language)."
+        )
+    chosen = targets[0] if target is None else fitting_code(target, targets)
+    if chosen is None:
+        raise TransduceError(f"The model translates to {shown_names(targets, 40)}, but not to {target}.")
+    if source is None:
+        sources = dict.fromkeys(source_language for source_language, language in directions if language == chosen)
+        return (next(iter(sources)) if len(sources) == 1 else None), chosen
+    sources = dict.fromkeys(source_language for source_language, _ in directions)
+    from_language = fitting_code(source, sources)
+    if from_language is None:
+        raise TransduceError(
+            f"The model translates from {shown_names(sources, 40)}, but not from {source}: choose one of them."
+        )
+    if from_language == chosen and (from_language, chosen) not in directions:
+        raise TransduceError(
+            f"Source and target language must differ, but both are {chosen}: choose one of the pairs that the model "
+            f"was trained for, {_shown_pairs(directions)}."
+        )
+    return from_language, chosen
+
+
+def check_languages(source: str | None, target: str | None) -> None:
+    """Raise an error if one of the languages that a user set is an empty text, such as an unset variable of a shell.
+
+    Raises:
+        TransduceError: a language is empty.
+    """
+    for name, language in (("source_language", source), ("target_language", target)):
+        if language is not None and not language.strip():
+            raise TransduceError(f"`{name}` must be the code of a language, such as de, but is empty: set or omit it.")
+
+
+def warn_untrained_direction(directions: Sequence[tuple[str, str]], source: str | None, target: str) -> None:
+    """Issue an `UntrainedDirectionWarning` if a model knows both languages, but was not trained on the pair."""
+    if source is not None and directions and (source, target) not in directions:
+        message = (
+            f"The model was trained for {_shown_pairs(directions)}, but not for {source} → {target}: expect much worse "
+            "translations."
+        )
+        warn(message, UntrainedDirectionWarning, stacklevel=3)
+
+
+def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
+    return shown_names([f"{source} → {target}" for source, target in directions], 40)
 
 
 # --- ensembles ---

@@ -6,6 +6,7 @@ Legend: B sentences still in the batch, W hypotheses of each in G groups, V voca
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -38,15 +39,33 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 class Coverage:
     """The sum of attention that each source token has received in each hypothesis, from which a penalty follows."""
 
-    def __init__(self, scorer: AttentiveScorer, beta: float) -> None:
+    def __init__(
+        self, scorer: AttentiveScorer, beta: float, contexts: Sequence[tuple[int, int]] = (), device: Any = None
+    ) -> None:
+        """Start with no attention.
+
+        Args:
+            scorer: the model, which reports its attention.
+            beta: the factor of the penalty.
+            contexts: the number of source tokens and of target tokens at the start of each sentence that are context.
+                Such source tokens need no translation, and attention counts after such target tokens. Empty: none.
+            device: the device of the attention weights.
+        """
         self.scorer = scorer
         self.beta = beta
         self.sums: Tensor | None = None  # (B, W, S)
+        self._contexts = torch.tensor(contexts, device=device)[:, None, None] if any(map(any, contexts)) else None
+        self._step = 0
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
         """Add the attention weights of the newest decoding step to the sums of each hypothesis."""
         newest = self.scorer.attention()
+        if self._contexts is not None:
+            source, target = self._contexts.unbind(-1)  # (B, 1, 1) each
+            newest = newest.masked_fill(torch.arange(newest.shape[-1], device=newest.device) < source, 1.0)
+            newest = newest * (target <= self._step)
+            self._step += 1
         self.sums = newest if self.sums is None else self.sums + newest
         self._penalties = None
 
@@ -58,6 +77,8 @@ class Coverage:
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only the attention sums of the sentences at these batch indices; the others have left the batch."""
+        if self._contexts is not None:
+            self._contexts = self._contexts.index_select(0, rows)
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
@@ -157,6 +178,7 @@ class BeamSearch:
         self.eos_id = limits.eos_id
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
         self.max_lengths: list[int] = limits.max_lengths.tolist()
+        self.starts = limits.starts()
         self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
         self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
@@ -165,12 +187,10 @@ class BeamSearch:
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
         # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
-        self.max_penalty = torch.tensor(
-            [[self.ranking.length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
-        )
+        divisors = [[self._divisor(row, longest)] for row, longest in enumerate(self.max_lengths)]
+        self.max_penalty = torch.tensor(divisors, device=device)
         self.thresholds = torch.full((sentences, beam.groups), IMPOSSIBLE, device=device)
-        self.max_finished = beam.beam_size  # of a group
-        # The best finished hypotheses of each sentence's groups.
+        # The best finished hypotheses of each sentence's groups, at most `group_size` of each.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
@@ -208,6 +228,10 @@ class BeamSearch:
     def length(self) -> int:
         """The number t of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
+
+    def _divisor(self, row: int, length: int) -> float:
+        """Return the length penalty of a batch index's hypotheses of `length` tokens with context."""
+        return self.ranking.length_penalty(max(0, length - self.starts[row]), self.beam.alpha)
 
     def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding sentences, by index in the input, and count their live hypotheses as finished ones.
@@ -274,11 +298,12 @@ class BeamSearch:
         self.thresholds = torch.tensor(thresholds, device=self.rows.device)
 
     def _threshold(self, finished: list[Hypothesis]) -> float:
-        """Return the score of the n-th best finished hypothesis of a group, or minus infinity if there are fewer.
+        """Return the score that a hypothesis must exceed to be among a group's results; minus infinity: any is.
 
-        Duplicates between groups count once, so any one group may have to provide all of the n best.
+        A single group has n results, each of several groups as many as it has hypotheses.
         """
-        return finished[self.beam.n_best - 1].score if len(finished) >= self.beam.n_best else IMPOSSIBLE
+        needed = self.beam.n_best if self.beam.groups == 1 else self.beam.group_size
+        return finished[needed - 1].score if len(finished) >= needed else IMPOSSIBLE
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
         """Return a mask (B, n) of the ended candidates that may be among a sentence's n best results, by their scores.
@@ -288,7 +313,11 @@ class BeamSearch:
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
-        scores = ended.totals / self.ranking.length_penalty(self.length + 1, self.beam.alpha)
+        divisors = [self._divisor(row, self.length + 1) for row in range(len(self.starts))]
+        if len(set(divisors)) == 1:
+            scores = ended.totals / divisors[0]
+        else:
+            scores = ended.totals / torch.tensor(divisors, device=self.rows.device)[:, None]
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
@@ -304,27 +333,43 @@ class BeamSearch:
         return self.beam.group_size
 
     def _finish(self, row: int, hypothesis: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the `max_finished` best."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the `group_size` best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
-        divisor = self.ranking.length_penalty
-        finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=divisor))
+        finished.append(
+            make_hypothesis(
+                *history,
+                ended=ended,
+                alpha=self.beam.alpha,
+                penalty=penalty,
+                divisor=self.ranking.length_penalty,
+                start=self.starts[row],
+            )
+        )
         finished.sort(key=self.ranking.key)
-        del finished[self.max_finished :]
+        del finished[self.beam.group_size :]
 
-    def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis can still enter the n best.
+    def _undecided(self) -> list[list[bool]]:
+        """Return whether a live hypothesis can still be among the results of each sentence's groups, B lists of G.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
         its current sum divided by the largest length penalty it can reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
-        return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
+        return may_improve.tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length."""
-        undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
+        """Remove sentences from the batch whose n best are certain, or that have reached their maximum length.
+
+        In the other sentences, groups whose results are certain lose their live hypotheses.
+        """
+        by_group, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
+        if self.beam.groups > 1:
+            is_certain = ~torch.tensor(by_group, device=self.scores.device)  # (B, G)
+            is_certain = is_certain.repeat_interleave(self.beam.group_size, dim=1)  # (B, W)
+            self.scores = self.scores.masked_fill(is_certain, IMPOSSIBLE)
+        undecided = [row for row, groups in enumerate(by_group) if any(groups)]
         for row in undecided:
             if full[row]:
                 self._finish_live(row)
@@ -335,8 +380,8 @@ class BeamSearch:
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
-        self.max_lengths, self.sentences = (
-            [values[row] for row in staying] for values in (self.max_lengths, self.sentences)
+        self.max_lengths, self.sentences, self.starts = (
+            [values[row] for row in staying] for values in (self.max_lengths, self.sentences, self.starts)
         )
         self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.max_penalty, self.thresholds = self.max_penalty[rows], self.thresholds[rows]
@@ -415,7 +460,6 @@ class GenerateSearch(BeamSearch):
         """
         super().__init__(scorer, limits, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
-        self.max_finished = beam.group_size
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     @override
@@ -442,21 +486,20 @@ class GenerateSearch(BeamSearch):
         """Return how many live hypotheses compete with those that ended in the same step: only the W best of both."""
         return self.beam.group_size - self._ended_now[row][group]
 
-    def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis may still displace a finished one.
+    def _undecided(self) -> list[list[bool]]:
+        """Return whether a live hypothesis may still displace a finished one in each sentence's groups, B lists of G.
 
         Its score is taken at its current length or, with `stop` = never, at the maximum length. With `stop` = full,
         only groups without enough finished hypotheses count.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
-        undecided = []
+        undecided = list[list[bool]]()
         for row, sentence in enumerate(self.sentences):
             length = self.max_lengths[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
-            penalty = self.ranking.length_penalty(length, self.beam.alpha)
+            penalty = self._divisor(row, length)
             bounds = (best / penalty for best in best_live[row])
             groups = zip(self.finished[sentence], bounds, strict=True)
-            if any(self._may_improve(finished, bound) for finished, bound in groups):
-                undecided.append(row)
+            undecided.append([self._may_improve(finished, bound) for finished, bound in groups])
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:

@@ -134,10 +134,17 @@ class ConstrainedSelection(Selection):
         beam_size: int,
         eos_id: int,
         continuations: WordContinuations | None = None,
+        starts: Sequence[int] = (),
     ) -> None:
-        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol.
+        """Create a selection for N sentences.
 
-        `continuations` are the tokens that continue words, so that phrases are whole words; None: any token may follow.
+        Args:
+            phrases: the phrases of each sentence.
+            max_lengths: the maximum length of each sentence, including its context and the end symbol.
+            beam_size: the number of hypotheses that are kept.
+            eos_id: the end symbol.
+            continuations: the tokens that continue words, so that phrases are whole words; None: any token may follow.
+            starts: the number of tokens of context in each sentence, in which no phrase counts; empty: no context.
         """
         self.matchers = {
             sentence: PhraseMatcher(sentence_phrases, continuations)
@@ -146,6 +153,7 @@ class ConstrainedSelection(Selection):
         }
         self.progress = {sentence: [matcher.start] for sentence, matcher in self.matchers.items()}
         self.max_lengths = max_lengths
+        self.starts = list(starts) or [0] * len(phrases)
         self.beam_size = beam_size
         self.eos_id = eos_id
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
@@ -158,7 +166,11 @@ class ConstrainedSelection(Selection):
         """
         selection = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
-            if sentence in self.matchers:
+            if sentence not in self.matchers:
+                continue
+            if step.tokens.shape[-1] < self.starts[sentence]:
+                self.progress[sentence] = [self.matchers[sentence].start] * self.beam_size
+            else:
                 self._select(step.of_sentence(row), sentence, _one_row(selection, row))
         return selection
 

@@ -68,6 +68,7 @@ class GreedySearch:
         self.divisor = divisor
         self.max_lengths = limits.max_lengths  # (B,)
         self.min_max_length = min(limits.max_lengths.tolist(), default=0)
+        self.starts = limits.starts()  # by index in the input
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), limits.start_id, dtype=torch.int64, device=device)
@@ -131,15 +132,16 @@ class GreedySearch:
         # One transfer for all, since each one stalls a GPU.
         histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
-            self._results[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
+            start = self.starts[sentence]
+            self._results[sentence] = [self._hypothesis(*each, start) for each in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.max_lengths, self.newest = self.rows[staying], self.max_lengths[staying], self.newest[staying]
         self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
-    def _hypothesis(self, tokens: list[int], log_probabilities: list[float]) -> Hypothesis:
-        """Return the hypothesis up to and including its first end symbol, or up to a token that rules forbid.
+    def _hypothesis(self, tokens: list[int], log_probabilities: list[float], start: int) -> Hypothesis:
+        """Return the hypothesis from `start` to its first end symbol inclusive, or up to a token that rules forbid.
 
         A forbidden token is chosen if rules forbid all tokens.
         """
@@ -148,7 +150,7 @@ class GreedySearch:
         ended = last is not None and log_probabilities[last] != -math.inf
         length = len(tokens) if last is None else last + ended
         trimmed = tokens[:length], log_probabilities[:length]
-        return make_hypothesis(*trimmed, ended=ended, alpha=self.alpha, divisor=self.divisor)
+        return make_hypothesis(*trimmed, ended=ended, alpha=self.alpha, divisor=self.divisor, start=start)
 
 
 def make_hypothesis(
@@ -159,11 +161,14 @@ def make_hypothesis(
     alpha: float,
     penalty: float = 0.0,
     divisor: LengthPenalty = length_penalty,
+    start: int = 0,
 ) -> Hypothesis:
     """Create a hypothesis from its tokens, including the end symbol if it ended, and their log-probabilities.
 
-    Its score is the sum of the log-probabilities divided by the length penalty, plus `penalty`, in nats.
+    The first `start` tokens, its context, are left out. Its score is the sum of the other log-probabilities divided by
+    the length penalty, plus `penalty`, in nats.
     """
+    tokens, log_probabilities = tokens[start:], log_probabilities[start:]
     return Hypothesis(
         ids=tuple(tokens[:-1] if ended else tokens),
         token_log_probabilities=tuple(log_probabilities),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.search.scorer import GENERATE_RANKING, PAPER_RANKING, Ranking
-from transduce.search.selection import IMPOSSIBLE
+from transduce.search.selection import IMPOSSIBLE, log_sum_exp
 
 
 class Rule(Protocol):
@@ -176,6 +176,40 @@ class ForcedPrefix(Rule):
         for row, (token, score) in forced.items():
             logits[row] = IMPOSSIBLE
             logits[row, :, token] = score
+        return logits
+
+
+class ForcedContext(Rule):
+    """A rule that starts each hypothesis with its sentence's context, with probability 1; other rules begin after it.
+
+    The context is the translations of earlier sentences of a document. The wrapped rules see a hypothesis without it.
+    """
+
+    def __init__(self, contexts: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
+        self.contexts = [list(context) for context in contexts]
+        self.rules = rules
+
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Force the next token of each unfinished context, and apply the wrapped rules to the other sentences."""
+        position, by_start = tokens.shape[-1], dict[int, list[int]]()
+        for row, sentence in enumerate(rows.tolist()):
+            context = self.contexts[sentence]
+            if position < len(context):
+                certain = log_sum_exp(logits[row : row + 1])[0, :, 0]  # the log-probability is then 0
+                logits[row] = IMPOSSIBLE
+                logits[row, :, context[position]] = certain
+            else:
+                by_start.setdefault(len(context), []).append(row)
+        for start, some in by_start.items():
+            own, chosen = tokens[..., start:], torch.tensor(some, device=rows.device)
+            if len(some) == len(rows):
+                return self._apply_rules(logits, own, rows)
+            logits[chosen] = self._apply_rules(logits[chosen], own[chosen], rows[chosen])
+        return logits
+
+    def _apply_rules(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        for rule in self.rules:
+            logits = rule.apply(logits, tokens, rows)
         return logits
 
 

@@ -83,7 +83,15 @@ class SequenceLimits(NamedTuple):
     eos_id: int
     """The id of the end symbol."""
     max_lengths: Tensor
-    """The maximum length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
+    """The maximum length of each hypothesis in tokens, including its context and the end symbol, int64 (N,)."""
+    context_lengths: Sequence[int] = ()
+    """The number of tokens of context that each hypothesis starts with, (N,), which results and scores leave out;
+    empty: no context.
+    """
+
+    def starts(self) -> list[int]:
+        """Return the number of tokens before each sentence's own ones, (N,); 0 without context."""
+        return list(self.context_lengths) or [0] * len(self.max_lengths)
 
 
 class Hypothesis(msgspec.Struct, frozen=True):

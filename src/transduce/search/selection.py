@@ -266,7 +266,8 @@ class DiverseSelection(Selection):
                 step.of_hypotheses(hypotheses), 2 * self.group_size, taken[:, None] * self.penalty
             )
             selected = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
-            taken.scatter_add_(1, selected.live.tokens, torch.ones_like(selected.live.totals))
+            exist = selected.live.totals > IMPOSSIBLE  # a group that has finished takes no tokens
+            taken.scatter_add_(1, selected.live.tokens, exist.to(taken.dtype))
             selected_by_group.append(
                 SelectedCandidates(*(each._replace(parents=each.parents + hypotheses.start) for each in selected))
             )

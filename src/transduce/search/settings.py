@@ -247,8 +247,10 @@ def override_search(
 ) -> SearchSettings:
     """Return search settings with the options that are not None; any sampling option makes search sample.
 
-    An option of beam search turns stored sampling off. Other stored settings that an option leaves without effect, or
-    that contradict it, give way: with `beam_size` 1, for example, `n_best` is 1, too.
+    An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
+    stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
+    example, `n_best` is 1, too. A stored `max_length` that the option `min_length` exceeds is off, so that the source's
+    length limits the translation.
 
     Args:
         search: the stored settings to start from.
@@ -306,4 +308,7 @@ def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, An
     max_length = changes.get("max_length")
     if isinstance(max_length, int) and search.min_length >= max_length:
         neutral["min_length"] = max(0, max_length - 1)
+    min_length = changes.get("min_length")
+    if isinstance(min_length, int) and search.max_length is not None and min_length >= search.max_length:
+        neutral["max_length"] = None
     return {name: value for name, value in neutral.items() if name not in changes}

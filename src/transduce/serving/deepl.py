@@ -30,7 +30,7 @@ from transduce.serving.service import (
 )
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
-from transduce.text.languages import base_code, canonical
+from transduce.text.languages import canonical, is_same_language, short_code
 from transduce.text.text_settings import TextSettings
 
 # --- messages ---
@@ -280,8 +280,8 @@ class DeepLHandlers:
         if not message.source_lang:
             raise invalid_request("`glossary_id` needs `source_lang`")
         stored = self.service.glossaries.get(ids[0], owner)
-        pair = base_code(canonical(message.source_lang)), base_code(canonical(message.target_lang))
-        if pair != (stored.source, stored.target):
+        pair = short_code(canonical(message.source_lang)), short_code(canonical(message.target_lang))
+        if pair != (short_code(stored.source), short_code(stored.target)):
             raise invalid_request(
                 f"the glossary is for {stored.source} → {stored.target}, but the request for {pair[0]} → {pair[1]}"
             )
@@ -297,7 +297,7 @@ class DeepLHandlers:
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
-            codes = sorted({base_code(code).upper() for code in routes.sources})
+            codes = sorted({short_code(code).upper() for code in routes.sources})
             return json_response([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
         targets = {code for target in routes.targets_of_any for code in _target_codes(target)}
         return json_response(
@@ -320,7 +320,7 @@ class DeepLHandlers:
     @Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs)
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
-        pairs = sorted({(base_code(source), base_code(target)) for source, target in self.service.routes.pairs})
+        pairs = sorted({(short_code(source), short_code(target)) for source, target in self.service.routes.pairs})
         return json_response(
             DeepLGlossaryPairs(
                 supported_languages=[
@@ -353,7 +353,7 @@ class DeepLHandlers:
         model = routes.model(source, target)
         if model is None:
             raise invalid_request("`source_lang` and `target_lang` must differ")
-        stored = self.service.glossaries.add(message.name, base_code(source), base_code(target), terms, owner)
+        stored = self.service.glossaries.add(message.name, short_code(source), short_code(target), terms, owner)
         try:
             model.check(self.service.glossaries.glossary(stored), model.search)
         except TransduceError as error:
@@ -451,7 +451,7 @@ class DeepLHandlers:
         if translation.state != "done":
             raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
         self.documents.delete(translation)
-        return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
+        return file_response(translation.result, translation.target_name, warning_header(translation.warnings))
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
@@ -510,16 +510,15 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
         return None
     if kind == "html":
         names = {field: tuple(name.lower() for name in each) for field, each in names.items()}
-    return MarkupSettings(
-        kind=kind,
-        outline_detection=message.outline_detection is not False,
-        split_lines=message.split_sentences == "1",
-        **names,
+    splits_lines = message.split_sentences == "1"
+    settings = MarkupSettings(
+        kind=kind, outline_detection=message.outline_detection is not False, split_lines=splits_lines
     )
+    return msgspec.structs.replace(settings, **names)
 
 
 def _detected_language(answer: Answer) -> str:
-    return base_code(answer.source).upper()
+    return short_code(answer.source).upper()
 
 
 def _describe(stored: StoredGlossary) -> DeepLGlossary:
@@ -536,4 +535,6 @@ def _describe(stored: StoredGlossary) -> DeepLGlossary:
 
 
 def _target_codes(target: str) -> tuple[str, ...]:
-    return _REGIONS.get(target, (target.upper(),))
+    short, *others = short_code(target), *target.split("-")[1:]
+    code = canonical(short) if is_same_language(target, short) else "-".join((short, *others))
+    return _REGIONS.get(code, (code.upper(),))

@@ -15,6 +15,7 @@ from transduce.text.languages import (
     detect_other_language,
     fitting_code,
     is_long_enough,
+    is_same_language,
     is_written_in,
     script_of,
     sentence_script,
@@ -72,7 +73,7 @@ _NAMES = {
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code in any spelling, or the code itself if its name is unknown."""
-    return _NAMES.get(canonical(code)) or _NAMES.get(canonical(short_code(code))) or code
+    return _NAMES.get(fitting_code(code, _NAMES) or "", code)
 
 
 class Routes:
@@ -87,9 +88,7 @@ class Routes:
         self._models: dict[tuple[str, str], Model] = {}
         self._own_codes: dict[str, str] = {}
         for model in models:
-            pair = canonical(model.source_language), canonical(model.target_language)
-            for code, own_code in zip(pair, (model.source_language, model.target_language), strict=True):
-                self._own_codes.setdefault(code, own_code)
+            pair = self._add_code(model.source_language), self._add_code(model.target_language)
             if pair in self._models:
                 raise TransduceError(
                     f"Each language pair must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
@@ -97,6 +96,15 @@ class Routes:
             self._models[pair] = model
         self.codes = sorted({code for pair in self._models for code in pair})
         """Canonical codes of all languages."""
+
+    def _add_code(self, own_code: str) -> str:
+        """Return the canonical code of a model's language; a language that several models spell otherwise has one.
+
+        The model's own code is stored if it is the first.
+        """
+        code = next((each for each in self._own_codes if is_same_language(each, own_code)), canonical(own_code))
+        self._own_codes.setdefault(code, own_code)
+        return code
 
     @property
     def sources(self) -> list[str]:
@@ -151,12 +159,15 @@ class Routes:
     def find(self, code: str) -> str:
         """Return the canonical code of the served language that a client's code means, such as `en` for `en-GB`.
 
-        A code without region or script also means a served one with it, and the other way around.
+        `text.languages.fitting_code` states which codes fit.
 
         Raises:
-            RequestError: no served language fits the code.
+            RequestError: no served language fits the code, or several do.
         """
-        served = fitting_code(canonical(code), self.codes)
+        try:
+            served = fitting_code(canonical(code), self.codes)
+        except TransduceError as error:
+            raise RequestError(400, str(error)) from None
         if served is None:
             raise RequestError(400, f"{code[:32]} is not supported")
         return served
@@ -277,9 +288,9 @@ class Detector:
                 text, else scripts tell languages apart; None: no profiles.
         """
         self.codes = list(codes)
-        profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}
         self._profiles = profiles
-        self._profile_codes = profile_codes
+        known = () if profiles is None else profiles.runs
+        self._profile_codes = {code: each for each in known for code in self.codes if is_same_language(code, each)}
 
     def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
         """Return the languages that a text may be in with their confidence in percent, likeliest first.

@@ -184,7 +184,7 @@ class LibreTranslateHandlers:
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"
         url = request.url.replace(path=f"{address}/{quote(translation.target_name)}", query="")
         return json_response(
-            TranslateFileResponse(translated_file_url=str(url)), headers=warning_header(translation.language_warnings)
+            TranslateFileResponse(translated_file_url=str(url)), headers=warning_header(translation.warnings)
         )
 
     @Operation("get", "/download_file/{key}/{name}", "Download a translated document.", "application/octet-stream")
@@ -197,7 +197,7 @@ class LibreTranslateHandlers:
         translation = self.documents.get(id, key)
         if translation.state != "done":
             raise RequestError(404, "The document is not translated.")
-        return file_response(translation.result, translation.target_name, warning_header(translation.language_warnings))
+        return file_response(translation.result, translation.target_name, warning_header(translation.warnings))
 
     @Operation("post", "/suggest", "Suggest a better translation.", SuggestResponse, SuggestRequest)
     async def suggest(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text
+from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text, with_source_language
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
@@ -379,19 +379,22 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     Returns:
         The units, and the function that makes the translated text of their translations.
     """
+    source = None if request.source.lower() == AUTO else request.source
     if request.format == "text":
         return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
-        return _plan_document(text, "text.md", spaced=spaced)
-    return markup_plan(text, request.markup or MarkupSettings(kind=request.format), spaced=spaced)
+        return _plan_document(text, "text.md", source, spaced=spaced)
+    settings = request.markup or MarkupSettings(kind=request.format)
+    return markup_plan(text, with_source_language(settings, source), spaced=spaced)
 
 
-def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
+def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
     """Prepare a text that is a document, such as Markdown, for translation: divide it into units to translate.
 
     Args:
         text: the content of the document.
         name: a file name, whose suffix shows the format.
+        source: code of the source language; None: unknown.
         spaced: the target language puts spaces between words.
 
     Returns:
@@ -402,7 +405,9 @@ def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
     """
     document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
     plans = [
-        plan_text(unit.text) if unit.kind == "text" else markup_plan(unit.text, UNIT_MARKUP[unit.kind], spaced=spaced)
+        plan_text(unit.text)
+        if unit.kind == "text"
+        else markup_plan(unit.text, with_source_language(UNIT_MARKUP[unit.kind], source), spaced=spaced)
         for unit in document.units
     ]
     return join_plans(plans, lambda texts: document.write(texts).decode("utf-8", "surrogatepass"))
@@ -505,10 +510,11 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
     wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
     sentence_translations = [next(translations) for _ in planned.plan.sentences]
-    ranks: dict[str, int] = {}
-    for rank in range(request.alternatives + 1):
-        ranks.setdefault(_assemble(planned.plan, sentence_translations, rank), rank)
-    best, *alternatives = ranks
+    texts = [_assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)]
+    # Equal alternatives of a search are one, but samples are as many as were drawn.
+    is_sampled = planned.model.search.sampling is not None
+    ranks = [rank for rank, text in enumerate(texts) if is_sampled or text not in texts[:rank]]
+    best, *alternatives = (texts[rank] for rank in ranks)
     found = (
         _quality_warnings(
             [translated.translation for translated in sentence_translations], planned, request, planned.model
@@ -523,7 +529,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     is_complete = all(alternative.ended for alternative in chosen)
     others = [
         [each.alternatives[rank if rank < len(each.alternatives) else 0] for each in translations_of_lines]
-        for rank in list(ranks.values())[1:]
+        for rank in ranks[1:]
     ]
     return Answer(
         best,

@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
+from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.translate import UNIT_MARKUP, ContextTexts, translate_upload
+from transduce.documents.translate import UNIT_MARKUP, ContextTexts, describe_kept_units, translate_content
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
@@ -57,8 +58,8 @@ class DocumentTranslation:
         self.error: RequestError | None = None
         self.characters = 0
         """Number of characters translated so far."""
-        self.language_warnings: list[str] = []
-        """A sentence for each text of the document that seems not to be in the language that the client names."""
+        self.warnings: list[str] = []
+        """Sentences about texts that seem not to be in the client's source language, or that stay untranslated."""
         self.result = b""
         self.touched_at = time.monotonic()
         """Time (`time.monotonic`) of the last change or request of the client, after which the result is kept for a
@@ -118,8 +119,10 @@ class DocumentTranslation:
             max_characters=settings.max_document_characters,
         )
         names = DocumentSettings(target_language=self.order.target)
-        translate = _QueuedTexts(self, self._context_before())
-        return translate_upload(self.order.file.content, self.order.file.name, translate, names, limits)
+        document = read_document(self.order.file.name, self.order.file.content, names, limits)
+        if (note := describe_kept_units(document)) is not None:
+            self.warnings.append(note)
+        return translate_content(document, _QueuedTexts(self, self._context_before()))
 
     def _context_before(self) -> int:
         """Return how many earlier sentences the model reads; if the language is detected, the most of all models."""
@@ -168,7 +171,7 @@ class DocumentTranslation:
                 translations.append(answer.text)
                 self._num_texts += 1
                 if answer.language_warning is not None and self.order.source != "auto":
-                    self.language_warnings.append(describe_warning(self._num_texts, answer.language_warning))
+                    self.warnings.append(describe_warning(self._num_texts, answer.language_warning))
             self.characters += sum(map(len, request.texts))
         return translations
 

@@ -19,14 +19,14 @@ import msgspec
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError, common_words, decode_utf8
 from transduce.evaluation.scores import choose_tokenizer
-from transduce.machine import detect_machine, usable_cores
+from transduce.machine import available_memory, detect_machine, format_bytes, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
 from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
 from transduce.model_folder.write import to_toml
 from transduce.process_environment import child_environment, handle_sigterm, module_command
 from transduce.tasks.kinds import kind_of
-from transduce.tasks.run.resolving import preflight
+from transduce.tasks.run.resolving import least_memory_of, preflight
 from transduce.tasks.settings.reading import dotted_settings, make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.tasks.text_files import StoredTextFiles
@@ -403,9 +403,45 @@ def run_all(
                 _write_settings(run, experiment.plugins)
                 for change in StoredTextFiles(run.folder).changes(make_settings(run.content).data):  # of the dev set
                     say(f"{run.variant}, seed {run.seed}: {change}")
-            return _Runner(experiment, runs, options, say).run()
+            return _Runner(experiment, runs, _with_fitting_jobs(runs, options, say), say).run()
     except BlockingIOError:
         raise TransduceError(f"Another process runs the experiment in {experiment.out}: wait for it.") from None
+
+
+_PROCESS_BYTES = 300 << 20  # of a process that has loaded PyTorch, without a model
+
+
+def _with_fitting_jobs(
+    runs: Sequence[ExperimentRun], options: ExperimentOptions, say: Callable[[str], None]
+) -> ExperimentOptions:
+    """Return options with as many runs at once as the machine has memory for, at least one, and report if it has less.
+
+    Each process counts with what its training needs at least (`least_memory_of`), those that need most first.
+    """
+    open_runs = {run.variant: run for run in runs if run.result() is None}
+    count = {variant: sum(run.variant == variant for run in runs if run.result() is None) for variant in open_runs}
+    machine = detect_machine(options.device)
+    free = available_memory(machine.device, address_space=False) if options.jobs > 1 else None
+    if free is None:
+        return options
+    needed = list[int]()
+    for variant, run in open_runs.items():
+        try:
+            settings = make_settings(run.content)
+            settings, base = preflight(kind_of(settings.task.kind), settings, machine, ChoiceLog())
+            least = least_memory_of(settings, None if base is None else base.model.config, machine)
+        except TransduceError:  # the run itself will report it
+            least = 0
+        needed += [_PROCESS_BYTES + least] * count[variant]
+    needed = sorted(needed, reverse=True)[: options.jobs]
+    jobs = max(1, sum(total <= free for total in itertools.accumulate(needed)))
+    if jobs >= len(needed):
+        return options
+    say(
+        f"At most {jobs} of the runs at once, not {len(needed)}, which need {format_bytes(sum(needed))} of memory or "
+        f"more together: {format_bytes(free)} are free."
+    )
+    return msgspec.structs.replace(options, jobs=jobs)
 
 
 def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:

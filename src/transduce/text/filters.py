@@ -2,12 +2,22 @@
 
 import hashlib
 import re
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import HEADER, MALFORMED
 from transduce.text.files import compose, count_noun, is_decodable
+from transduce.text.languages import (
+    FREQUENT_WORDS,
+    detect_other_language,
+    english_name,
+    main_script,
+    script_of,
+    short_code,
+)
 
 UNDECODABLE = "not UTF-8"
 EMPTY = "empty side"
@@ -21,6 +31,8 @@ HEADER_LINE = "header"
 HELD_OUT = "same source as a held-out pair"
 NO_WEIGHT = "weight of 0"
 BETWEEN_DOCUMENTS = "empty line between documents"
+EXCHANGED = "exchanged"
+"""The name of pairs that stay, but are reported: each side seems to be in the other's language."""
 REASONS = (
     UNDECODABLE,
     EMPTY,
@@ -46,6 +58,7 @@ _OLD_TOO_LONG, _OLD_MAX_TOKENS = "too many pieces", b'"max_pieces":'
 
 # Tokens by which short sentences may exceed the length ratio: at a ratio of 4, one token may face nine.
 _RATIO_SLACK_TOKENS = 5
+_SHORT_WORD = 2  # characters of words that occur in many languages
 # If a greater share of pairs is dropped because of a held-out source, the report suggests a remedy.
 _MANY_HELD_OUT = 0.05
 
@@ -85,12 +98,16 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kept: int = 0
     held_out: int = 0
     """The number of pairs held out of training for validation, which is done if there is no dev set."""
+    exchanged: int = 0
+    """The number of pairs that pass the filters, but whose sides seem exchanged (`are_exchanged`)."""
+    identical: int = 0
+    """The number of pairs with identical sides that pass the filters, because `drop_identical` is false."""
     known_targets: int = 0
     """The number of held-out pairs whose target is also that of a training pair with another source."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    """The place ("file:line") of the first pair that was dropped, by reason."""
+    """The place ("file:line") of the first pair that was dropped, by reason, and of the first with exchanged sides."""
     carriage_returns: int = 0
     """The number of carriage returns removed at line ends."""
     byte_order_marks: int = 0
@@ -119,6 +136,16 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             for reason, count in self.dropped.items()
             if count and reason != BETWEEN_DOCUMENTS
         ]
+        if self.exchanged:
+            lines.append(
+                f"{count_noun(self.exchanged, noun)} with source and target that seem exchanged (first: "
+                f"{self.examples[EXCHANGED]}), which stay: correct or remove them"
+            )
+        if self.identical:
+            lines.append(
+                f"{count_noun(self.identical, noun)} with identical source and target, which stay, as "
+                "`data.filters.drop_identical` is false"
+            )
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
             lines.append(
                 f"many {noun}s have the source of a held-out one: name a dev set (--dev-source) to train on them"
@@ -168,6 +195,60 @@ class PairFilter:
         if longer > self.settings.max_tokens:
             return TOO_LONG
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None
+
+
+class _Side(NamedTuple):
+    """The language on one side of a pair, by which texts in it and in the language of the other side are known."""
+
+    language: str
+    other_script: str
+    other_names: tuple[str, ...]
+    """What `detect_other_language` may return for a text in the other language."""
+    words: frozenset[str]
+    """Words that are frequent in the language but not in the other one, with more than two letters."""
+    other_words: frozenset[str]
+    """Words that are frequent in the other language but not in this one, with more than two letters."""
+
+
+@lru_cache(maxsize=64)
+def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
+    """Return the languages of the source and of the target, each with the words that tell it from the other."""
+    sides = []
+    for language, other in (languages, languages[::-1]):
+        own, others = (
+            {word for word in FREQUENT_WORDS.get(short_code(code), ()) if len(word) > _SHORT_WORD}
+            for code in (language, other)
+        )
+        names = (english_name(other), *(() if others else ("another language",)))
+        sides.append(_Side(language, script_of(other), names, frozenset(own - others), frozenset(others - own)))
+    return sides[0], sides[1]
+
+
+def are_exchanged(source: str, target: str, languages: tuple[str, str]) -> bool:
+    """Return whether the sides of a pair seem exchanged: each is clearly in the other's language, or in its script.
+
+    The result is False if the languages are the same, or share a script and none of them is among `FREQUENT_WORDS`.
+
+    Args:
+        source: the source sentence.
+        target: the target sentence.
+        languages: the codes of source and target language.
+    """
+    one, other = _sides(languages)
+    sides = ((source, one), (target, other))
+    if one.other_script != other.other_script:
+        # The script of ASCII text is known at once.
+        for text, side in sorted(sides, key=lambda pair: not pair[0].isascii()):
+            if main_script(text) != side.other_script:
+                return False
+        return all(detect_other_language(text, side.language) is not None for text, side in sides)
+    if not (one.words or one.other_words):
+        return False
+    for text, side in sides:  # most sentences have a frequent word of their language
+        words = set(text.lower().split())
+        if len(words & side.words) > len(words & side.other_words):
+            return False
+    return all(detect_other_language(text, side.language) in side.other_names for text, side in sides)
 
 
 def pair_digest(source: str, target: str) -> bytes:

@@ -1,20 +1,19 @@
 """Handle language codes and scripts, identify languages, and detect texts in an unexpected language."""
 
-import itertools
 import math
 import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
 from pathlib import Path
-from warnings import warn
+from typing import NamedTuple
 
 import msgspec
 
 from transduce.atomic_io import json_bytes, write_file
-from transduce.errors import TransduceError, UntrainedDirectionWarning, shown_names
+from transduce.errors import TransduceError
 from transduce.text.files import compose, uncompressed_name
 
 # --- scripts ---
@@ -146,17 +145,6 @@ def language_of(path: str | os.PathLike[str]) -> str | None:
 def valid_language(code: str) -> bool:
     """Return whether a code has the form of a language code: letters, then script or region: zh, zh-Hant, pt_BR."""
     return _CODE.fullmatch(code) is not None
-
-
-_ISO_639_1 = (
-    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
-    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
-    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
-    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su "
-    "sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
-)
-TWO_LETTER_CODES = frozenset(_ISO_639_1.split())
-"""The two-letter language codes of ISO 639-1, by which train.de is a file in a language, unlike train.in."""
 
 
 def is_in_large_script(text: str) -> bool:
@@ -486,100 +474,116 @@ def canonical(code: str) -> str:
     return "-".join([parts[0], *(part.title() if len(part) == 4 else part.upper() for part in parts[1:])])
 
 
+class _Subtags(NamedTuple):
+    """The parts of a language code: the language in two letters if possible, script, region, and other subtags."""
+
+    language: str
+    script: str | None
+    region: str | None
+    others: tuple[str, ...]
+
+
+_TRADITIONAL = {"TW", "HK", "MO"}
+_OF_SCRIPT = {"CN", "SG"} | _TRADITIONAL  # regions that say how Chinese is written, and no more
+
+
+@lru_cache(maxsize=4096)  # servers get codes from clients
+def _subtags(code: str) -> _Subtags:
+    """Return the subtags of a language code; Chinese has a script, from its region or else Hans, and no such region.
+
+    The only script of a language counts as none, as in eng_Latn, and so does the region XX of mBART's en_XX.
+    """
+    language, *rest = canonical(code).split("-")
+    language = base_code(_ALIASES.get(short_code(language), short_code(language)))
+    script = next((each for each in rest if len(each) == 4 and each.isalpha()), None)
+    region = next((each for each in rest if re.fullmatch("[A-Z]{2}|[0-9]{3}", each)), None)
+    others = tuple(each for each in rest if each not in (script, region))
+    if language == "zh":
+        script = script or ("Hant" if region in _TRADITIONAL else "Hans")
+        region = None if region in _OF_SCRIPT else region
+    elif script not in (None, "Hans", "Hant") and _is_only_script(language, script):
+        script = None
+    return _Subtags(language, script, None if region == "XX" else region, others)
+
+
+def is_same_language(one: str, other: str) -> bool:
+    """Return whether two codes spell one language, script and region, as `zh`, `zh-CN` and `zho_Hans` do."""
+    return _subtags(one) == _subtags(other)
+
+
+def _is_only_script(language: str, script: str) -> bool | None:
+    """Return whether a language is always written in a script, by its ISO 15924 code; None if that is not known."""
+    name, is_known = _BY_CODE.get(script.lower()), language in _BY_CODE or language in _LATIN
+    return script_of(language) == name if is_known and language not in _UNCERTAIN and name is not None else None
+
+
+def _fits(requested: _Subtags, known: _Subtags) -> bool:
+    """Return whether two codes may mean the same: one may lack a script or a region that the other has."""
+    same_language = (requested.language, requested.others) == (known.language, known.others)
+    if not same_language or (None not in (requested.region, known.region) and requested.region != known.region):
+        return False
+    script = requested.script or known.script
+    if script is None or requested.script == known.script:
+        return True
+    return None in (requested.script, known.script) and _is_only_script(requested.language, script) is not False
+
+
 def fitting_code(code: str, known: Iterable[str]) -> str | None:
-    """Return the known language code that a user's code means, such as `en` for `EN` and `en-GB`; None if none does.
+    """Return the known language code that a user's code means, in the known spelling; None if none does.
 
-    A code without region or script also means a known one with it, and the other way around.
-    """
-    requested, codes = canonical(code), list(known)
-    same = (each for each in codes if code == each)
-    alike = (each for each in codes if canonical(each) == requested)
-    similar = (
-        each
-        for each in codes
-        if base_code(each) == base_code(requested) and base_code(requested) in (canonical(each), requested)
-    )
-    return next(itertools.chain(same, alike, similar), None)
-
-
-def choose_direction(
-    directions: Sequence[tuple[str, str]], source: str | None, target: str | None
-) -> tuple[str | None, str]:
-    """Return the pair of languages that a multilingual model is to translate, with the model's own codes.
-
-    The pair may be new if the model knows the source language and the target language from other pairs.
-
-    Args:
-        directions: the pairs of source and target language that the model was trained for.
-        source: the source language; None: the only one that occurs with the target. It stays None if there are several.
-        target: the target language; None: the model's only target language.
+    Case, hyphens and the two-letter or three-letter code do not matter: `zh`, `zh-CN` and `cmn` mean `zho_Hans`. A code
+    without region or script also means a known one with it, and the other way around: `de-AT` means `de` or `deu_Latn`.
 
     Raises:
-        TransduceError: a language is empty or unknown to the model, `target` is None and there are several, or both are
-            the same language, which the model was not trained for.
+        TransduceError: several known codes fit equally well.
     """
-    check_languages(source, target)
-    targets = list(dict.fromkeys(target_language for _, target_language in directions))
-    if target is None and len(targets) > 1:
-        raise TransduceError(
-            f"The model translates to {shown_names(targets, 40)}: choose one by `target_language` (--target-language)."
-        )
-    chosen = targets[0] if target is None else fitting_code(target, targets)
-    if chosen is None:
-        raise TransduceError(f"The model translates to {shown_names(targets, 40)}, but not to {target}.")
-    if source is None:
-        sources = dict.fromkeys(source_language for source_language, language in directions if language == chosen)
-        return (next(iter(sources)) if len(sources) == 1 else None), chosen
-    sources = dict.fromkeys(source_language for source_language, _ in directions)
-    from_language = fitting_code(source, sources)
-    if from_language is None:
-        raise TransduceError(
-            f"The model translates from {shown_names(sources, 40)}, but not from {source}: choose one of them."
-        )
-    if from_language == chosen and (from_language, chosen) not in directions:
-        raise TransduceError(
-            f"Source and target language must differ, but both are {chosen}: choose one of the pairs that the model "
-            f"was trained for, {_shown_pairs(directions)}."
-        )
-    return from_language, chosen
+    codes = list(dict.fromkeys(known))
+    if code in codes:
+        return code
+    requested = _subtags(code)
+    subtags = {each: _subtags(each) for each in codes}
+    counts = Counter(each.language for each in subtags.values())
+    for each, (language, _, region, _) in subtags.items():
+        if region == language.upper() and counts[language] == 1:  # the only German of mBART is de_DE
+            subtags[each] = subtags[each]._replace(region=None)
+    for found in (
+        [each for each in codes if canonical(each) == canonical(code)],
+        [each for each in codes if subtags[each] == requested],
+        [each for each in codes if _fits(requested, subtags[each])],
+    ):
+        if len(found) > 1:
+            raise TransduceError(
+                f"`{code}` may mean each of the languages {', '.join(found)}: name the one that you want."
+            )
+        if found:
+            return found[0]
+    return None
 
 
-def check_languages(source: str | None, target: str | None) -> None:
-    """Raise an error if one of the languages that a user set is an empty text, such as an unset variable of a shell.
-
-    Raises:
-        TransduceError: a language is empty.
-    """
-    for name, language in (("source_language", source), ("target_language", target)):
-        if language is not None and not language.strip():
-            raise TransduceError(f"`{name}` must be the code of a language, such as de, but is empty: set or omit it.")
-
-
-def warn_untrained_direction(directions: Sequence[tuple[str, str]], source: str | None, target: str) -> None:
-    """Issue an `UntrainedDirectionWarning` if a model knows both languages, but was not trained on the pair."""
-    if source is not None and directions and (source, target) not in directions:
-        message = (
-            f"The model was trained for {_shown_pairs(directions)}, but not for {source} → {target}: expect much worse "
-            "translations."
-        )
-        warn(message, UntrainedDirectionWarning, stacklevel=3)
-
-
-def _shown_pairs(directions: Iterable[tuple[str, str]]) -> str:
-    return shown_names([f"{source} → {target}" for source, target in directions], 40)
-
-
-# Codes of ISO 639-2 and 639-3, and the two-letter codes of ISO 639-1 for the same languages.
-_THREE_LETTERS = (
-    "eng=en|deu=de|ger=de|fra=fr|fre=fr|spa=es|ita=it|por=pt|nld=nl|dut=nl|pol=pl|ces=cs|cze=cs|slk=sk|slo=sk|slv=sl|"
-    "hrv=hr|hun=hu|ron=ro|rum=ro|swe=sv|dan=da|nor=no|nob=nb|nno=nn|fin=fi|est=et|ekk=et|lav=lv|lvs=lv|lit=lt|tur=tr|"
-    "ind=id|msa=ms|may=ms|zsm=ms|vie=vi|cat=ca|glg=gl|eus=eu|baq=eu|gle=ga|cym=cy|wel=cy|isl=is|ice=is|sqi=sq|alb=sq|"
-    "als=sq|ltz=lb|zho=zh|chi=zh|cmn=zh|jpn=ja|kor=ko|rus=ru|ukr=uk|bel=be|bul=bg|mkd=mk|mac=mk|srp=sr|bos=bs|kaz=kk|"
-    "kir=ky|mon=mn|khk=mn|tgk=tg|tat=tt|bak=ba|chv=cv|ell=el|gre=el|ara=ar|arb=ar|fas=fa|per=fa|pes=fa|urd=ur|pus=ps|"
-    "pbt=ps|uig=ug|snd=sd|heb=he|yid=yi|ydd=yi|tha=th|hin=hi|mar=mr|nep=ne|npi=ne|san=sa|uzb=uz|uzn=uz|aze=az|azj=az|"
-    "tuk=tk|kur=ku|kmr=ku|pan=pa|kas=ks|ben=bn|hye=hy|arm=hy|kat=ka|geo=ka|khm=km|lao=lo|mya=my|bur=my|tam=ta|tel=te"
+# The two-letter codes of ISO 639-1, and those of ISO 639-2 and 639-3 for the same languages or their standard forms.
+_ISO_639 = (
+    "aa=aar|ab=abk|ae=ave|af=afr|ak=aka|am=amh|an=arg|ar=ara,arb|as=asm|av=ava|ay=aym|az=aze,azj|ba=bak|be=bel|"
+    "bg=bul|bi=bis|bm=bam|bn=ben|bo=bod,tib|br=bre|bs=bos|ca=cat|ce=che|ch=cha|co=cos|cr=cre|cs=ces,cze|cu=chu|"
+    "cv=chv|cy=cym,wel|da=dan|de=deu,ger|dv=div|dz=dzo|ee=ewe|el=ell,gre|en=eng|eo=epo|es=spa|et=est,ekk|eu=eus,baq|"
+    "fa=fas,per,pes|ff=ful|fi=fin|fj=fij|fo=fao|fr=fra,fre|fy=fry|ga=gle|gd=gla|gl=glg|gn=grn|gu=guj|gv=glv|ha=hau|"
+    "he=heb|hi=hin|ho=hmo|hr=hrv|ht=hat|hu=hun|hy=hye,arm|hz=her|ia=ina|id=ind|ie=ile|ig=ibo|ii=iii|ik=ipk|io=ido|"
+    "is=isl,ice|it=ita|iu=iku|ja=jpn|jv=jav|ka=kat,geo|kg=kon|ki=kik|kj=kua|kk=kaz|kl=kal|km=khm|kn=kan|ko=kor|"
+    "kr=kau|ks=kas|ku=kur,kmr|kv=kom|kw=cor|ky=kir|la=lat|lb=ltz|lg=lug|li=lim|ln=lin|lo=lao|lt=lit|lu=lub|"
+    "lv=lav,lvs|mg=mlg,plt|mh=mah|mi=mri,mao|mk=mkd,mac|ml=mal|mn=mon,khk|mr=mar|ms=msa,may,zsm|mt=mlt|my=mya,bur|"
+    "na=nau|nb=nob|nd=nde|ne=nep,npi|ng=ndo|nl=nld,dut|nn=nno|no=nor|nr=nbl|nv=nav|ny=nya|oc=oci|oj=oji|om=orm|"
+    "or=ori,ory|os=oss|pa=pan|pi=pli|pl=pol|ps=pus,pbt|pt=por|qu=que|rm=roh|rn=run|ro=ron,rum|ru=rus|rw=kin|sa=san|"
+    "sc=srd|sd=snd|se=sme|sg=sag|si=sin|sk=slk,slo|sl=slv|sm=smo|sn=sna|so=som|sq=sqi,alb,als|sr=srp|ss=ssw|st=sot|"
+    "su=sun|sv=swe|sw=swa,swh|ta=tam|te=tel|tg=tgk|th=tha|ti=tir|tk=tuk|tl=tgl|tn=tsn|to=ton|tr=tur|ts=tso|tt=tat|"
+    "tw=twi|ty=tah|ug=uig|uk=ukr|ur=urd|uz=uzb,uzn|ve=ven|vi=vie|vo=vol|wa=wln|wo=wol|xh=xho|yi=yid,ydd|yo=yor|"
+    "za=zha|zh=zho,chi,cmn|zu=zul"
 )
-_SHORT_CODES = dict(each.split("=") for each in _THREE_LETTERS.split("|"))
+_SHORT_CODES = {
+    code: short
+    for short, _, codes in (entry.partition("=") for entry in _ISO_639.split("|"))
+    for code in codes.split(",")
+}
+TWO_LETTER_CODES = frozenset(_SHORT_CODES.values())
+"""The two-letter language codes of ISO 639-1, by which train.de is a file in a language, unlike train.in."""
 
 
 def short_code(language: str) -> str:
@@ -596,38 +600,6 @@ def english_name(language: str) -> str:
 def is_unspaced_language(language: str | None) -> bool:
     """Return whether a language, such as Chinese, is written without spaces between words; False for None (unknown)."""
     return language is not None and base_code(language) in UNSPACED_LANGUAGES
-
-
-PLURAL_FORMS = ("zero", "one", "two", "few", "many")
-"""The names of the plural forms of Unicode's CLDR besides `other`, which every language has."""
-_ONE_AND_OTHER = (
-    "af bg bn ca da de el en es et eu fa fi fr gl gu hi hu hy is it ka kk kn ky mk ml mn mr nb ne nl nn no pa pt sq sv "
-    "sw ta te tr ur uz"
-)
-_LANGUAGES_OF_PLURAL_FORMS = {
-    ("one",): _ONE_AND_OTHER.split(),
-    ("one", "few"): ("bs", "cs", "hr", "lt", "mo", "ro", "sh", "sk", "sr"),
-    ("one", "few", "many"): ("be", "pl", "ru", "uk"),
-    ("one", "two", "few"): ("dsb", "gd", "hsb", "sl"),
-    ("one", "two", "few", "many"): ("br", "ga", "mt"),
-    ("one", "two"): ("he", "iw"),
-    ("zero", "one"): ("lv",),
-    PLURAL_FORMS: ("ar", "cy"),
-}
-_FORMS_OF_LANGUAGE = {code: frozenset(forms) for forms, codes in _LANGUAGES_OF_PLURAL_FORMS.items() for code in codes}
-
-
-def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
-    """Return the plural forms for whole numbers that a language has, but a message lacks; empty if unknown.
-
-    Args:
-        forms: the forms of the message, such as `one`, `other` and `=0`; an exact number replaces the form of that
-            name.
-        language: the language's code; None: unknown.
-    """
-    exact = {f"={number}": name for number, name in enumerate(PLURAL_FORMS[:3])}
-    present = {exact.get(form, form) for form in forms}
-    return _FORMS_OF_LANGUAGE.get(base_code(language or ""), frozenset()) - present
 
 
 def sentence_separator(language: str | None) -> str:

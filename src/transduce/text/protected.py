@@ -8,6 +8,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.text.files import compose, is_composed
@@ -435,3 +437,276 @@ def _end_without_trailing(text: str, start: int, end: int) -> int:
 def is_inline_tag(text: str) -> bool:
     """Return whether a protected span is markup between words, such as `<0>` or `</b>`, which replaces no word."""
     return text.startswith("<") and text.endswith(">")
+
+
+# --- pairs of tags ---
+
+
+_TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+|\d++)[^<>]*?(?P<empty>/?)>")
+_NAMES_OF_PAIRS = "a abbr b bdi bdo big cite del dfn em font i ins mark q s small span strike strong sub sup u"
+_FORMATTING = frozenset(_NAMES_OF_PAIRS.split())
+_MAX_TAGS = 256  # in a sentence; those of a sentence with more keep their order
+_SMALL = ("sub", "sup")
+"""Elements whose numbers, such as that of a footnote, are copied."""
+
+
+class TagPair(NamedTuple):
+    """A start tag and its end tag in a text, with words between them."""
+
+    opening: Span
+    closing: Span
+    inner: Span
+    """The words between the tags, in the text without such tags."""
+
+
+class BareText(NamedTuple):
+    """A text without its pairs of tags, such as `<b>` and `</b>`, which are put around the translated words again."""
+
+    text: str
+    protected: tuple[Span, ...]
+    """The other spans of the text that translation must not change; a pair of tags without words is one of them."""
+    pairs: tuple[TagPair, ...]
+    """The pairs that were taken out, nested or disjoint, in the order of their start tags."""
+    others: tuple[Span, ...]
+    """The protected spans of the text with tags, except for the tags of `pairs`."""
+    offsets: tuple[tuple[int, int], ...]
+    """The offsets, in the text without and with tags, after which both texts are the same up to the next ones."""
+
+    def written(
+        self, tagged: str, text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]]
+    ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
+        """Return a translation of the bare text with the tags around their words, and where protected spans are in it.
+
+        Tags stay nested. If the words of two pairs overlap in the translation, or those of a pair contain a protected
+        span that is not between its tags, the pair gets fewer words.
+
+        Args:
+            tagged: the source with tags.
+            text: the translation of the bare text.
+            spans: where the words of each pair are in the translation.
+            copies: pairs of a protected span in the bare text and its copy in the translation.
+        """
+        words = [
+            _without_marks(self.text, pair.inner, text, span) for pair, span in zip(self.pairs, spans, strict=True)
+        ]
+        placed = _nested_spans(self.pairs, text, words, copies)
+        inserted: list[tuple[int, Span]] = []  # offsets in the translation, with the tag to write there
+        _append_tags(-1, _parents(self.pairs), placed, self.pairs, inserted)
+        written, position, found = "", 0, list[tuple[Span, Span]]()
+        for offset, tag in inserted:
+            written += text[position:offset]
+            found.append((tag, Span(len(written), len(written) + tag.end - tag.start)))
+            written, position = written + tagged[slice(*tag)], offset
+        for own, copy in copies:
+            moved = copy.start + sum(tag.end - tag.start for offset, tag in inserted if offset <= copy.start)
+            bare, start = self.offsets[bisect_right(self.offsets, own.start, key=lambda pair: pair[0]) - 1]
+            start += own.start - bare
+            end = start + own.end - own.start
+            for span in [each for each in self.others if start <= each.start < each.end <= end] or [Span(start, end)]:
+                found.append((span, Span(moved + span.start - start, moved + span.end - start)))
+        return written + text[position:], tuple(sorted(found))
+
+
+def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
+    """Take pairs of tags with words between them out of a text; None if the text has no pair of tags.
+
+    Tags that cross others, or whose partner is not in the text, are no pairs.
+
+    Args:
+        text: the text.
+        protected: the spans that translation must not change, among them the tags, in order and disjoint.
+    """
+    tags = [(span, match) for span in protected if (match := _TAG.fullmatch(text, *span)) is not None]
+    found = _matched(tags) if len(tags) <= _MAX_TAGS and any(match["end"] for _, match in tags) else []
+    if not found:
+        return None
+    whole: list[Span] = []  # elements without words
+    full: list[tuple[Span, Span]] = []
+    for opening, closing in found:
+        between = [span for span in protected if opening.end <= span.start and span.end <= closing.start]
+        edges = [opening.end, *(edge for span in between for edge in span), closing.start]
+        words = "".join(text[slice(*edge)] for edge in list(pairwise(edges))[::2])
+        is_small = text[opening.start + 1 : opening.end].startswith(_SMALL)
+        if any(map(str.isalpha if is_small else str.isalnum, words)):
+            full.append((opening, closing))
+        else:
+            whole.append(Span(opening.start, closing.end))
+    cut = sorted(span for pair in full for span in pair)
+    return _bare_text(
+        text, cut, merge_spans(disjoint(whole), [span for span in protected if span not in cut]), full, protected
+    )
+
+
+def _bare_text(
+    text: str,
+    tags: Sequence[Span],
+    kept: Sequence[Span],
+    pairs: Sequence[tuple[Span, Span]],
+    protected: Sequence[Span],
+) -> BareText:
+    """Return a text without the spans `tags`, in which the spans `kept` are protected.
+
+    A space is added between two words if an end tag and a start tag separate them, as in `</li><li>`.
+    """
+    written, position = "", 0
+    offsets = [(0, 0)]
+    for index, tag in enumerate(tags):
+        written, position = written + text[position : tag.start], tag.end
+        is_between = index > 0 and tags[index - 1].end == tag.start and text[tags[index - 1].start + 1] == "/"
+        if (
+            is_between
+            and text[tag.start + 1] != "/"
+            and written[-1:].isalnum()
+            and text[tag.end : tag.end + 1].isalnum()
+        ):
+            written += " "
+        offsets.append((len(written), position))
+
+    def moved(offset: int) -> int:
+        bare_offset, start = offsets[bisect_right(offsets, offset, key=lambda pair: pair[1]) - 1]
+        return bare_offset + offset - start
+
+    bare = written + text[position:]
+    found = []
+    for opening, closing in sorted(pairs):
+        start, end = moved(opening.end), moved(closing.start)
+        inner = bare[start:end]
+        start += len(inner) - len(inner.lstrip())
+        found.append(TagPair(opening, closing, Span(start, start + len(inner.strip()))))
+    cut = set(tags)
+    return BareText(
+        bare,
+        tuple(Span(moved(span.start), moved(span.start) + span.end - span.start) for span in kept),
+        tuple(found),
+        tuple(span for span in protected if span not in cut),
+        tuple(offsets),
+    )
+
+
+def _matched(tags: Sequence[tuple[Span, re.Match[str]]]) -> list[tuple[Span, Span]]:
+    """Return the pairs of tags that belong together, without those that contain a tag whose partner is elsewhere."""
+    opened: list[tuple[Span, str]] = []
+    pairs: list[tuple[Span, Span]] = []
+    ends: list[tuple[Span, str]] = []
+    for span, match in tags:
+        name = match["name"].lower()
+        if not match["end"] and not match["empty"]:
+            opened.append((span, name))
+        elif match["end"]:
+            while opened and any(other == name for _, other in opened) and opened[-1][1] != name:
+                ends.append(opened.pop())
+            if opened and opened[-1][1] == name:
+                pairs.append((opened.pop()[0], span))
+            else:
+                ends.append((span, f"/{name}"))
+    names = {name for _, name in ends}
+    loose = [span for span, name in (*ends, *opened) if name[0] == "/" or _is_half(name) or f"/{name}" in names]
+    kept = []
+    for opening, closing in sorted(pairs, key=lambda pair: pair[1].end - pair[0].start):
+        if any(opening.end <= span.start < closing.start for span in loose):
+            loose += [opening, closing]
+        else:
+            kept.append((opening, closing))
+    return sorted(kept)
+
+
+def _is_half(name: str) -> bool:
+    """Return whether a start tag with this name always has an end tag, so that it stands for no word by itself."""
+    return name in _FORMATTING or name.isdecimal()
+
+
+def is_half_of_pair(text: str, *, has_end_tags: bool) -> bool:
+    """Return whether a protected span is a start or end tag that has a partner elsewhere, unlike `<br>`.
+
+    Without end tags in the sentence, a start tag of an unknown name stands for a word, as in `move <file>`.
+    """
+    match = _TAG.fullmatch(text)
+    if match is None or match["empty"]:
+        return False
+    return bool(match["end"]) or has_end_tags or _is_half(match["name"].lower())
+
+
+def _parents(pairs: Sequence[TagPair]) -> list[int]:
+    """Return the index of the pair of tags directly around each pair; -1 if there is none."""
+    parents: list[int] = []
+    for index, pair in enumerate(pairs):
+        around = (n for n in range(index - 1, -1, -1) if pairs[n].closing.start >= pair.closing.end)
+        parents.append(next(around, -1))
+    return parents
+
+
+def _nested_spans(
+    pairs: Sequence[TagPair], text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]]
+) -> list[Span]:
+    """Return the spans of a translation at which pairs of tags are written, nested as in the source.
+
+    The arguments are those of `BareText.written`.
+    """
+    parents, placed = _parents(pairs), dict[int, Span]()
+
+    def place(parent: int, bounds: Span) -> None:
+        children: list[tuple[int, Span]] = []
+        for number, pair in enumerate(pairs):
+            if parents[number] == parent:
+                inner = [copy for own, copy in copies if pair.inner.start <= own.start < pair.inner.end]
+                others = [copy for _, copy in copies if copy not in inner]
+                start, end = (min(max(edge, bounds.start), bounds.end) for edge in spans[number])
+                start = min([start, *(copy.start for copy in inner if copy.start < start < copy.end)])
+                end = max([end, *(copy.end for copy in inner if copy.start < end < copy.end)])
+                candidates = (_longest_outside(text, each, others) for each in (Span(start, end), bounds))
+                children.append(
+                    (number, next((each for each in candidates if _has_words(text, each)), Span(start, start)))
+                )
+        # Of two pairs with common words, the one with fewer keeps them.
+        for number, own in sorted(children, key=lambda child: child[1].end - child[1].start):
+            placed[number] = _longest_outside(text, own, [placed[n] for n, _ in children if n in placed])
+        for number, _ in children:
+            place(number, placed[number])
+
+    place(-1, Span(0, len(text)))
+    return [placed[number] for number in range(len(pairs))]
+
+
+def _without_marks(source: str, inner: Span, text: str, span: Span) -> Span:
+    """Return the span of a translation without the punctuation at its ends that the source has outside of the span."""
+    start, end = span
+    if source[inner.start].isalnum() and source[: inner.start].strip():
+        while start < end and not text[start].isalnum():
+            start += 1
+    if source[inner.end - 1].isalnum() and source[inner.end :].strip():
+        while start < end and not text[end - 1].isalnum():
+            end -= 1
+    return Span(start, end) if start < end else span
+
+
+def _has_words(text: str, span: Span) -> bool:
+    return any(map(str.isalnum, text[slice(*span)]))
+
+
+def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
+    """Return the part of a span with the most letters and digits that overlaps none of the others, without spaces."""
+    parts, start = list[Span](), span.start
+    for other in sorted(others):
+        if other.start < span.end and other.end > start:
+            parts.append(Span(start, max(start, other.start)))
+            start = max(start, other.end)
+    parts.append(Span(min(start, span.end), span.end))
+    best = max(parts, key=lambda part: sum(map(str.isalnum, text[slice(*part)])))
+    inner = text[slice(*best)]
+    start = best.start + len(inner) - len(inner.lstrip()) if inner.strip() else best.start
+    return Span(start, start + len(inner.strip()))
+
+
+def _append_tags(
+    parent: int,
+    parents: Sequence[int],
+    placed: Sequence[Span],
+    pairs: Sequence[TagPair],
+    inserted: list[tuple[int, Span]],
+) -> None:
+    """Append the offset and the tag of each start and end tag directly and indirectly inside a pair, in order."""
+    children = sorted((placed[n], n) for n in range(len(pairs)) if parents[n] == parent)
+    for (start, end), number in children:
+        inserted.append((start, pairs[number].opening))
+        _append_tags(number, parents, placed, pairs, inserted)
+        inserted.append((end, pairs[number].closing))

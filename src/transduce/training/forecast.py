@@ -234,13 +234,25 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Number of steps; in a run with a time budget, how many fit into it at the measured rate."""
     seconds: float
-    """The seconds that the whole command takes, from its start to its end."""
+    """The seconds that the whole command takes, from its start to its end: the sum of the parts below, or the time
+    budget.
+    """
+    preparation_seconds: float
+    """The seconds before training, and those that the first steps take longer than others."""
+    new_steps: int
+    """Number of steps that the command takes: `steps`, or fewer if it resumes a run."""
     step_seconds: float
     """The mean seconds of a step."""
     validations: int
-    """Number of validations of the whole run."""
+    """Number of validations to come."""
     validation_seconds: float
     """The seconds of a validation of a trained model, whose translations are as long as the references."""
+    saving_seconds: float
+    """The seconds of writing the model and the checkpoints; 0 if they were not measured."""
+    evaluation_seconds: float
+    """The seconds of the evaluation of the best model at the end."""
+    has_budget: bool = False
+    """True if `training.minutes` sets the time, which the parts then need not add up to."""
     peak_memory: int | None
     """The largest resident memory of the process in bytes; None if the system does not report it."""
     peak_gpu_memory: int | None = None
@@ -252,9 +264,17 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
         memory = "" if self.peak_memory is None else f", {format_bytes(self.peak_memory)} of memory at most"
         if self.peak_gpu_memory is not None:
             memory += f", {format_bytes(self.peak_gpu_memory)} on the GPU"
+        steps, validations = count_noun(self.new_steps, "step"), count_noun(self.validations, "validation")
+        step, validation = format_step(self.step_seconds), format_step(self.validation_seconds)
+        if self.has_budget:
+            return (
+                f"{format_duration(self.seconds)}, as set, for about {steps} of {step} and {validations} of "
+                f"{validation}{memory}"
+            )
+        end = format_step(self.saving_seconds + self.evaluation_seconds)
         return (
-            f"about {format_duration(self.seconds)} for {self.steps:,} steps of {format_step(self.step_seconds)} and "
-            f"{count_noun(self.validations, 'validation')} of {format_step(self.validation_seconds)}{memory}"
+            f"about {format_duration(self.seconds)}: {format_step(self.preparation_seconds)} of preparation, {steps} "
+            f"of {step}, {validations} of {validation}, and {end} for saving and the last evaluation{memory}"
         )
 
 
@@ -265,6 +285,7 @@ def forecast_run(
     parameters: int,
     elapsed_seconds: float,
     step: int,
+    new_steps: int,
     end_validations: float,
     validated: bool,
 ) -> RunForecast:
@@ -276,6 +297,7 @@ def forecast_run(
         parameters: number of trained parameters.
         elapsed_seconds: the time since the start of the command, without that of a probe.
         step: the number of steps that the run has taken by then.
+        new_steps: how many of these the command has taken.
         end_validations: how many validations take as long as the final evaluation.
         validated: True if the process has validated a model, so that its memory includes a validation's.
     """
@@ -287,8 +309,10 @@ def forecast_run(
     validation = durations.validation
     if math.isnan(validation):
         validation = _VALIDATION_SHARE * steps * durations.step / max(1, validations)
-    seconds = elapsed_seconds + (steps - step) * durations.step
-    seconds += validations * (validation + durations.keep) + saves * durations.save + end_validations * validation
+    preparation = max(0.0, elapsed_seconds - new_steps * durations.step)
+    new_steps += max(0, steps - step)
+    saving, evaluation = validations * durations.keep + saves * durations.save, end_validations * validation
+    seconds = preparation + new_steps * durations.step + validations * validation + saving + evaluation
     memory, gpu = peak_memory(), None
     if memory is not None:
         memory += parameters * (_EVALUATION_BYTES + (0 if validated else _VALIDATION_BYTES))
@@ -298,9 +322,14 @@ def forecast_run(
         parameters=parameters,
         steps=steps,
         seconds=seconds if budget is None else max(budget, elapsed_seconds),
+        preparation_seconds=preparation,
+        new_steps=new_steps,
         step_seconds=durations.step,
         validations=validations,
         validation_seconds=validation,
+        saving_seconds=saving,
+        evaluation_seconds=evaluation,
+        has_budget=budget is not None,
         peak_memory=memory,
         peak_gpu_memory=gpu,
     )
@@ -349,6 +378,30 @@ def refuse_too_large_model(
 ) -> None:
     """Refuse a model whose training needs more memory than is free, before any of it is built.
 
+    The arguments and what is counted are those of `least_memory`.
+
+    Raises:
+        TransduceError: the memory does not suffice.
+    """
+    parameters, needed = least_memory(config, training, machine, knows_vocabulary=knows_vocabulary)
+    free = available_memory(machine.device)
+    if free is not None and needed > free:
+        raise TransduceError(
+            f"Training a model of {parameters:,} parameters needs at least {format_bytes(needed)} of memory for the "
+            f"weights, gradients and optimizer state, but only {format_bytes(free)} are free: lower `model.d_model`, "
+            "`model.d_ff`, the numbers of layers or `tokenizer.vocabulary_size`, or choose a smaller `preset`."
+        )
+
+
+def least_memory(
+    config: ModelConfig,
+    training: TrainingSettings | ResolvedTraining,
+    machine: Machine,
+    *,
+    knows_vocabulary: bool = True,
+) -> tuple[int, int]:
+    """Return the number of a model's parameters, and the bytes that its training needs at least.
+
     Counted are only the weights and, of those that are trained, the gradients and the optimizer's running means:
     batches come on top of that (`try_batches`).
 
@@ -358,22 +411,12 @@ def refuse_too_large_model(
         machine: the machine that trains.
         knows_vocabulary: False if the configuration has placeholders as vocabulary sizes; the embeddings are then not
             counted.
-
-    Raises:
-        TransduceError: the memory does not suffice.
     """
     parameters, vectors = count_unbuilt(config, with_embeddings=knows_vocabulary), 1
     if not training.lora_rank:
         vectors = 4 if training.optimizer == "adam" else 3
         vectors += bool(training.average_decay)
-    needed = 4 * parameters * vectors // (machine.processes if training.sharded else 1)
-    free = available_memory(machine.device)
-    if free is not None and needed > free:
-        raise TransduceError(
-            f"Training a model of {parameters:,} parameters needs at least {format_bytes(needed)} of memory for the "
-            f"weights, gradients and optimizer state, but only {format_bytes(free)} are free: lower `model.d_model`, "
-            "`model.d_ff`, the numbers of layers or `tokenizer.vocabulary_size`, or choose a smaller `preset`."
-        )
+    return parameters, 4 * parameters * vectors // (machine.processes if training.sharded else 1)
 
 
 def count_unbuilt(config: ModelConfig, *, with_embeddings: bool = True) -> int:

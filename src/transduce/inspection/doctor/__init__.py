@@ -102,7 +102,9 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             causes = ", ".join(map(localized, self.causes()))
             verdict = f"{len(failed)} of {tried} checks failed: {names}; repair first: {causes}"
         title = localized(f"The doctor on {self.subject}")
-        known = [f"known {localized(each.name)}\n{'':24}{localized(each.message)}" for each in self.mistakes]
+        known = [
+            f"{column('known', 5)} {localized(each.name)}\n{'':24}{localized(each.message)}" for each in self.mistakes
+        ]
         end = noted(localized(verdict), localized(f"{self.elapsed_seconds:.1f} s"))
         return "\n".join([title, *map(str, self.checks), *known, end])
 

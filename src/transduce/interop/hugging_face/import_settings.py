@@ -696,6 +696,12 @@ def export_generation(search: SearchSettings, generate: GenerateSettings) -> dic
 def _check_end(generation: Mapping[str, Any], config: Mapping[str, Any], location: str) -> None:
     """Raise an error if `generate` ends texts at other tokens than the one end symbol of the model."""
     ends, end = generation.get("eos_token_id"), config.get("eos_token_id")
+    if isinstance(end, list) and len(set(end)) > 1:
+        raise TransduceError(
+            f"{location}: `eos_token_id` of an encoder–decoder must be one token, but config.json has {end!r}: leave "
+            "only the one that ends the training texts."
+        )
+    end = end[0] if isinstance(end, list) and end else end
     if ends is not None and end is not None and ends not in (end, [end]):
         raise TransduceError(
             f"{location}: `eos_token_id` must be the same in generation_config.json and config.json for an "

@@ -17,6 +17,7 @@ from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
+from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import (
     SPECIAL_TOKENS,
@@ -192,16 +193,21 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     decoder's start symbol.
     """
 
-    def id(self, language: str) -> int:
-        """Return the token id of a language's tag.
+    def code(self, language: str) -> str:
+        """Return the model's own code of a language that a user names, such as `zho_Hans` for `zh`.
 
         Raises:
-            TransduceError: the model has no such language.
+            TransduceError: the model has no such language, or several fit.
         """
-        if language not in self.tags:
+        code = fitting_code(language, self.tags)
+        if code is None:
             known = shown_names(sorted(self.tags), 40)
             raise TransduceError(f"The model's languages are {known}, but `{language}` was asked for.")
-        return self.tags[language]
+        return code
+
+    def id(self, language: str) -> int:
+        """Return the token id of a language's tag; `code` finds the language."""
+        return self.tags[self.code(language)]
 
 
 class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

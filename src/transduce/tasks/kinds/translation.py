@@ -533,12 +533,12 @@ class TranslationKind(SequenceToSequenceKind):
             target_language=corpus.dev_groups.directions[0][1] if corpus.dev_groups.directions else None,
         )
         search, chosen, started_at = resolved.search, "", time.monotonic()
-        reports = _score_in_time(translator, corpus, search, placement.evaluation_seconds)
-        sentences, total = sum(report.sentences for report in reports.values()), len(corpus.dev_sources)
+        reports, is_whole = _score_in_time(translator, corpus, search, placement.evaluation_seconds)
+        sentences, total = sum(report.sentences for report in reports.values()), _count_dev(corpus)
         if _chooses_search(corpus, resolved):
             seconds = time.monotonic() - started_at
             left = math.inf if placement.evaluation_seconds is None else placement.evaluation_seconds - seconds
-            if sentences == total and seconds * _COVERAGE_TIME / _BEAM_TIME <= _OVERESTIMATE * left:
+            if is_whole and seconds * _COVERAGE_TIME / _BEAM_TIME <= _OVERESTIMATE * left:
                 search, reports, chosen = choose_search(translator, corpus, search, reports)
         several = len(reports) > 1
         shown = "\n".join(f"{name}\n{report}" if several else str(report) for name, report in reports.items())
@@ -547,7 +547,7 @@ class TranslationKind(SequenceToSequenceKind):
             shown += f"\nMean of {len(reports)} directions: BLEU {bleu:.2f}, chrF {chrf:.2f}"
         measured = (
             f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
-            if sentences == total
+            if is_whole
             else f"Dev set, only {sentences:,} of {total:,} sentences, because the time is over (for all: `transduce "
             f"train --resume --out {shell_word(placement.folder)}`), beam {search.beam_size}:\n{shown}"
         )
@@ -673,8 +673,14 @@ def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
         resolved.search == SearchSettings()
         and resolved.model.kind == "transformer"
         and corpus.pairs < _FEW_PAIRS * directions
-        and len(corpus.dev_sources) >= _MIN_CHOOSING_SENTENCES * directions
+        and _count_dev(corpus) >= _MIN_CHOOSING_SENTENCES * directions
     )
+
+
+def _count_dev(corpus: TaskCorpus) -> int:
+    """Return the number of dev pairs with text on a side; empty lines between documents are none."""
+    pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
+    return sum(bool(source.strip() or target.strip()) for source, target in pairs)
 
 
 def mean_scores(reports: Mapping[str, ScoreReport]) -> tuple[float, float]:
@@ -725,21 +731,27 @@ def choose_search(
 
 def _score_in_time(
     translator: Translator, corpus: TaskCorpus, search: SearchSettings, seconds: float | None
-) -> dict[str, ScoreReport]:
+) -> tuple[dict[str, ScoreReport], bool]:
     """Score translations of as much of the dev set as the time allows, at least of a hundred sentences; None: of all.
 
     A model that has not learned to end takes many times as long as a trained one.
+
+    Returns:
+        The scores by language pair and tag, and True if all of the dev set was scored.
     """
     total = len(corpus.dev_sources)
     if seconds is None or total <= _FEWEST_SENTENCES:
-        return score_dev(translator, corpus, search)
+        return score_dev(translator, corpus, search), True
     score_dev(translator, corpus, search, _WARM_UP_SENTENCES)
     started_at = time.monotonic()
     reports = score_dev(translator, corpus, search, _FEWEST_SENTENCES)
     affordable = int(_FEWEST_SENTENCES * seconds / max(time.monotonic() - started_at, 1e-9))
     if affordable * _OVERESTIMATE >= total:
-        return score_dev(translator, corpus, search)
-    return score_dev(translator, corpus, search, affordable) if affordable > _FEWEST_SENTENCES else reports
+        return score_dev(translator, corpus, search), True
+    if affordable > _FEWEST_SENTENCES:
+        reports = score_dev(translator, corpus, search, affordable)
+    scored = dev_directions(corpus, max(affordable, _FEWEST_SENTENCES))
+    return reports, sum(len(each.sources) for each in scored) == total
 
 
 def score_dev(

@@ -31,6 +31,7 @@ from transduce.tasks.kinds import kind_of
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_kept_vocabulary, check_stored_file, check_vocabulary, read_stored_card
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
+from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice, ChoiceLog
 from transduce.training.lora import adapt, count_parameters, freeze_rows, low_rank_settings
@@ -301,15 +302,24 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
             f"The model in {folder} was trained on several pairs of languages ({pairs}), and those of your text are "
             "not in the files' suffixes: pass `--languages`."
         )
-    has_token = target in {other for _, other in directions}
-    reason = (
-        f"as in {folder}; the new model translates {source} → {target} only: add `--corpus` to keep other pairs"
-        if has_token
-        else f"the model in {folder} has learned none for {target}"
-    )
+    known = fitting_code(target, (other for _, other in directions))
+    is_renamed = bool(data.target) and not data.corpora  # codes of a file of pairs may be names of columns
+    has_token = known is not None and (is_renamed or known == target)
+    if known is None:
+        reason = f"the model in {folder} has learned none for {target}"
+    elif not has_token:
+        reason = f"the model in {folder} has none for {target}, but one for {known}: name the language {known}, too"
+    else:
+        if is_renamed:
+            source, target = fitting_code(source, (one for one, _ in directions)) or source, known
+        reason = (
+            f"as in {folder}; the new model translates {source} → {target} only: add `--corpus` to keep other pairs"
+        )
     choice_log.record("data.language_tokens", None, Choice(has_token, reason))
     languages = None if data.corpora else (source, target)
-    changed = msgspec.structs.replace(data, language_tokens=has_token, languages=data.languages or languages)
+    if not (has_token and is_renamed):
+        languages = data.languages or languages
+    changed = msgspec.structs.replace(data, language_tokens=has_token, languages=languages)
     return msgspec.structs.replace(settings, data=changed)
 
 

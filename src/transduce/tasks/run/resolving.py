@@ -57,7 +57,7 @@ from transduce.training.choices import (
     count_multiplied_weights,
     tokens_in_time,
 )
-from transduce.training.forecast import refuse_too_large_model
+from transduce.training.forecast import least_memory, refuse_too_large_model
 from transduce.training.lora import choose_lora_alpha
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
@@ -715,16 +715,34 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
     Raises:
         TransduceError: settings of the model or of training contradict each other.
     """
-    model = (
-        _trial_model(settings)
-        if base_config is None
-        else keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
-    )
+    model = _model_to_check(settings, base_config)
     check_training(settings, model, machine)
     refuse_too_large_model(model, settings.training, machine, knows_vocabulary=base_config is not None)
     if kind_of(settings.task.kind).writes_translations:
         search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
         check_search(search, [model], width=search.beam_size)
+
+
+def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> int:
+    """Return the bytes that the training of a run needs at least (`training.forecast.least_memory`), from its settings.
+
+    Args:
+        settings: the user's settings.
+        base_config: the configuration of the base model; None: training starts from random weights.
+        machine: the machine that trains.
+
+    Raises:
+        TransduceError: no model fits the settings.
+    """
+    model = _model_to_check(settings, base_config)
+    return least_memory(model, settings.training, machine, knows_vocabulary=base_config is not None)[1]
+
+
+def _model_to_check(settings: Settings, base_config: ModelConfig | None) -> ModelConfig:
+    """Return the configuration of a run's model before its text is read: the base model's, or one to check with."""
+    if base_config is None:
+        return _trial_model(settings)
+    return keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
 
 
 def _trial_model(settings: Settings) -> ModelConfig:

@@ -540,6 +540,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         parameters=count_parameters(trainer.model)[0],
         elapsed_seconds=elapsed + durations.first_step,
         step=1,
+        new_steps=1,
         end_validations=run.kind.end_validations(corpus, resolved),
         validated=validated,
     )
@@ -573,6 +574,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
         How the run ended, and the seconds that are left of a time budget for the final evaluation (None: unlimited).
     """
     trainer = _open_trainer(run, resolved, corpus)
+    first = trainer.step
 
     def say_forecast(step_seconds: float) -> None:
         validation = _expected_validation(run, corpus, resolved, step_seconds)
@@ -582,6 +584,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
             parameters=count_parameters(trainer.model)[0],
             elapsed_seconds=time.monotonic() - run.started_at,
             step=trainer.step,
+            new_steps=trainer.step - first,
             end_validations=trainer.time_use.end_validations,
             validated=False,
         )

@@ -1,6 +1,7 @@
 """Create, lock and resume the folder of a training run, which holds its settings, corpus, checkpoints and model."""
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,12 +25,13 @@ from transduce.model_folder.read import (
     read_run_settings,
 )
 from transduce.search.settings import without_idle_penalties
+from transduce.tasks.kinds import kind_of
 from transduce.tasks.settings.reading import dotted_settings, make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
+from transduce.text.languages import fitting_code
 from transduce.text.tokenizer import TOKENIZER_CARD
 from transduce.training.checkpoint import Environment
-from transduce.training.choices import choose_kernels, choose_record
-from transduce.training.schedule import decay_of_steps, has_decay_of_steps
+from transduce.training.choices import choose_kernels, choose_record, choose_weight_decay
 
 # --- lock ---
 # Two processes that trained in one folder would overwrite each other's files.
@@ -219,6 +221,8 @@ def apply_changes(
             is_moved = all(one == new or is_same_text(one, str(new)) for one, new in zip(old, value, strict=True))
         if name == "init_from" and old is not None and value is not None:
             is_moved = _is_same_path(old, str(value))
+        if name == "data.languages" and old and value and all(map(fitting_code, value, ([each] for each in old))):
+            continue  # another spelling, such as the user's of a base model's codes
         may_change = name in _CHANGEABLE or is_moved
         is_fixed = trained or name.startswith(_FIXED_BY_INITIAL_WEIGHTS)
         if may_change or (not is_fixed and name.startswith(_CHANGEABLE_BEFORE_FIRST_STEP)):
@@ -237,9 +241,28 @@ def apply_changes(
     moved = dict(zip(stored.data.source, data["source"], strict=True))
     data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
     training, before = content["training"], msgspec.structs.asdict(stored.training)
-    if has_decay_of_steps(before) and any(training[name] != before[name] for name in ("steps", "learning_rate")):
-        training["weight_decay"] = decay_of_steps(training)
+    decay, chosen = stored.training.weight_decay, _chosen_decay(stored)
+    has_chosen = decay is not None and chosen is not None and math.isclose(decay, chosen, rel_tol=1e-6)
+    if has_chosen and any(training[name] != before[name] for name in ("steps", "learning_rate")):
+        training["weight_decay"] = _chosen_decay(make_settings(content))
     return make_settings(content)
+
+
+def _chosen_decay(settings: Settings) -> float | None:
+    """Return the weight decay that Muon has by default in a run with these settings, which a base model may lower.
+
+    None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting that it
+    depends on is missing.
+    """
+    training, d_model = settings.training, settings.model.d_model
+    rate, schedule, warmup = training.learning_rate, training.schedule, training.warmup_steps
+    if training.optimizer != "muon" or rate is None or schedule is None or warmup is None:
+        return None
+    usual = 0.0
+    if settings.init_from is not None and training.batch_tokens is not None and d_model is not None:
+        choose = kind_of(settings.task.kind).choose_learning_rate
+        usual = choose(settings, d_model, schedule, warmup, training.batch_tokens, "muon").value
+    return choose_weight_decay("muon", schedule, rate, warmup, training.steps, usual).value
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
