@@ -1,11 +1,14 @@
 """Test which types of arguments callers may pass, and that others are rejected with one sentence."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import transduce
 from transduce.errors import TransduceError
 from transduce.inference.load import TranslationPipeline, load
 from transduce.inference.redecoding import estimate_quality, redecode
@@ -145,3 +148,54 @@ def test_a_text_in_place_of_a_list_is_not_split_into_characters(
     if "user_symbols" in options:
         with pytest.raises(TransduceError, match=message):
             read_vocabulary(["a", "b"], **options)
+
+
+# --- models in training mode ---
+
+
+MODELS = Path(__file__).parents[1] / "compat" / "sets" / "0.1.0" / "models"
+WORDS = "我吃鱼。"
+# The folder of each model, its task, and what is computed by it; without the check, with dropout.
+COMPUTED: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
+    "classify": ("classification", None, lambda model: model(WORDS)),
+    "classes' probabilities": ("classification", None, lambda model: model.probabilities([WORDS])),
+    "embed": ("masked-language-model", "embedding", lambda model: model(WORDS)),
+    "states": ("masked-language-model", "embedding", lambda model: model.token_states([WORDS])),
+    "fill": ("masked-language-model", None, lambda model: model(f"我{model.mask}")),
+    "parse": ("parsing", None, lambda model: model(WORDS)),
+    "generate": ("language-model", None, lambda model: model(WORDS)),
+    "stream": ("language-model", None, lambda model: list(model.stream(WORDS))),
+    "score text": ("language-model", None, lambda model: model.score(WORDS)),
+    "forecast": ("time-series", None, lambda model: model(np.ones((model.card.past, len(model.card.columns))))),
+    "normalized": (
+        "time-series",
+        None,
+        lambda model: model.normalized(np.ones((model.card.past, len(model.card.columns)))),
+    ),
+    "translate": ("translation-joint", None, lambda model: model(WORDS)),
+    "translate by LSTM": ("recurrent-lstm", None, lambda model: model(WORDS)),
+    "score": ("translation-joint", None, lambda model: model.score([WORDS], [WORDS])),
+    "score by LSTM": ("recurrent-lstm", None, lambda model: model.score([WORDS], [WORDS])),
+    "datastore": (
+        "translation-joint",
+        None,
+        lambda model: transduce.build_datastore(model, [WORDS, "你喝茶。"], [WORDS] * 2),
+    ),
+    "attention": ("translation-joint", None, lambda model: transduce.attention_maps(model, WORDS, WORDS)),
+    "attribute": ("translation-joint", None, lambda model: transduce.attribute(model, WORDS, WORDS)),
+    "inspect": ("translation-joint", None, lambda model: transduce.inspect(model, WORDS)),
+    "inspect classes": ("classification", None, lambda model: transduce.inspect_text(model, WORDS)),
+    "logit lens": ("language-model", None, lambda model: transduce.logit_lens(model, WORDS)),
+    "align": ("translation-joint", None, lambda model: transduce.align(model, [WORDS], [WORDS])),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_model_in_training_mode_computes_no_results(name: str) -> None:
+    folder, task, compute = COMPUTED[name]
+    model: Any = load(MODELS / folder, task=task, precision="fp32")
+    model.model.train()
+    with pytest.raises(TransduceError, match=r"training mode applies dropout, .*: call `eval\(\)` on it"):
+        compute(model)
+    model.model.eval()
+    compute(model)

@@ -274,6 +274,8 @@ SAMPLING = [
     SamplingSettings(top_k=5),
     SamplingSettings(temperature=2.0, top_p=0.7, top_k=50),
     SamplingSettings(temperature=1.5, min_p=0.05),
+    SamplingSettings(temperature=1.5, top_k=10, top_p=0.8),
+    SamplingSettings(temperature=3.0, top_k=40, top_p=0.9, min_p=0.1),
 ]
 
 

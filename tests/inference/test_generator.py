@@ -130,6 +130,32 @@ def test_samples_depend_on_the_seed(generator: Generator) -> None:
     assert len(several.continuations[0].tokens) == 200
 
 
+@pytest.mark.parametrize("temperature", [1.5, 8.0])
+@pytest.mark.parametrize("top_k", [0, 4, 8])
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.0), (0.6, 0.0), (0.8, 0.1), (1.0, 0.4)])
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(
+    generator: Generator, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    processors = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    ids = torch.tensor([generator.prompt_ids("abc")])
+    with torch.no_grad():
+        scores = generator.model(ids)[:, -1].float() / temperature
+    scores[:, [generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
+    for warper, value, neutral in (
+        (processors.TopKLogitsWarper, top_k, 0),
+        (processors.TopPLogitsWarper, top_p, 1.0),
+        (processors.MinPLogitsWarper, min_p, 0.0),
+    ):
+        scores = scores if value == neutral else warper(value)(ids, scores)
+    shares = scores.softmax(dim=-1)[0]
+    sampling = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = generator("abc", search=SearchSettings(n_best=2000, max_length=1, sampling=sampling)).continuations
+    tokens = [generator.vocabulary.id(each.tokens[0]) for each in found]
+    drawn = torch.bincount(torch.tensor(tokens), minlength=len(shares)) / len(tokens)
+    assert not drawn[shares == 0.0].any()
+    torch.testing.assert_close(drawn, shares, atol=0.05, rtol=0.0)
+
+
 def test_a_stream_joined_is_the_continuation(generator: Generator) -> None:
     for search in (GREEDY, SearchSettings(max_length=50, sampling=SamplingSettings(seed=7))):
         parts = list(generator.stream("abc d", search))

@@ -14,7 +14,7 @@ from typing_extensions import override
 import transduce
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
-from transduce.inspection.attribution import Attribution, Method, _evaluation, _moved_vectors, _Subject, attribute
+from transduce.inspection.attribution import Attribution, Method, _frozen, _moved_vectors, _Subject, attribute
 from transduce.inspection.reading import Reading, read
 from transduce.inspection.recorder import record_activations
 from transduce.model.attention import MultiHeadAttention
@@ -85,7 +85,7 @@ def test_integrated_gradients_sum_to_the_change_without_attention_to_words(
     if not hides_all:
         subject.is_special = [number != 1 for number in range(len(subject.ids))]
     nodes, weights = np.polynomial.legendre.leggauss(64)
-    with _evaluation(translator.transformer):
+    with _frozen(translator.transformer):
         whole = log_probabilities_without(translator, subject.reading, [])
         without = log_probabilities_without(translator, subject.reading, hidden)
         sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
@@ -112,7 +112,7 @@ def test_integrated_follows_embeddings_if_an_attention_has_a_class_of_its_own(ta
     assert not subject.weighs_attention
     is_special = torch.tensor(subject.is_special)[:, None]
     nothing = subject._embedding().complete(subject._word_vectors() * is_special)
-    with _evaluation(subject.model):
+    with _frozen(subject.model):
         whole = subject.reading.log_probabilities()[0]
         with record_activations(subject.model, (), edit={"encoder.embedding": lambda _: nothing}):
             without = subject.reading.log_probabilities()[0]
@@ -167,7 +167,7 @@ def test_gradients_by_target_prefix_equal_those_of_the_whole_target(
     subject = _Subject(read(translator, SENTENCE, target))
     monkeypatch.setattr("transduce.inspection.attribution._MIN_OPERATIONS_OF_PREFIXES", 0.0)
     parts = _Subject(replace(subject.reading, prefix_states=counted))
-    with _evaluation(translator.transformer):
+    with _frozen(translator.transformer):
         tokens = parts.integrated(parts.words_read()[1])
     assert 1 < prefixes[0] < prefixes[-1] == len(whole.target_tokens)
     assert np.allclose(tokens, whole.tokens, atol=1e-4)

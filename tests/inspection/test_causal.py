@@ -172,7 +172,7 @@ def test_occlusion_is_what_removing_a_word_changes(build: Callable[..., Any], ki
 
 def test_integrated_gradients_of_a_class_sum_to_the_whole_change(build: Callable[..., Any]) -> None:
     """The classifier's embeddings have no norm; those of BERT do, and are integrated before it."""
-    from transduce.inspection.attribution import _evaluation, _Subject
+    from transduce.inspection.attribution import _frozen, _Subject
     from transduce.inspection.recorder import record_activations
 
     for kind, settings in (("classifier", {}), ("filler", {"embedding_norm": True})):
@@ -180,7 +180,7 @@ def test_integrated_gradients_of_a_class_sum_to_the_whole_change(build: Callable
         subject = _Subject(reading)
         is_special = torch.tensor(subject.is_special)[:, None]
         nothing = subject._embedding().complete(subject._word_vectors() * is_special)
-        with _evaluation(reading.model):
+        with _frozen(reading.model):
             whole = reading.log_probabilities()[0]
             with record_activations(reading.model, (), edit={"encoder.embedding": partial(replaced_by, nothing)}):
                 without = reading.log_probabilities()[0]

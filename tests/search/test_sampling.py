@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.search.greedy import Draw, GreedySearch, draw
@@ -93,6 +95,7 @@ def test_draws_equal_those_from_sorted_cumulative_probabilities(cuts: dict[str, 
         assert torch.equal(draw(logits[row : row + 1, :9], uniform[row : row + 1, :9], **cuts)[0], found[row, :9])
     probabilities, order = logits.double().softmax(dim=-1).sort(dim=-1, descending=True)
     probabilities[..., cuts.get("top_k", 3000) :] = 0.0
+    probabilities /= probabilities.sum(dim=-1, keepdim=True)
     before = probabilities.cumsum(dim=-1) - probabilities
     probabilities[before >= cuts.get("top_p", 1.0)] = 0.0
     probabilities[probabilities < cuts.get("min_p", 0.0) * probabilities[..., :1]] = 0.0
@@ -100,6 +103,41 @@ def test_draws_equal_those_from_sorted_cumulative_probabilities(cuts: dict[str, 
     passed = cumulated > (uniform * cumulated[..., -1])[..., None]
     expected = order.gather(-1, passed.int().argmax(dim=-1, keepdim=True))[..., 0]
     assert (found == expected).float().mean() > 0.99  # float32 may exceed a number one token later
+
+
+def expected_shares(logits: Tensor, cuts: dict[str, float]) -> Tensor:
+    """Return the probabilities, (V,), of tokens drawn by transformers' warpers, in the order of its `generate`."""
+    warpers = pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
+    ids, scores = torch.zeros(1, 1, dtype=torch.int64), logits[None] / cuts["temperature"]
+    if cuts["top_k"]:
+        scores = warpers.TopKLogitsWarper(int(cuts["top_k"]))(ids, scores)
+    if cuts["top_p"] < 1.0:
+        scores = warpers.TopPLogitsWarper(cuts["top_p"])(ids, scores)
+    if cuts["min_p"] > 0.0:
+        scores = warpers.MinPLogitsWarper(cuts["min_p"])(ids, scores)
+    return scores.double().softmax(dim=-1)[0]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([4, 30, 200]),
+    scale=st.sampled_from([0.3, 1.0, 3.0]),
+    temperature=st.sampled_from([0.5, 1.0, 1.5]),
+    top_k=st.sampled_from([0, 1, 3, 10, 50]),
+    top_p=st.sampled_from([0.1, 0.5, 0.8, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3]),
+)
+def test_temperature_top_k_top_p_and_min_p_cut_as_in_transformers(
+    seed: int, size: int, scale: float, **cuts: float
+) -> None:
+    logits = scale * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    expected, order = expected_shares(logits, cuts).sort(descending=True)
+    ends = expected.cumsum(dim=-1)
+    # One random number in the middle of each token's interval draws exactly this token.
+    likely = expected > 1e-4
+    uniform = (ends - expected / 2)[likely].float()
+    found = draw((logits / cuts.pop("temperature")).expand(1, len(uniform), size), uniform[None], **cuts)  # type: ignore[arg-type]
+    assert found[0].tolist() == order[likely].tolist()
 
 
 def test_the_likeliest_stays_however_small_the_nucleus() -> None:

@@ -210,7 +210,7 @@ def add_sampling(add: Callable[..., object], *, temperature: float) -> None:
         "--top-p",
         type=float,
         metavar="P",
-        help="draw from the most likely tokens with total probability P (default: 1)",
+        help="draw from the most likely tokens with total probability P, after --top-k (default: 1)",
     )
     add(
         "--min-p",

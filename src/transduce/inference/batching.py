@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.acceleration import encode_fast, select_decoder
+from transduce.errors import TransduceError
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.inference.translation import Translation, empty_alternative, join_parts, without_incomplete_character
 from transduce.model.build import EncoderDecoder
@@ -553,13 +554,29 @@ _ENCODED_TOKENS = 8_192
 
 
 @torch.inference_mode()
+def check_evaluation_mode(*models: nn.Module) -> None:
+    """Refuse models in training mode, before results are computed by them.
+
+    Raises:
+        TransduceError: a model is in training mode, in which dropout makes its results random.
+    """
+    if any(model.training for model in models):
+        raise TransduceError(
+            "A model in training mode applies dropout, so its results are not reproducible: call `eval()` on it."
+        )
+
+
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Encode texts in batches of similar lengths, and yield each batch: indices, token ids (B, S), states (B, S, D).
 
     Args:
         model: an encoder.
         rows: the token ids of each text, with special tokens.
+
+    Raises:
+        TransduceError: the model is in training mode.
     """
+    check_evaluation_mode(model)
     for batch in batches_by_length([len(row) for row in rows], _ENCODED_TOKENS):
         ids = pad([rows[index] for index in batch], model.config.pad_id, model.source_weight.device)
         yield batch, ids, encode_fast(model, ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce.atomic_io import write_file
 from transduce.deprecation import renamed_arguments, warn_renamed
 from transduce.errors import TransduceError
-from transduce.inference.batching import History, batches_by_length
+from transduce.inference.batching import History, batches_by_length, check_evaluation_mode
 from transduce.inference.retrieval import (
     CARD,
     NEAREST_PAIRS,
@@ -163,6 +163,7 @@ def _decoder_states(model: EncoderDecoder, pairs: Sequence[_Pair]) -> Iterator[T
 def _compute_tensors(
     translator: Translator, pairs: Sequence[_Pair], report_progress: Callable[[int], None]
 ) -> DatastoreTensors:
+    check_evaluation_mode(translator.model)
     model, lengths = translator.model, torch.tensor([len(pair.target) for pair in pairs])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)

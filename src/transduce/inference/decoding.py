@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, pad
+from transduce.inference.batching import DEFAULT_MAX_SOURCE, History, check_evaluation_mode, pad
 from transduce.inference.compiled_search import find_compiled_search
 from transduce.inference.phrases import forbid_texts, word_continuations
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
@@ -156,10 +156,7 @@ def start_search(
     Raises:
         TransduceError: a model is in training mode, or lacks the attention that the settings need.
     """
-    if any(model.training for model in models):
-        raise TransduceError(
-            "A model in training mode applies dropout, so its translations are not reproducible: call `eval()` on it."
-        )
+    check_evaluation_mode(*models)
     config, device = models[0].config, models[0].source_weight.device
     width = beam_width(search, batch.phrases)
     check_search(search, [model.config for model in models], width=width)

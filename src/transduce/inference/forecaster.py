@@ -15,6 +15,7 @@ from torch import Tensor
 from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import Numbers
 from transduce.errors import TransduceError, shown_names
+from transduce.inference.batching import check_evaluation_mode
 from transduce.machine import DTYPES, Precision, detect_machine
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SeriesCard, read_series_card, read_task_card
@@ -132,6 +133,7 @@ class Forecaster:
 
     def _inputs(self, window: Numbers) -> Tensor:
         """Return windows (B, S, C) normalized by the scale of the series, in the model's type and on its device."""
+        check_evaluation_mode(self.model)
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
 

@@ -20,6 +20,7 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
+from transduce.inference.batching import check_evaluation_mode
 from transduce.inference.compiled_search import CompiledSearch, run_joining
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
 from transduce.inference.scorers import DecoderOnlyScorer
@@ -189,6 +190,7 @@ class Generator:
                 0: no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
+                With `top_k` it is their share of what `top_k` leaves.
             seed: random seed of sampling.
             search: search settings; None: sampling at temperature 0.8. The arguments above override them.
             one_line: end each continuation at the end of its line.
@@ -346,7 +348,11 @@ class Generator:
         """Return the log-probability of a text, with its numbers of tokens and characters.
 
         A long text is read in windows of the context length that overlap by half, so that each token has context.
+
+        Raises:
+            TransduceError: the model is in training mode.
         """
+        check_evaluation_mode(self.model)
         ids, model = self._scored_ids(text), decoded_model(self.model)
         nats, scored = 0.0, 1  # the first token is the line start and is not scored
         while scored < len(ids):
@@ -412,8 +418,10 @@ class Generator:
         `reserved` is the capacity for prompts that join the search later; None: no later prompts.
 
         Raises:
-            TransduceError: a minimum length is set although texts cannot end before the maximum length.
+            TransduceError: a minimum length is set although texts cannot end before the maximum length, or the model is
+                in training mode.
         """
+        check_evaluation_mode(self.model)
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:

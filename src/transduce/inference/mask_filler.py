@@ -14,6 +14,7 @@ from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_integer, as_path, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
+from transduce.inference.batching import check_evaluation_mode
 from transduce.machine import Precision
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
@@ -113,7 +114,11 @@ class Filler:
 
         `ids` are the text's token ids without special tokens, which `positions` index. Special tokens are left out of
         V, whose order is that of `text_tokens`.
+
+        Raises:
+            TransduceError: the model is in training mode.
         """
+        check_evaluation_mode(self.model)
         framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]

@@ -13,7 +13,7 @@ import torch
 
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.batching import batch_token_budget, batches_by_length, pad
+from transduce.inference.batching import batch_token_budget, batches_by_length, check_evaluation_mode, pad
 from transduce.inference.decoding import make_search, read_search_settings
 from transduce.inference.scorers import EncoderDecoderScorer
 from transduce.machine import Precision
@@ -140,6 +140,7 @@ class Parser:
         return run_search(self._begin(batch))
 
     def _begin(self, batch: Sequence[_Sentence]) -> Search:
+        check_evaluation_mode(self.model)
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target

@@ -16,7 +16,7 @@ from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batching import History, pad
+from transduce.inference.batching import History, check_evaluation_mode, pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
@@ -95,10 +95,11 @@ def score_translations(
         A score for each pair.
 
     Raises:
-        TransduceError: the numbers of sources and targets differ.
+        TransduceError: the numbers of sources and targets differ, or a model is in training mode.
         TooLongError: a text is too long.
     """
     sources, targets = as_pairs(sources, targets)
+    check_evaluation_mode(*models)
     open_ids = tokenizer.source.encode_batch(list(map(tokenizer.source.readable, sources)))
     _check_uncut(open_ids, longest)
     source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]

@@ -264,6 +264,7 @@ class Translator:
                 0: no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
+                With `top_k` it is their share of what `top_k` leaves.
             seed: random seed of sampling.
             prefix: text that every translation must start with.
             phrases: phrases that every translation must contain.

@@ -26,7 +26,7 @@ import torch
 
 from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
-from transduce.inference.batching import Documents, pad, pair_histories
+from transduce.inference.batching import Documents, check_evaluation_mode, pad, pair_histories
 from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_between_words
@@ -315,6 +315,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
     """Return the cross-attention between the words of a batch of sentence pairs, from one forward pass."""
+    check_evaluation_mode(translator.model)
     config = translator.model.config
     sources, targets = zip(*sides, strict=True)
     trace = AttentionTrace()

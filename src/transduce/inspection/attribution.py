@@ -148,7 +148,7 @@ def _attribute(
     if not source_words or not target_words:
         raise TransduceError("Attribution needs words in the source and in the translation: one of them has none.")
     found: dict[Method, Attribution] = {}
-    with _evaluation(subject.model):
+    with _frozen(subject.model):
         for method in methods:
             try:
                 _check_reader(reader, method)
@@ -192,15 +192,13 @@ def _check_reader(reader: object, method: Method) -> None:
 
 
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and the gradients of weights within a `with` block, and restore both at its end."""
-    was_training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
-    model.eval()
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Disable the gradients of weights within a `with` block, and restore them at its end."""
+    needed = [parameter.requires_grad for parameter in model.parameters()]
     model.requires_grad_(requires_grad=False)
     try:
         yield
     finally:
-        model.train(was_training)
         for parameter, need in zip(model.parameters(), needed, strict=True):
             parameter.requires_grad_(need)
 

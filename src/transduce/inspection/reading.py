@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
+from transduce.inference.batching import check_evaluation_mode, pad
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
 from transduce.inference.forecaster import Forecaster
@@ -164,11 +164,12 @@ def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | No
             the model's own.
 
     Raises:
-        TransduceError: the object is no such model or an ensemble of several, the text is too long for it, or `target`
-            does not apply.
+        TransduceError: the object is no such model or an ensemble of several, the model is in training mode, the text
+            is too long for it, or `target` does not apply.
     """
     for kind, make in _READINGS.items():
         if isinstance(reader, kind):
+            check_evaluation_mode(cast("Any", reader).model)
             if isinstance(reader, Translator):
                 return _read_pair(reader, as_text(cast("str", text)), target)
             if target is not None:

@@ -70,7 +70,7 @@ class SamplingNumbers(NamedTuple):
     top_k: int
     """The number of most likely tokens that may be drawn; 0: all."""
     top_p: float
-    """Only the most likely tokens that together have this probability may be drawn."""
+    """Only the most likely tokens that together have this share of the probability that `top_k` leaves may be drawn."""
     min_p: float
     """Only tokens with at least this share of the greatest probability may be drawn."""
 

@@ -3,19 +3,24 @@
 import difflib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import OWN_NAMES, ModelConfig
-from transduce.model.feed_forward import ACTIVATIONS
+from transduce.model.feed_forward import ACTIVATIONS, Dropout
+from transduce.model.known_classes import HOOKS, replaced_method
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.norms import NORMS
+from transduce.model.norms import NORMS, BatchNorm
 from transduce.model.positions import BIASES
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
@@ -95,6 +100,160 @@ def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]
     for name in missing:
         holder, _, last = name.rpartition(".")
         setattr(model.get_submodule(holder), last, computed[name])
+
+
+# --- what a configuration does not describe ---
+
+
+class Difference(NamedTuple):
+    """A difference of a model from the one that its configuration describes."""
+
+    what: str
+    """A clause that names the module: "`encoder_layers.0.feed_forward` has `activation` tanh, not relu"."""
+    remedy: str
+    """What a caller can do about it, as the end of a sentence."""
+
+
+_REGISTER = (
+    "register a component of your own (`transduce.register`) and name it in the configuration, or keep "
+    "`model.state_dict()` by `torch.save`"
+)
+_COPY = "load its `state_dict()` into a model that `ModelConfig` describes if that computes the same"
+_ANEW = "build the model with the new definition, and load the old model's `state_dict()` into it"
+_SET_BACK = "set it back, build the model from a configuration that says so, or keep what changes in a buffer"
+_BUILD = "load its weights into a model that was built from a configuration with these sizes"
+_UNDO = "undo what changed the model, for example by `torch.nn.utils.prune.remove` or `remove_weight_norm`"
+_ADMINISTRATION = frozenset(vars(nn.Module()))
+# Attributes that change training alone.
+_OF_TRAINING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
+    ((Dropout, nn.Dropout), ("p", "drop_256ths", "inplace")),
+    ((BatchNorm, nn.BatchNorm1d), ("momentum",)),
+)
+
+
+_FUNCTIONS = FunctionType | MethodType | BuiltinFunctionType
+
+
+def difference_from_config(model: AnyModel) -> Difference | None:
+    """Return the first difference of a model from the one that its configuration describes; None: there is none.
+
+    Compared are exact classes, methods, attributes, submodules, the names and shapes of tensors, and the values of
+    buffers that a state dict does not hold. Values of weights, dropout rates and hooks (`forward_hooks`) are not.
+    """
+    if (reason := replaced_method()) is not None:
+        return Difference(reason, _REGISTER)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        described = build_any_model(model.config)
+    compute_unstored_buffers(described, build_any_model)
+    return next(_differences("", model, described), None)
+
+
+def forward_hooks(model: nn.Module) -> list[str]:
+    """Return the names of modules with forward hooks that may change what they compute; "model" is the whole model."""
+    hooks = [
+        (path, hook)
+        for path, module in model.named_modules()
+        for kind in HOOKS
+        if "forward" in kind
+        for hook in vars(module)[kind].values()
+    ]
+    return list(dict.fromkeys(path or "model" for path, hook in hooks if not getattr(hook, "only_observes", False)))
+
+
+def _differences(path: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
+    """Yield the differences of a module, with the dotted name `path`, from the one that a configuration describes."""
+    where, kind, expected = f"`{path or 'model'}`", type(module), type(described)
+    if parametrize.is_parametrized(module):
+        (tensor, first), *_ = module.parametrizations.items()  # type: ignore[operator, union-attr]
+        remedy = getattr(first[0], "remedy", "call `torch.nn.utils.parametrize.remove_parametrizations` on it first")
+        yield Difference(f"{where} has a parametrization of `{tensor}`, {type(first[0]).__name__}", remedy)
+    if kind is not expected:
+        if kind.__qualname__ == expected.__qualname__:
+            yield Difference(f"{where} is of an earlier definition of class {kind.__name__}", _ANEW)
+        remedy = _REGISTER if path else _COPY
+        yield Difference(f"{where} is of class {kind.__name__}, not {expected.__name__}", remedy)
+    for name in sorted(vars(module).keys() - vars(described)):
+        if callable(getattr(kind, name, None)):
+            yield Difference(f"{where} has a `{name}` of its own", _REGISTER)
+    yield from _different_attributes(where, module, described)
+    yield from _different_tensors(where, module, described)
+    found, wanted = ({name: each for name, each in part._modules.items() if each} for part in (module, described))
+    if isinstance(described, nn.ModuleList) and len(found) != len(wanted):
+        yield Difference(f"the number of layers in {where} is {len(found)}, not {len(wanted)}", _BUILD)
+    yield from _different_names(where, found, wanted, _REGISTER)
+    for name, each in wanted.items():
+        yield from _differences(f"{path}.{name}" if path else name, found[name], each)
+
+
+def _different_attributes(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
+    """Yield the differences of a module's attributes, which must be those of the one that a configuration describes.
+
+    Attributes that cannot be compared, such as tensors, are left out; and of classes of the user's, those that are
+    None at first, which may be filled by use.
+    """
+    of_training = [name for kinds, names in _OF_TRAINING if isinstance(described, kinds) for name in names]
+    is_own = type(described).__module__.startswith("transduce.")
+    for name in sorted(vars(described).keys() - _ADMINISTRATION - set(of_training)):
+        value, found = (getattr(each, name, None) for each in (described, module))
+        if (is_own or value is not None) and _is_comparable(value) and not _is_equal(found, value):
+            shown, expected = (getattr(each, "__name__", each) for each in (found, value))
+            yield Difference(f"{where} has `{name}` {shown}, not {expected}", _SET_BACK)
+
+
+def _different_tensors(where: str, module: nn.Module, described: nn.Module) -> Iterator[Difference]:
+    """Yield the differences of a module's own tensors in names, shapes and, of buffers that are not stored, values."""
+    found, wanted = (
+        {name: each for name, each in (part._parameters | part._buffers).items() if each is not None}
+        for part in (module, described)
+    )
+    yield from _different_names(where, found, wanted, _UNDO)
+    for name, tensor in wanted.items():
+        is_stored = name not in described._non_persistent_buffers_set
+        if is_stored and found[name].shape != tensor.shape:
+            shape, expected = (tuple(each.shape) for each in (found[name], tensor))
+            yield Difference(f"{where} has the shape {shape} of `{name}`, not {expected}", _BUILD)
+        elif not is_stored and found[name].shape == tensor.shape and not _has_values(found[name], tensor):
+            yield Difference(f"{where} has other values in `{name}`, a buffer that is not stored", _SET_BACK)
+
+
+def _different_names(
+    where: str, found: Mapping[str, Any], wanted: Mapping[str, Any], remedy: str
+) -> Iterator[Difference]:
+    """Yield the differences of the names of a module's tensors or submodules from those that it should have."""
+    if more := found.keys() - wanted.keys():
+        yield Difference(f"{where} has the additional {shown_names(sorted(more))}", remedy)
+    if missing := wanted.keys() - found.keys():
+        yield Difference(f"{where} is missing its {shown_names(sorted(missing))}", remedy)
+
+
+def _has_values(tensor: Tensor, expected: Tensor) -> bool:
+    """Return whether a tensor has the expected values, in the tensor's own type of numbers."""
+    return torch.equal(tensor.cpu(), expected.to(tensor.dtype))
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return whether a value is plain, such as a number, a name, a function, or a list of these."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_comparable, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_comparable, value.values()))
+    return isinstance(value, bool | int | float | str | bytes | None | msgspec.Struct | type | partial | _FUNCTIONS)
+
+
+def _is_equal(value: Any, expected: Any) -> bool:
+    """Return whether two values are equal, as far as they are comparable.
+
+    Functions are equal if they have the same code and the same values from outside.
+    """
+    if isinstance(value, partial) and isinstance(expected, partial):
+        parts = [(each.func, *each.args, *sorted(each.keywords.items())) for each in (value, expected)]
+        return len(parts[0]) == len(parts[1]) and all(map(_is_equal, *parts))
+    if isinstance(value, MethodType) and isinstance(expected, MethodType):
+        return value.__func__ is expected.__func__
+    if isinstance(value, FunctionType) and isinstance(expected, FunctionType):
+        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (value, expected)]
+        return value is expected or (value.__code__ is expected.__code__ and all(map(_is_equal, *cells)))
+    return type(value) is type(expected) and (not _is_comparable(expected) or bool(value == expected))
 
 
 # --- registered components ---

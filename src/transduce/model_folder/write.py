@@ -1,6 +1,7 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -9,13 +10,14 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, json_bytes, lock_output, replace_file, write_file, write_json
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, shown_names
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
-from transduce.interop.hugging_face.import_weights import LazyTensors
+from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
+from transduce.model.build import build_any_model, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Transformer
@@ -161,9 +163,10 @@ def write_model_folder(
         search: the model's search settings, for `generate` of transformers; None: unknown.
 
     Raises:
-        TransduceError: the weights cannot be written, for example because the disk is full, or another process writes
-            this folder.
+        TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
+            example because the disk is full, or another process writes this folder.
     """
+    _check_weights(folder, weights, config)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
         partial_file = folder / f".partial-{WEIGHTS}"
@@ -182,19 +185,52 @@ def write_model_folder(
         _write_manifest(folder, languages, [digest])
 
 
+def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Check that weights have the names and shapes that a configuration describes, as reading the folder demands.
+
+    Raises:
+        TransduceError: a weight is missing, unexpected, or has another shape.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        described = build_any_model(config).state_dict()
+    outline = _outline(weights)
+    missing, unexpected = (sorted(each) for each in (described.keys() - outline, outline.keys() - described))
+    reshaped = [name for name in described.keys() & outline if described[name].shape != outline[name].shape]
+    if missing or unexpected or reshaped:
+        raise TransduceError(
+            f"The weights for {folder} are not those that the model's configuration describes, so nothing was written: "
+            f"missing {shown_names(missing)}; unexpected {shown_names(unexpected)}; of other shapes "
+            f"{shown_names(sorted(reshaped))}."
+        )
+
+
+def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return tensors with the shapes and types of weights, which are not read for it."""
+    return weights.outline if isinstance(weights, LazyTensors) else weights
+
+
 def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
     """Write `model.safetensors` under the name `path`, and return its SHA-256 (hexadecimal).
 
     Weights are taken from the mapping one after the other, so that only one must be in memory.
 
     Raises:
-        TransduceError: the file cannot be written, for example because the disk is full.
+        TransduceError: a weight is not finite, or the file cannot be written, for example because the disk is full.
     """
+
+    def finite(name: str) -> Tensor:
+        if not all_finite(tensor := weights[name]):
+            raise TransduceError(
+                f"`{name}` has values that are not finite (NaN or infinite), so nothing was written to {path.parent}: "
+                "write the model of an earlier step."
+            )
+        return tensor
+
     # Numbers of more bytes come first, so that each tensor is aligned to the size of its numbers.
-    outline = weights.outline if isinstance(weights, LazyTensors) else weights
+    outline = _outline(weights)
     names = sorted(outline, key=lambda name: -outline[name].itemsize)
     shapes = {name: outline[name].to("meta") for name in names}
-    in_order = LazyTensors({name: partial(weights.__getitem__, name) for name in names}, shapes)
+    in_order = LazyTensors({name: partial(finite, name) for name in names}, shapes)
     try:
         return write_tensors(
             path, dict(stored_tensors(shapes, config)), stored_tensors(in_order, config), {"format": "pt"}
@@ -256,6 +292,10 @@ def save(
 ) -> None:
     """Write a model folder: weights in float32, configuration, tokenizer and manifest.
 
+    Opening the folder builds the model that the configuration describes. So a model that differs from it is refused:
+    layers of your own that are not registered (`transduce.register`), changed attributes, weights that are not merged.
+    Forward hooks are not saved; a warning names them. Dropout rates may differ.
+
     If Hugging Face has a class for the model, that class can read the folder, too. An earlier save in the folder is
     replaced file by file and stays readable throughout, so a training loop can save repeatedly.
 
@@ -266,8 +306,8 @@ def save(
         languages: language codes of source and target, for scores and the service; None if there is none.
 
     Raises:
-        TransduceError: tokenizer and model do not match, the model is of another kind or in int8, or the folder holds
-            something else.
+        TransduceError: tokenizer and model do not match, the model is of another kind, in int8 or another than its
+            configuration describes, a weight is not finite, or the folder holds something else.
     """
     folder = as_path(folder, "The folder to save in")
     _check_kind(model)
@@ -276,6 +316,7 @@ def save(
     check_tokenizer(tokenizer, model.config, "`save`")
     _check_languages(languages)
     _check_folder(folder)
+    _check_saved_alone(model)
     write_model_folder(
         folder,
         weights={name: tensor.to("cpu", torch.float32) for name, tensor in model.state_dict().items()},
@@ -288,14 +329,35 @@ def save(
 
 def _check_kind(model: object) -> None:
     if not isinstance(model, Transformer | Recurrent | Decoder):
+        held = (name for name in ("_orig_mod", "module") if isinstance(getattr(model, name, None), nn.Module))
+        wrapped = next(held, None) if isinstance(model, nn.Module) else None
+        remedy = "for what `load` returned, pass its `model`" if wrapped is None else f"pass the model in `{wrapped}`"
         raise TransduceError(
             f"`save` takes a Transformer, a recurrent model or a decoder of transduce, not {type(model).__name__}: "
-            "for what `load` returned, pass its `model`."
+            f"{remedy}."
         )
     if precision_of(model) == "int8":
         raise TransduceError(
             "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
             '`precision="fp32"`, and save that.'
+        )
+
+
+def _check_saved_alone(model: Transformer | Recurrent | Decoder) -> None:
+    """Check that a model computes what its configuration and weights say, and warn of forward hooks.
+
+    Raises:
+        TransduceError: the model differs from the one that its configuration describes.
+    """
+    if (difference := difference_from_config(model)) is not None:
+        raise TransduceError(
+            f"A folder holds only what the model's configuration describes, but {difference.what}: {difference.remedy}."
+        )
+    if hooked := forward_hooks(model):
+        warnings.warn(
+            f"The saved model is without its forward hooks (on {shown_names(hooked)}): if they change what it "
+            "computes, the model in the folder computes something else.",
+            stacklevel=3,
         )
 
 

@@ -244,7 +244,8 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0,
         logits: (B, W, V), divided by the temperature.
         uniform: random numbers in [0, 1), (B, W).
         top_k: the number of most likely tokens that may be drawn; 0: all.
-        top_p: only the most likely tokens that together have at least this probability may be drawn.
+        top_p: only the most likely tokens that together have at least this probability may be drawn; with `top_k`,
+            this share of the probability of those tokens.
         min_p: only tokens with at least this share of the greatest probability may be drawn.
 
     Returns:
@@ -285,8 +286,9 @@ def _draw_among(
         least = min_p * values[:, :1]
         if not is_all:
             is_certain = (cumulated[:, -1] >= top_p) | (values[:, -1] < least[:, 0])
-        # A token stays if those before it have not reached top_p; the first always stays.
-        stays = (cumulated - values < top_p) & (values >= least)
+        # A token stays if those before it have not reached top_p of what top_k left; the first always stays.
+        limit = top_p * cumulated[:, -1:] if is_all else top_p
+        stays = (cumulated - values < limit) & (values >= least)
         stays[:, 0] = True  # a tiny top_p is 0 in float32
         cumulated = (values * stays).cumsum(dim=-1)
         total = cumulated[:, -1]

@@ -109,7 +109,9 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     top_k: int = 0
     """Only this many of the most likely tokens may be drawn; 0: all."""
     top_p: float = 1.0
-    """Only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020)."""
+    """Only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020). With `top_k`
+    it is their share of what `top_k` leaves.
+    """
     min_p: float = 0.0
     """Only tokens with at least this share of the most likely token's probability may be drawn (Nguyen et al. 2024)."""
     seed: int = 1

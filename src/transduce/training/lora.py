@@ -70,6 +70,8 @@ def choose_lora_alpha(rank: int) -> Choice[float]:
 class LowRankUpdate(nn.Module):
     """A parametrization of a weight W as W + (alpha / R) · up · down; `up` is initially 0, so W is unchanged."""
 
+    remedy = "call `transduce.merge_lora` on the model, or on a deep copy of it, first"
+
     def __init__(self, weight: Tensor, settings: LowRankSettings, generator: torch.Generator) -> None:
         """Create the low-rank update of a weight matrix (O, I)."""
         super().__init__()

@@ -614,7 +614,7 @@ class DrawArguments(NamedTuple):
     top_k: Any
     """The number of most likely tokens that may be drawn; V: all."""
     top_p: Any
-    """The bits of a float32: only the likeliest tokens that together have this probability are drawn."""
+    """The bits of a float32: only the likeliest tokens with this share of the probability of `top_k` are drawn."""
     min_p: Any
     """The bits of a float32: tokens with less than this share of the greatest probability are not drawn."""
     is_truncated: Any
@@ -738,29 +738,39 @@ class _SortedRow:
 
     def take_permitted(self) -> Value:
         """Emit the move of the tokens that top-k, top-p and min-p permit; return their total probability, float64."""
-        k, draw = self.k, self.context.draw
+        k, draw, top_k = self.k, self.context.draw, self.context.draw.get("top_k")
         top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
-        total = k.variable(k.build.fpext(self._take(), F64))  # the first token is always permitted
-        least = k.build.fmul(min_p, k.load(self.context.probabilities))
+        first = self._take()  # always permitted
+        total, of_top_k = (k.variable(k.build.fpext(first, F64)) for _ in range(2))
+        is_limited = k.build.icmp_signed("<", top_k, self.context.args.vocabulary_size)
+        has_both = k.build.and_(is_limited, k.build.fcmp_ordered("<", top_p, k.float32(1.0)))
+        with k.loop(1, k.build.select(has_both, top_k, k.int64(1))):
+            k.store(k.build.fadd(k.build.load(of_top_k, typ=F64), k.build.fpext(self._take(), F64)), of_top_k)
+        whole = k.build.select(has_both, k.build.fptrunc(k.build.load(of_top_k, typ=F64), F32), k.float32(1.0))
+        limit, least = k.build.fmul(top_p, whole), k.build.fmul(min_p, first)
+        permitted = k.variable(k.int64(1))
         with k.do_while() as done:
-            sum_so_far = k.build.load(total, typ=F64)
-            is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), top_p)
-            is_enough = k.build.icmp_signed(">=", k.load_variable(self.taken, k.int64(0)), draw.get("top_k"))
-            stops = k.variable(k.build.or_(is_full, is_enough))
+            sum_so_far, current = k.build.load(total, typ=F64), k.load_variable(permitted, top_k)
+            is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), limit)
+            stops = k.variable(k.build.or_(is_full, k.build.icmp_signed(">=", current, top_k)))
             with k.when(k.build.not_(k.load_variable(stops, is_full))):
-                probability = self._take()
-                is_likely = k.build.and_(
-                    k.build.fcmp_ordered(">=", probability, least),
-                    k.build.fcmp_ordered(">", probability, k.float32(0.0)),
-                )
+                probability = self._probability(current)
+                is_possible = k.build.fcmp_ordered(">", probability, k.float32(0.0))
+                is_likely = k.build.and_(is_possible, k.build.fcmp_ordered(">=", probability, least))
                 k.store(k.build.not_(is_likely), stops)
-                with k.build.if_else(is_likely) as (then, otherwise):
-                    with then:
-                        k.store(k.build.fadd(sum_so_far, k.build.fpext(probability, F64)), total)
-                    with otherwise:
-                        k.store(k.add(k.load_variable(self.taken, k.int64(0)), -1), self.taken)
+                with k.when(is_likely):
+                    k.store(k.build.fadd(sum_so_far, k.build.fpext(probability, F64)), total)
+                    k.store(k.add(current, 1), permitted)
             done(k.load_variable(stops, is_full))
+        k.store(k.load_variable(permitted, top_k), self.taken)
         return k.build.load(total, typ=F64)
+
+    def _probability(self, index: Value) -> Value:
+        """Emit the probability, float32, of the token at an index in order of probability; it is taken if needed."""
+        k = self.k
+        with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken, index))):
+            self._take()
+        return k.load(k.element_pointer(self.context.probabilities, index))
 
     def find(self, bound: Value) -> Value:
         """Emit the index of the first token with which the cumulative probability exceeds a bound (float64).
@@ -769,18 +779,13 @@ class _SortedRow:
         possible one.
         """
         k, draw = self.k, self.context.draw
-        limit = k.build.select(
-            k.is_nonzero(draw.get("is_truncated")),
-            k.load_variable(self.taken, k.int64(0)),
-            self.context.args.vocabulary_size,
-        )
+        taken, is_truncated = k.load_variable(self.taken, k.int64(0)), k.is_nonzero(draw.get("is_truncated"))
+        limit = k.build.select(is_truncated, taken, self.context.args.vocabulary_size)
         total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
         found = k.variable(k.int64(0))
         with k.do_while() as done:
             current = k.load_variable(index, limit)
-            with k.when(k.build.icmp_signed(">=", current, k.load_variable(self.taken, limit))):
-                self._take()
-            probability = k.load(k.element_pointer(self.context.probabilities, current))
+            probability = self._probability(current)
             new_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(probability, F64))
             k.store(new_total, total)
             k.store(k.add(current, 1), index)
